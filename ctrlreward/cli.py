@@ -1,77 +1,44 @@
-"""The command line: `ctrlreward train --config FILE`."""
+"""The command line: `ctrlreward COMMAND ...`."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-import warnings
 
 # Read once, at the import of these libraries: a run's log is for what the run does.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from transformers.utils import logging as transformers_logging
+# Each command is a module with `run(arguments)`, imported only when it is asked for.
+COMMANDS = {
+    "train": "runs a training job: train --config FILE [--ckpt_path last]",
+    "score": "scores the texts of a JSONL or CSV file",
+    "meta-eval": "says how well scores agree with human ratings",
+    "compare": "says how well two runs agree (QRA++)",
+    "iwf": "counts a corpus into a table of inverse word frequencies",
+}
 
-USAGE = """usage: ctrlreward COMMAND ...
-
-commands:
-  train --config FILE [--ckpt_path last] [--OPTION VALUE ...]
-      runs a training job; every key of the file is an option too (ctrlreward train --help)
-"""
-
-# What would be said at every start and asks nothing of the user.
-_KNOWN_WARNINGS = (
-    ".*args parameter is intended to run.*",  # the command's name is taken off first
-    ".*does not have many workers.*",  # prompts need none
-    ".*overridden `transfer_batch_to_device`.*",  # text stays where it is
-    ".*is_gradient_checkpointing.*",  # between transformers and Lightning
-    ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
+USAGE = "\n".join(
+    [
+        "usage: ctrlreward COMMAND ...",
+        "",
+        "commands:",
+        *(f"  {name:<11}{what}" for name, what in COMMANDS.items()),
+        "",
+        "ctrlreward COMMAND --help lists a command's options.",
+    ]
 )
-
-
-class TrainCLI(LightningCLI):
-    """Lightning's command line for `Trainer.fit`, with any model, data and callbacks by name."""
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds where to go on from."""
-        parser.add_argument(
-            "--ckpt_path",
-            type=str | None,
-            default=None,
-            help="a checkpoint to go on from; 'last' for the run's own last one",
-        )
-
-
-def build(arguments: list[str]) -> TrainCLI:
-    """Trainer, model and data of `ctrlreward train` with these arguments; nothing is run."""
-    return TrainCLI(
-        args=arguments,
-        run=False,
-        seed_everything_default=0,
-        subclass_mode_model=True,
-        subclass_mode_data=True,
-        save_config_kwargs={"overwrite": True},
-        parser_kwargs={"prog": "ctrlreward train", "parser_mode": "yaml"},
-    )
-
-
-def train(arguments: list[str]) -> None:
-    """Runs a training job."""
-    for message in _KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    transformers_logging.disable_progress_bar()  # loading takes a second
-    cli = build(arguments)
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point; `arguments` without the program's name."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["train"]:
-        train(arguments[1:])
-    elif arguments[:1] in (["-h"], ["--help"]):
+    if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
+    elif arguments and arguments[0] in COMMANDS:
+        module = f"ctrlreward.commands.{arguments[0].replace('-', '_')}"
+        importlib.import_module(module).run(arguments[1:])
     else:
         print(USAGE, file=sys.stderr)
         raise SystemExit(2)

@@ -26,10 +26,11 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.callbacks.history import curve, read_history
 from ctrlreward.callbacks.stopping import decide
-from ctrlreward.cli import USAGE, build, main
+from ctrlreward.cli import USAGE, main
+from ctrlreward.commands.train import build
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-FILES = sorted(CONFIGS.rglob("*.yaml"))
+FILES = sorted(CONFIGS.glob("controlled_generation/*.yaml"))
 LETTERS = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:'-"
 
 

@@ -1,0 +1,1 @@
+"""The subcommands of `ctrlreward`, a module each with `run(arguments)`."""
