@@ -85,7 +85,8 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
     classifier = Classifier(folder, batch_tokens=batch_tokens)
     values = classifier.probabilities(TEXTS)
     assert values.dtype == np.float64
-    np.testing.assert_allclose(values, one_by_one(folder, TEXTS), atol=1e-6)
+    # Weights this large turn float32's rounding, which differs between machines, into some 1e-6.
+    np.testing.assert_allclose(values, one_by_one(folder, TEXTS), atol=1e-5)
     np.testing.assert_allclose(values.sum(axis=1), 1, atol=1e-9)
     assert values.std(axis=0).min() > 0.01  # the texts are told apart
 
