@@ -7,12 +7,15 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification
 
 from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run_distinct
+from ctrlreward.models.trained_head import TrainedHead
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
 Probabilities = npt.NDArray[np.float64]
+
+_HEAD = TrainedHead(AutoModelForSequenceClassification, "sequence classifier")
 
 
 class LabelProbabilities(Protocol):
@@ -53,7 +56,7 @@ class Classifier:
         labels: Sequence[str] | None = None,
     ) -> None:
         self.name = model
-        self.model = load_frozen(_TrainedHead(), model, device, dtype)
+        self.model = load_frozen(_HEAD, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = batch_tokens
         self.labels = _labels(model, self.model.config, labels)
@@ -76,22 +79,6 @@ class Classifier:
         description = f"{self.name}: {len(rows)} texts"
         values = run_distinct(rows, self.batch_tokens, forward, description)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
-
-
-class _TrainedHead:
-    """`AutoModelForSequenceClassification`, which would fill missing weights with random ones."""
-
-    def from_pretrained(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
-        model: PreTrainedModel
-        model, report = AutoModelForSequenceClassification.from_pretrained(
-            *args, **kwargs, output_loading_info=True
-        )
-        if report["missing_keys"]:
-            raise ValueError(
-                f"{args[0]} has no weights for {', '.join(sorted(report['missing_keys']))}: "
-                "give a model that was trained as a sequence classifier"
-            )
-        return model
 
 
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:

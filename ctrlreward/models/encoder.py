@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,20 @@ from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
 Vectors = npt.NDArray[np.float64]
+
+
+class SentenceEncoder(Protocol):
+    """Whatever gives texts vectors: an `Encoder`, `WordVectors`, a user's own."""
+
+    def embed(
+        self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
+    ) -> Vectors:
+        """Unit vectors, float64, shape (texts, width); NaN for a text that has none.
+
+        Args:
+            texts: Any number.
+            name: What a warning calls the text at a place.
+        """
 
 
 class Encoder:

@@ -1,0 +1,106 @@
+"""Aligners: how well each token of one text is borne out by another text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrlreward.functional.alignment import best_cosines
+from ctrlreward.models.encoder import Encoder
+
+Spans = tuple[tuple[int, int], ...]
+
+
+class TokenAlignment(NamedTuple):
+    """How well each token of text a is aligned with text b.
+
+    Attributes:
+        spans: Where each token stands in a: its first character and the one after its last.
+        values: Float64, shape (len(spans),); higher is better aligned.
+    """
+
+    spans: Spans
+    values: npt.NDArray[np.float64]
+
+
+class Aligner(Protocol):
+    """Whatever aligns the tokens of texts with other texts."""
+
+    def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
+        """For each pair (a, b) the alignment of a's tokens with b, in the given order."""
+
+
+class EmbeddingAligner:
+    """A token's largest cosine with a token of the other text, -1 to 1 (CTC's E).
+
+    Deng et al. (2021), https://arxiv.org/abs/2109.06379: the matching of BERTScore, without its
+    idf weights. As in their package, special tokens take no part on either side, though the
+    encoder reads them.
+
+    Args:
+        model: Local folder, hub id or short name of an encoder, read at its last layer.
+        device: Where it runs.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included.
+    """
+
+    def __init__(
+        self,
+        model: str = "minilm-l6",
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int = 8192,
+    ) -> None:
+        self.encoder = Encoder(model, device, dtype, batch_tokens)
+
+    def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
+        """The cosines of each pair (a, b); each distinct text is read once.
+
+        Texts longer than the model reads are cut, with a warning. Where a has no token there are
+        no values; where b has none they are NaN.
+        """
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        tokens = dict(zip(texts, self._tokens(texts), strict=True))
+        return [
+            TokenAlignment(tokens[a].spans, best_cosines(tokens[a].vectors, tokens[b].vectors))
+            for a, b in pairs
+        ]
+
+    def _tokens(self, texts: list[str]) -> list[_Tokens]:
+        """Each text's own tokens."""
+        if not texts:
+            return []
+        embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
+        encoded = self.encoder.tokenizer(
+            texts,
+            truncation=True,
+            max_length=self.encoder.max_tokens,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+        return [
+            _own_tokens(*row)
+            for row in zip(
+                embedded, encoded.offset_mapping, encoded.special_tokens_mask, strict=True
+            )
+        ]
+
+
+class _Tokens(NamedTuple):
+    spans: Spans
+    vectors: npt.NDArray[np.float64]
+
+
+def _own_tokens(
+    vectors: npt.NDArray[np.float64], offsets: list[tuple[int, int]], special: list[int]
+) -> _Tokens:
+    own = [place for place, added in enumerate(special) if not added]
+    return _Tokens(tuple((offsets[i][0], offsets[i][1]) for i in own), vectors[own])
+
+
+def shortened(text: str, width: int = 40) -> str:
+    """What a warning calls a text: how it begins, in quotes."""
+    return repr(text if len(text) <= width else text[: width - 1] + "…")

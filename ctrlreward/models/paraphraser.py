@@ -1,0 +1,58 @@
+"""Paraphrases: the same said in other words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import AutoModelForSeq2SeqLM
+
+from ctrlreward.models.batching import run_batched
+from ctrlreward.models.generation import searched, write
+from ctrlreward.models.weights import load_frozen, load_tokenizer
+
+
+class Paraphraser:
+    """Says each text in other words, with an encoder-decoder that was trained to.
+
+    Args:
+        model: Local folder or hub id.
+        prompt: What the model reads; `{text}` stands for the text.
+        device: Where it runs.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one batch's texts.
+        beams: Width of the search; nothing is drawn.
+
+    Raises:
+        ValueError: The prompt has no place for the text.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        prompt: str = "{text}",
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int = 2048,
+        beams: int = 4,
+    ) -> None:
+        if "{text}" not in prompt:
+            raise ValueError(f"prompt = {prompt!r}: it must hold {{text}}")
+        self.name = model
+        self.prompt = prompt
+        self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
+        self.tokenizer = load_tokenizer(model)
+        self.batch_tokens = batch_tokens
+        self.search = searched(self.model, beams)
+
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """One paraphrase a text, in the given order; "" where the model writes nothing."""
+        rows = [self.tokenizer(self.prompt.replace("{text}", text)).input_ids for text in texts]
+
+        def forward(batch: list[int]) -> list[str]:
+            chosen = [rows[i] for i in batch]
+            longest = 2 * max(len(row) for row in chosen)
+            written = write(self.model, self.tokenizer, chosen, self.search, longest)
+            return [text.strip() for text in written]
+
+        description = f"{self.name}: {len(rows)} texts"
+        return run_batched([len(row) for row in rows], self.batch_tokens, forward, description)

@@ -1,0 +1,170 @@
+"""Aligners that were trained to align: by token (CTC's D), and whole texts by regression (R)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ctrlreward.models.aligner import TokenAlignment
+from ctrlreward.models.batching import run_batched
+from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs
+from ctrlreward.models.texts import max_tokens
+from ctrlreward.models.trained_head import TrainedHead
+from ctrlreward.models.weights import load_frozen, load_tokenizer
+
+Values = npt.NDArray[np.float64]
+
+# The label of a token that b bears out, as the recipe writes it into a model's `id2label`.
+ALIGNED = "aligned"
+_UNNAMED = {0: "LABEL_0", 1: "LABEL_1"}
+
+
+class TokenAligner:
+    """The probability that a token of a is borne out by b, by a token classifier over both.
+
+    The discriminative aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec.
+    3.2. Values are 0 to 1, higher is better aligned. `ctrlreward.recipes.alignment` trains one.
+
+    Args:
+        model: Local folder or hub id of a token classifier. One of its labels is "aligned", or
+            it has two labels without names, of which the second means aligned.
+        device: Where it runs.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included.
+
+    Raises:
+        ValueError: The model has no trained head, or no label that means aligned.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int = 8192,
+    ) -> None:
+        self.name = model
+        head = TrainedHead(AutoModelForTokenClassification, "token classifier")
+        self.model = load_frozen(head, model, device, dtype)
+        self.tokenizer = load_tokenizer(model)
+        self.batch_tokens = batch_tokens
+        self._aligned = _aligned_label(model, self.model.config)
+
+    def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
+        """For each pair (a, b) the probabilities of a's tokens, in the given order.
+
+        Where both are longer than the model reads, b is cut, with a warning. Where a has no token
+        there are no values; where b has none they are NaN.
+        """
+
+        def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
+            values = logits.double().softmax(dim=-1)[..., self._aligned].cpu().numpy()
+            return [row[list(pair.places)] for row, pair in zip(values, batch, strict=True)]
+
+        encoded, values = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
+        return [
+            TokenAlignment(pair.spans, row if pair.has_b else np.full(len(row), np.nan))
+            for pair, row in zip(encoded, values, strict=True)
+        ]
+
+
+class RegressionAligner:
+    """How well a as a whole is borne out by b, by a regression over both.
+
+    The regression aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2.
+    It estimates what D's labels would add up to, so a has one span with one value, which mean and
+    sum leave as it is. Higher is better aligned; the unit is that of its training: about 0 to 1
+    for the share of a's tokens that are aligned, 0 or more for their number.
+
+    Args:
+        model: Local folder or hub id of a sequence classifier with one output.
+        device: Where it runs.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included.
+
+    Raises:
+        ValueError: The model has no trained head, or more outputs than one.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int = 8192,
+    ) -> None:
+        self.name = model
+        head = TrainedHead(AutoModelForSequenceClassification, "regression of one output")
+        self.model = load_frozen(head, model, device, dtype)
+        self.tokenizer = load_tokenizer(model)
+        self.batch_tokens = batch_tokens
+        if self.model.config.num_labels != 1:
+            raise ValueError(
+                f"model = {model!r} has {self.model.config.num_labels} outputs: "
+                "give a regression, which has 1"
+            )
+
+    def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
+        """For each pair (a, b) one span, the whole of a, and its value, in the given order.
+
+        Where both are longer than the model reads, b is cut, with a warning. Where a has no token
+        there is no span; where b has none the value is NaN.
+        """
+
+        def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
+            return list(logits.double().cpu().numpy())
+
+        encoded, values = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
+        alignments = []
+        for (a, _), pair, value in zip(pairs, encoded, values, strict=True):
+            if not pair.places:
+                alignments.append(TokenAlignment((), np.zeros(0)))
+            else:
+                whole = value if pair.has_b else np.full(1, np.nan)
+                alignments.append(TokenAlignment(((0, len(a)),), whole))
+        return alignments
+
+
+def _run(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_tokens: int,
+    pairs: Sequence[Pair],
+    read: Callable[[Tensor, list[EncodedPair]], list[Values]],
+) -> tuple[list[EncodedPair], list[Values]]:
+    """Each pair as it is read, and what `read` makes of its logits; equal pairs run once."""
+    distinct = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+    encoded = encode_pairs(tokenizer, list(distinct), max_tokens(tokenizer, model.config))
+
+    def forward(batch: list[int]) -> list[Values]:
+        rows = [encoded[i] for i in batch]
+        inputs = pad_pairs(rows, tokenizer.pad_token_id or 0, model.device)
+        return read(model(**inputs).logits, rows)
+
+    description = f"{model.name_or_path}: {len(distinct)} pairs"
+    values = run_batched([len(row.ids) for row in encoded], batch_tokens, forward, description)
+    places = [distinct[pair] for pair in pairs]
+    return [encoded[i] for i in places], [values[i] for i in places]
+
+
+def _aligned_label(name: str, config: PretrainedConfig) -> int:
+    labels = {int(place): str(label) for place, label in (config.id2label or {}).items()}
+    for place, label in labels.items():
+        if label.lower() == ALIGNED:
+            return place
+    if labels == _UNNAMED:
+        return 1
+    raise ValueError(
+        f"model = {name!r} has the labels {', '.join(labels.values())}: name the one that means "
+        f"{ALIGNED!r} so in id2label of its config.json"
+    )

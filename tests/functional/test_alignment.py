@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+from statistics import harmonic_mean
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from ctrlreward.functional.alignment import (
+    AGGREGATES,
+    best_cosines,
+    content_tokens,
+    preservation,
+    relevance,
+)
+
+Array = npt.NDArray[np.float64]
+
+COORDINATES = st.integers(-9, 9).map(float)
+VALUES = st.floats(0.001, 1.0)
+
+
+def rows() -> st.SearchStrategy[Array]:
+    """One to six vectors of width 3, none of them 0."""
+    shapes = st.tuples(st.integers(1, 6), st.just(3))
+    return shapes.flatmap(lambda s: hnp.arrays(np.float64, s, elements=COORDINATES)).filter(
+        lambda array: bool((np.abs(array).sum(axis=1) > 0).all())
+    )
+
+
+def one_pair_at_a_time(a: Array, b: Array) -> list[float]:
+    def cosine(x: Array, y: Array) -> float:
+        product = math.fsum(p * q for p, q in zip(x, y, strict=True))
+        return product / math.sqrt(math.fsum(p * p for p in x) * math.fsum(q * q for q in y))
+
+    return [max(cosine(x, y) for y in b) for x in a]
+
+
+@given(rows(), rows())
+def test_equals_one_pair_at_a_time(a: Array, b: Array) -> None:
+    found = best_cosines(a, b)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, one_pair_at_a_time(a, b), atol=1e-12)
+    assert (np.abs(found) <= 1).all()
+
+
+@given(rows(), rows())
+def test_what_is_found_again_has_1_and_more_to_find_never_lowers(a: Array, b: Array) -> None:
+    both = best_cosines(a, np.concatenate([a, b]))
+    np.testing.assert_allclose(both, 1, atol=1e-12)
+    assert (best_cosines(a, np.concatenate([b, a[:1]])) >= best_cosines(a, b) - 1e-12).all()
+
+
+@given(rows(), rows(), st.floats(0.5, 20))
+def test_lengths_of_vectors_do_not_matter(a: Array, b: Array, factor: float) -> None:
+    np.testing.assert_allclose(best_cosines(factor * a, b), best_cosines(a, b), atol=1e-12)
+
+
+def test_no_rows() -> None:
+    some = np.ones((2, 3))
+    assert best_cosines(np.ones((0, 3)), some).shape == (0,)
+    assert np.isnan(best_cosines(some, np.ones((0, 3)))).tolist() == [True, True]
+
+
+def test_a_vector_of_zeros_has_no_cosine() -> None:
+    assert np.isnan(best_cosines([[0.0, 0.0], [1.0, 0.0]], [[1.0, 1.0]])).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans", "content"),
+    [
+        ("The soup", [(0, 3), (4, 8)], [False, True]),
+        # don't in pieces; NLTK's list has don and t, and the apostrophe is no word.
+        ("don't", [(0, 3), (3, 4), (4, 5)], [False, True, False]),
+        # The s of waiter|s is no word, that of it's is one.
+        ("waiters", [(0, 6), (6, 7)], [True, True]),
+        ("it's", [(0, 2), (2, 3), (3, 4)], [False, True, False]),
+        # Tokenizers of byte pairs count the space in front of a word to its token.
+        ("Soup the", [(0, 4), (4, 8)], [True, False]),
+        ("4 the", [(0, 1), (2, 5)], [True, False]),
+        ("", [], []),
+    ],
+)
+def test_stop_words_are_whole_words(
+    text: str, spans: list[tuple[int, int]], content: list[bool]
+) -> None:
+    found = content_tokens(text, spans, {"the", "it", "don", "t", "s"})
+    assert found.dtype == np.bool_
+    assert found.tolist() == content
+
+
+def test_without_stop_words_every_token_counts() -> None:
+    assert content_tokens("the the", [(0, 3), (4, 7)], []).all()
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=20))
+def test_sum_is_mean_times_tokens(values: list[float]) -> None:
+    array = np.array(values)
+    assert AGGREGATES["sum"](array) == pytest.approx(
+        AGGREGATES["mean"](array) * len(values), abs=1e-12
+    )
+
+
+def test_nothing_adds_up_to_0_and_has_no_mean() -> None:
+    assert AGGREGATES["sum"](np.zeros(0)) == 0
+    assert math.isnan(AGGREGATES["mean"](np.zeros(0)))
+
+
+@given(VALUES, VALUES)
+def test_preservation_is_the_harmonic_mean(output: float, source: float) -> None:
+    found = float(preservation(output, source))
+    assert found == pytest.approx(harmonic_mean([output, source]))
+    assert found == pytest.approx(float(preservation(source, output)))
+    assert min(output, source) - 1e-12 <= found <= max(output, source) + 1e-12
+
+
+def test_preservation_of_equal_texts_is_1() -> None:
+    # By eq. 4 as it is printed it would be a half.
+    assert float(preservation(1.0, 1.0)) == 1
+
+
+def test_preservation_where_a_direction_is_not_positive() -> None:
+    assert preservation([0.0, -0.2, 0.0, -0.1], [0.9, 0.9, 0.0, -0.1]).tolist() == [0.0] * 4
+
+
+def test_relevance_is_a_product() -> None:
+    assert relevance([0.5, 0.2, 1.0], [0.5, 0.0, 0.7]) == pytest.approx([0.25, 0.0, 0.7])
+
+
+@pytest.mark.parametrize("fold", [preservation, relevance])
+def test_nan_stays_nan(fold: object) -> None:
+    assert callable(fold)
+    values = fold([np.nan, 0.5, 0.5], [0.5, np.nan, 0.5])
+    assert np.isnan(values).tolist() == [True, True, False]

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from ctrlreward.models.paraphraser import Paraphraser
+
+TEXTS = ["The food was good.", "We waited an hour for a table.", "Great!"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 2048])
+def test_equals_one_text_at_a_time(tiny_bart: str, batch_tokens: int) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_bart).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
+    expected = []
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer(f"again: {text}").input_ids])
+        written = model.generate(ids, num_beams=2, do_sample=False, max_new_tokens=8)
+        expected.append(tokenizer.decode(written[0], skip_special_tokens=True)[:12].strip())
+    paraphrase = Paraphraser(tiny_bart, "again: {text}", batch_tokens=batch_tokens, beams=2)
+    made = paraphrase(TEXTS)
+    assert [text[: len(start)] for text, start in zip(made, expected, strict=True)] == expected
+    assert all("<" + token not in text for text in made for token in ("pad>", "s>", "/s>"))
+
+
+def test_a_prompt_without_the_text_is_refused(tiny_bart: str) -> None:
+    with pytest.raises(ValueError, match=r"prompt = 'paraphrase': it must hold \{text\}"):
+        Paraphraser(tiny_bart, "paraphrase")

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
+
+from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
+
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+}
+WORDS = "good bad food the was staff friendly not and slow".split()
+PAIRS = [
+    ("the food was good", "good food"),
+    ("the staff  was slow", "the staff was not friendly and slow"),
+    ("bad", "bad"),
+    ("the food was good", "good food"),
+    ("good food", "the food was good"),
+]
+LABELS = {0: "aligned", 1: "hallucinated"}  # not where a model without names has it
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def save(model_class: type, folder: Path, labels: dict[int, str]) -> str:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=14,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        initializer_range=1.0,  # so that tokens differ in their values
+        id2label=labels,
+        label2id={label: place for place, label in labels.items()},
+    )
+    model_class(config).save_pretrained(folder)
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL.values(), *WORDS])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        model_max_length=16,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **SPECIAL,
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def by_token(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(BertForTokenClassification, tmp_path_factory.mktemp("d"), LABELS)
+
+
+@pytest.fixture(scope="module")
+def regression(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(BertForSequenceClassification, tmp_path_factory.mktemp("r"), {0: "LABEL_0"})
+
+
+def alone(auto_class: type, folder: str, a: str, b: str) -> torch.Tensor:
+    """Logits of one pair, with transformers alone."""
+    model = auto_class.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with torch.inference_mode():
+        return model(**tokenizer(a, b, return_tensors="pt")).logits[0].double()
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 8192])
+def test_tokens_of_a_get_the_probability_of_being_aligned(by_token: str, batch_tokens: int) -> None:
+    made = TokenAligner(by_token, batch_tokens=batch_tokens).align(PAIRS)
+    for (a, b), alignment in zip(PAIRS, made, strict=True):
+        assert [a[start:end] for start, end in alignment.spans] == a.split()
+        logits = alone(AutoModelForTokenClassification, by_token, a, b)
+        expected = logits.softmax(-1)[1 : 1 + len(a.split()), 0]  # behind [CLS]
+        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
+        assert alignment.values.dtype == np.float64
+    assert np.concatenate([alignment.values for alignment in made]).std() > 0.01
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 8192])
+def test_a_regression_gives_the_whole_of_a_one_value(regression: str, batch_tokens: int) -> None:
+    made = RegressionAligner(regression, batch_tokens=batch_tokens).align(PAIRS)
+    for (a, b), alignment in zip(PAIRS, made, strict=True):
+        assert alignment.spans == ((0, len(a)),)
+        expected = alone(AutoModelForSequenceClassification, regression, a, b)
+        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["token", "regression"])
+def test_without_a_there_is_no_value_and_without_b_it_is_nan(
+    by_token: str, regression: str, kind: str
+) -> None:
+    aligner = TokenAligner(by_token) if kind == "token" else RegressionAligner(regression)
+    without_a, without_b = aligner.align([("", "good"), ("good", " ")])
+    assert without_a.spans == ()
+    assert without_a.values.shape == (0,)
+    assert without_b.spans == ((0, 4),)
+    assert np.isnan(without_b.values).all()
+    assert aligner.align([]) == []
+
+
+def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
+    aligner = TokenAligner(by_token)
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        (long,) = aligner.align([("the food was good", "bad " * 20)])
+    assert caplog.messages == [
+        "pairs[0] has 27 tokens; the model reads 16: the end of b is left out"
+    ]
+    (short,) = aligner.align([("the food was good", "bad " * 9)])  # 4 + 9 + 3 special ones
+    np.testing.assert_allclose(long.values, short.values, atol=1e-5)
+
+
+def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        (cut,) = TokenAligner(by_token).align([("good " * 20, "bad")])
+    assert "pairs[0]: a alone has 20 tokens and is cut" in caplog.messages
+    assert len(cut.spans) == len(cut.values) == 12  # 16, less b and 3 special ones
+
+
+def test_a_model_without_label_names_means_aligned_by_the_second(tmp_path: Path) -> None:
+    folder = save(BertForTokenClassification, tmp_path, {0: "LABEL_0", 1: "LABEL_1"})
+    a, b = PAIRS[0]
+    (made,) = TokenAligner(folder).align([(a, b)])
+    expected = alone(AutoModelForTokenClassification, folder, a, b).softmax(-1)[1:5, 1]
+    np.testing.assert_allclose(made.values, expected, atol=1e-5)
+
+
+def test_other_labels_are_refused(tmp_path: Path) -> None:
+    folder = save(BertForTokenClassification, tmp_path, {0: "OK", 1: "BAD"})
+    with pytest.raises(ValueError, match="has the labels OK, BAD: name the one that means 'align"):
+        TokenAligner(folder)
+
+
+def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
+    folder = save(BertForSequenceClassification, tmp_path, LABELS)
+    with pytest.raises(ValueError, match="has 2 outputs: give a regression, which has 1"):
+        RegressionAligner(folder)
+
+
+@pytest.mark.parametrize("aligner", [TokenAligner, RegressionAligner])
+def test_an_untrained_head_is_refused(tmp_path: Path, aligner: type) -> None:
+    folder = save(BertModel, tmp_path, {0: "LABEL_0"})
+    assert "architectures" in json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
+        aligner(folder)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.models.span_filling import Fillings, Template
+from ctrlreward.recipes.alignment_data import (
+    AlignmentPair,
+    as_template,
+    edit_lightly,
+    make_pairs,
+    mask_spans,
+    not_in,
+    read_texts,
+    refill,
+)
+from ctrlreward.recipes.alignment_file import build_pairs, read_pairs
+
+TEXTS = [
+    "the soup was cold and nobody said sorry .",
+    "we loved the view , but the room was small !",
+    "our guide knew every stone of the old town .",
+    "the bus came late again , so we walked home .",
+    "her second novel is better than the first .",
+    "a quiet place with good coffee and kind people .",
+    "they never answered the phone all day .",
+]
+
+
+class Counter:
+    """Fills each blank with its number and the seed; fails for one text."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
+        self.calls += 1
+        return [
+            None if "novel" in "".join(t.parts) else tuple(f"new{i} {seed % 7}" for i in t.sizes)
+            for t in templates
+        ]
+
+
+# Masking
+
+
+@given(
+    words=st.integers(2, 30),
+    seed=st.integers(0, 10**6),
+    low=st.floats(0, 0.5),
+    width=st.floats(0, 0.5),
+    max_spans=st.integers(1, 5),
+)
+def test_masked_spans_are_runs_of_words_with_words_between(
+    words: int, seed: int, low: float, width: float, max_spans: int
+) -> None:
+    text = " ".join(f"w{i}" for i in range(words)) + " ."
+    spans = mask_spans(text, random.Random(seed), (low, low + width), max_spans)
+    masked = [text[start:end].split() for start, end in spans]
+    assert 1 <= len(spans) <= max_spans
+    assert 1 <= sum(map(len, masked)) <= words - 1
+    assert sum(map(len, masked)) <= max(1, (low + width) * words + 0.5)
+    for (_, end), (start, _) in pairwise(spans):
+        assert text[end:start].strip()
+    template = as_template(text, spans)
+    assert template.sizes == tuple(map(len, masked))
+    whole, places = refill(text, spans, tuple(" ".join(run) for run in masked))
+    assert (whole, places) == (text, spans)
+
+
+def test_one_word_is_never_masked() -> None:
+    assert mask_spans("great !", random.Random(0), (0.5, 1.0), 2) == ()
+
+
+def test_a_word_that_was_masked_and_comes_again_is_aligned() -> None:
+    text = "we liked the very good food there ."
+    spans = [(9, 27)]  # "the very good food"
+    whole, places = refill(text, spans, ("The bad food",))
+    assert whole == "we liked The bad food there ."
+    lacking = not_in(whole, places, ["the very good food"])
+    assert [whole[start:end] for start, end in lacking] == ["bad"]
+
+
+def test_what_one_text_gives() -> None:
+    text, other, stranger = "the soup was cold .", "soup was cold .", "the bus was late ."
+    pairs = make_pairs(3, (text, other, stranger), [(9, 13)], ("warm",))
+    shown = [(p.a, p.b, [p.a[s:e] for s, e in p.hallucinated]) for p in pairs]
+    assert shown == [
+        ("soup was cold .", "the soup was cold .", []),
+        ("soup was warm .", "the soup was cold .", ["warm"]),
+        ("soup was cold .", "soup was warm .", ["cold"]),
+        ("soup was cold .", "soup was .", ["cold"]),
+        ("the soup was cold .", "the bus was late .", ["soup", "cold"]),
+    ]
+    assert {pair.source for pair in pairs} == {3}
+    assert len(make_pairs(3, (text, other, stranger), [(9, 13)], None)) == 3
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_light_edit_brings_no_new_word(seed: int) -> None:
+    for text in TEXTS:
+        edited = edit_lightly(text, random.Random(seed)).split()
+        assert set(edited) <= set(text.split())
+        lost = set(text.split()) - set(edited)
+        assert lost <= {"a", "the", "so"}
+
+
+def test_sides_of_a_joint_change_places() -> None:
+    text = "we loved it , but rooms were small !"
+    edits = {edit_lightly(text, random.Random(seed)) for seed in range(20)}
+    assert edits == {text, "rooms were small , but we loved it !"}
+
+
+# Texts
+
+
+def test_excluded_and_short_lines_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("\n".join([*TEXTS, TEXTS[0], "too short"]))
+    (tmp_path / "held_out").write_text(f"x\t{TEXTS[1].upper().replace(' ', '  ')}\n")
+    files, exclude = [str(tmp_path / "texts")], [str(tmp_path / "held_out")]
+    found = read_texts(files, exclude, 6, 4, seed=1)
+    assert sorted(found) == sorted(set(TEXTS) - {TEXTS[1]})
+    assert found == read_texts(files, exclude, 6, 4, seed=1)
+    with pytest.raises(ValueError, match="6 texts of 4 words or more, 7 wanted"):
+        read_texts(files, exclude, 7, 4, seed=1)
+
+
+# The file
+
+
+def build(file: Path, texts: Sequence[str] = TEXTS, seed: int = 0) -> Counter:
+    filler = Counter()
+    build_pairs(str(file), texts, lambda: filler, lambda: None, seed=seed, chunk=2)
+    return filler
+
+
+def test_a_file_that_was_cut_off_becomes_the_same(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    assert build(whole).calls == 4
+
+    class Killed(Counter):
+        def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
+            if self.calls == 2:
+                raise KeyboardInterrupt
+            return super().fill(templates, seed)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_pairs(str(cut), TEXTS, Killed, lambda: None, chunk=2)
+    assert 0 < cut.stat().st_size < whole.stat().st_size
+    with cut.open("a") as file:
+        file.write('{"source": 4, "a": "the bu')  # and in the middle of a line
+    assert build(cut).calls == 2
+    assert cut.read_bytes() == whole.read_bytes()
+    assert build(cut).calls == 0
+    assert {pair.source for pair in read_pairs(str(cut))} == set(range(len(TEXTS)))
+
+
+def test_spans_of_the_file_are_words_that_b_lacks(tmp_path: Path) -> None:
+    build(tmp_path / "pairs.jsonl")
+    pairs = read_pairs(str(tmp_path / "pairs.jsonl"))
+    assert all(isinstance(pair, AlignmentPair) for pair in pairs)
+    for pair in pairs:
+        for start, end in pair.hallucinated:
+            assert 0 <= start < end <= len(pair.a)
+    assert any(pair.hallucinated for pair in pairs)
+    assert any(not pair.hallucinated for pair in pairs)
+
+
+def test_another_seed_is_another_file(tmp_path: Path) -> None:
+    build(tmp_path / "pairs.jsonl")
+    with pytest.raises(ValueError, match=r"begun with other texts or settings: remove it and pair"):
+        build(tmp_path / "pairs.jsonl", seed=1)
+    build(tmp_path / "other.jsonl", seed=1)
+    assert read_pairs(str(tmp_path / "other.jsonl")) != read_pairs(str(tmp_path / "pairs.jsonl"))
+
+
+def test_a_paraphrase_takes_the_place_of_the_light_edit(tmp_path: Path) -> None:
+    file = str(tmp_path / "pairs.jsonl")
+
+    def louder(texts: Sequence[str]) -> list[str]:
+        return [text.upper() if "bus" not in text else "" for text in texts]
+
+    build_pairs(file, TEXTS, Counter, lambda: louder)
+    first = {pair.source: pair for pair in reversed(read_pairs(file))}
+    assert [first[i].a for i in range(7)] == [t if "bus" in t else t.upper() for t in TEXTS]
+    assert [first[i].b for i in range(7)] == TEXTS

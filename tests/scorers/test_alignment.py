@@ -1,0 +1,425 @@
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    BertConfig,
+)
+
+from ctrlreward.models.aligner import TokenAlignment
+from ctrlreward.models.weights import resolve
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.aligned_text import to_records
+from ctrlreward.scorers.alignment import Alignment, load_aligner
+from ctrlreward.scorers.aspects import ASPECTS
+from ctrlreward.scorers.base import Scores
+
+# What the package ctc_score 0.1.3 printed for these of our sentences, with the setting of the
+# golden file: consistency, and relevance with each reference alone.
+PACKAGE_SOURCES = [
+    "The council met on Monday and voted to close the old swimming pool, because its roof leaks "
+    "and repairs would cost two million.",
+    "Ada planted forty apple trees behind her house last spring; all but three of them survived "
+    "the winter.",
+]
+PACKAGE_TEXTS = ["The council closes the pool, whose roof leaks.", "Ada sold her house in spring."]
+PACKAGE_REFERENCES = [
+    ["The leaking pool will be closed.", "Most of Ada's apple trees lived through the winter."],
+    ["Repairs were too dear, so the council closes the pool.", "Three trees died."],
+]
+PACKAGE_CONSISTENCY = [0.8489584445953369, 0.6852323753493172]
+PACKAGE_RELEVANCE = [
+    [0.608893123671361, 0.29540030555283164],
+    [0.5473976183527769, 0.09556527368704643],
+]
+PACKAGE_RELEVANCE_OF_BOTH = [0.5781453710120689, 0.19548278961993903]
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Alignment:
+    """All aspects with one model, a short batch being the quickest on a processor."""
+    return Alignment(tuple(ASPECTS), batch_tokens=1024)
+
+
+@pytest.fixture(scope="module")
+def golden(golden_dir: Path) -> Mapping[str, Any]:
+    text = (golden_dir / "ctc_embedding_minilm.json").read_text(encoding="utf-8")
+    loaded: Mapping[str, Any] = json.loads(text)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def transfers(data_dir: Path) -> Samples:
+    with open(
+        data_dir / "li2018" / "human_ratings_yelp.csv", encoding="utf-8", newline=""
+    ) as table:
+        rows = [row for _, row in zip(range(60), csv.DictReader(table), strict=False)]
+    return Samples([row["output"] for row in rows], sources=[row["source"] for row in rows])
+
+
+@pytest.fixture(scope="module")
+def responses(data_dir: Path) -> Samples:
+    rows = json.loads((data_dir / "ctc" / "persona_chat.json").read_text(encoding="utf-8"))[:40]
+    return Samples(
+        [row["response"] for row in rows],
+        contexts=[row["fact"] for row in rows],
+        histories=[row["dialog_history"] for row in rows],
+    )
+
+
+def with_model_of(scorer: Alignment, *aspects: str, **settings: Any) -> Alignment:
+    """Another setting without loading the model again."""
+    other = Alignment(aspects, batch_tokens=1024, **settings)
+    other.__dict__["aligner"] = scorer.aligner
+    return other
+
+
+def published(data_dir: Path) -> str:
+    return str(data_dir / "stopwords_english.txt")
+
+
+def test_preservation_equals_the_golden(
+    scorer: Alignment, transfers: Samples, golden: Mapping[str, Any]
+) -> None:
+    found = with_model_of(scorer, "preservation").score(transfers)
+    names = {
+        "preservation": "preservation",
+        "preservation_output": "hyp_to_source",
+        "preservation_source": "source_to_hyp",
+    }
+    assert set(found) == set(names)
+    for name, column in names.items():
+        expected = [row[column] for row in golden["li2018_yelp"]]
+        assert found[name].dtype == np.float64
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-4)
+
+
+def test_dialog_aspects_equal_the_golden(
+    scorer: Alignment, responses: Samples, golden: Mapping[str, Any], data_dir: Path
+) -> None:
+    aspects = ("engagingness", "groundedness")
+    found = with_model_of(scorer, *aspects, stop_words=published(data_dir)).score(responses)
+    for name in aspects:
+        expected = [row[name] for row in golden["persona_chat"]]
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-4)
+
+
+def test_consistency_equals_the_golden(
+    scorer: Alignment, golden: Mapping[str, Any], data_dir: Path
+) -> None:
+    rows = json.loads((data_dir / "ctc" / "qags_xsum.json").read_text(encoding="utf-8"))[:40]
+    samples = Samples([r["summary"] for r in rows], sources=[r["document"] for r in rows])
+    found = with_model_of(scorer, "consistency").score(samples)["consistency"]
+    np.testing.assert_allclose(found, golden["qags_xsum"], rtol=0, atol=1e-4)
+
+
+def test_relevance_equals_the_package(scorer: Alignment) -> None:
+    relevance = with_model_of(scorer, "relevance", "consistency")
+    found = [
+        relevance.score(Samples(PACKAGE_TEXTS, sources=PACKAGE_SOURCES, references=references))
+        for references in PACKAGE_REFERENCES
+    ]
+    for scores, expected in zip(found, PACKAGE_RELEVANCE, strict=True):
+        np.testing.assert_allclose(scores["relevance"], expected, atol=1e-4)
+        np.testing.assert_allclose(scores["consistency"], PACKAGE_CONSISTENCY, atol=1e-4)
+        assert scores["relevance_output"].tolist() == scores["consistency"].tolist()
+    # Of several references the package's score is the mean.
+    mean = np.mean([scores["relevance"] for scores in found], axis=0)
+    np.testing.assert_allclose(mean, PACKAGE_RELEVANCE_OF_BOTH, atol=1e-4)
+
+
+def test_bfloat16_stays_near_the_golden(
+    transfers: Samples, responses: Samples, golden: Mapping[str, Any], data_dir: Path
+) -> None:
+    low = Alignment(
+        ("groundedness",), stop_words=published(data_dir), dtype="bfloat16", batch_tokens=1024
+    )
+    _is_near(low.score(responses)["groundedness"], golden["persona_chat"], "groundedness", 0.03)
+    found = with_model_of(low, "preservation").score(transfers)
+    for name, column in {
+        "preservation": "preservation",
+        "preservation_output": "hyp_to_source",
+        "preservation_source": "source_to_hyp",
+    }.items():
+        _is_near(found[name], golden["li2018_yelp"], column, 0.003)
+
+
+def _is_near(found: Scores, rows: list[dict[str, float]], column: str, bound: float) -> None:
+    expected = [row[column] for row in rows]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+    assert np.abs(found - expected).max() > 1e-4  # it did run in another precision
+    assert spearmanr(found, expected).statistic >= 0.99
+
+
+def dialog(
+    *texts: str, context: str = "I have two dogs.", history: str = "Who are you?"
+) -> Samples:
+    n = len(texts)
+    return Samples(texts, contexts=[context] * n, histories=[history] * n)
+
+
+def test_stop_words_count_in_no_dialog_aspect_and_in_all_others(scorer: Alignment) -> None:
+    samples = dialog("my dogs and i").replace(sources=["my dogs and i"])
+    explained = with_model_of(scorer, "groundedness", "consistency").explain(samples)[0]
+    counted = {name: [t.counted for t in part.tokens] for name, part in explained.items()}
+    assert counted == {
+        "groundedness": [False, True, False, False],
+        "consistency": [True] * 4,
+    }
+    other = with_model_of(scorer, "groundedness", stop_words=["Dogs"])
+    tokens = other.explain(samples)[0]["groundedness"].tokens
+    assert [t.counted for t in tokens] == [True, False, True, True]
+    every = with_model_of(scorer, "groundedness", stop_words=[])
+    values = [t.value for t in every.explain(samples)[0]["groundedness"].tokens]
+    assert every.score(samples)["groundedness"] == pytest.approx([sum(values)])
+
+
+def test_a_text_of_stop_words_only_says_nothing(
+    scorer: Alignment, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = dialog("you and i", "my dogs")
+    total = with_model_of(scorer, "groundedness").score(samples)["groundedness"]
+    assert total[0] == 0 < total[1]
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        mean = with_model_of(scorer, "groundedness", aggregate="mean").score(samples)
+    assert np.isnan(mean["groundedness"]).tolist() == [True, False]
+    assert caplog.messages == [
+        "texts[0] = 'you and i': no token counts, or none is there to align with: "
+        "groundedness is NaN"
+    ]
+
+
+def test_aggregate_makes_every_aspect_a_sum_or_a_mean(scorer: Alignment) -> None:
+    samples = dialog("two dogs", "a dog that barks at night").replace(sources=["dogs", "dogs"])
+    aspects = ("consistency", "groundedness")
+    total = with_model_of(scorer, *aspects, aggregate="sum", stop_words=[])
+    mean = with_model_of(scorer, *aspects, aggregate="mean", stop_words=[])
+    for name in aspects:
+        tokens = [len(parts[name].tokens) for parts in total.explain(samples)]
+        np.testing.assert_allclose(
+            total.score(samples)[name], mean.score(samples)[name] * tokens, atol=1e-12
+        )
+    default = with_model_of(scorer, *aspects, stop_words=[]).score(samples)
+    assert default["consistency"].tolist() == mean.score(samples)["consistency"].tolist()
+    assert default["groundedness"].tolist() == total.score(samples)["groundedness"].tolist()
+
+
+def test_engagingness_takes_what_context_and_history_say(scorer: Alignment) -> None:
+    both = dialog("two dogs", "who are you", context="two dogs", history="who are you")
+    score = with_model_of(scorer, "engagingness", stop_words=[]).score
+    alone = score(dialog("two dogs", history="", context="who are you\n\n\ntwo dogs"))
+    assert np.isfinite(alone["engagingness"]).all()
+    explained = with_model_of(scorer, "engagingness").explain(both)
+    assert [parts["engagingness"].other for parts in explained] == ["two dogs\n\n\nwho are you"] * 2
+    assert (score(both)["engagingness"] > [1.0, 1.5]).all()
+
+
+def test_equal_texts_keep_everything(scorer: Alignment) -> None:
+    texts = ["the staff was friendly", "  the staff was friendly\n"]
+    found = with_model_of(scorer, "preservation").score(Samples(texts, sources=texts[::-1]))
+    for values in found.values():
+        np.testing.assert_allclose(values, 1, atol=1e-6)
+        assert (values <= 1).all()
+
+
+def test_empty_texts_are_nan_and_named(scorer: Alignment, caplog: pytest.LogCaptureFixture) -> None:
+    samples = Samples(
+        ["", "good food", "good food", "good food"],
+        sources=["food", " ", "food", "food"],
+        references=["food", "food", "", "food"],
+    )
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        found = with_model_of(scorer, "preservation", "relevance").score(samples)
+    assert np.isnan(found["preservation"]).tolist() == [True, True, False, False]
+    assert np.isnan(found["relevance"]).tolist() == [True, True, True, False]
+    # What can be said without the reference is said.
+    assert np.isnan(found["relevance_output"]).tolist() == [True, True, False, False]
+    assert caplog.messages == [
+        "texts[0] is empty: preservation is NaN",
+        "sources[1] is empty: preservation is NaN",
+        "texts[0] is empty: relevance is NaN",
+        "sources[1] is empty: relevance is NaN",
+        "references[2] is empty: relevance is NaN",
+    ]
+
+
+def test_a_dialog_needs_one_of_context_and_history(
+    scorer: Alignment, caplog: pytest.LogCaptureFixture
+) -> None:
+    engaging = with_model_of(scorer, "engagingness")
+    assert np.isfinite(engaging.score(dialog("my dogs", context=""))["engagingness"]).all()
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        neither = engaging.score(dialog("my dogs", context="", history=" "))["engagingness"]
+    assert np.isnan(neither).all()
+    assert caplog.messages == ["contexts + histories[0] is empty: engagingness is NaN"]
+
+
+def test_a_text_without_tokens_is_nan_on_both_sides(
+    scorer: Alignment, caplog: pytest.LogCaptureFixture
+) -> None:
+    preserved = with_model_of(scorer, "preservation", aggregate="sum")
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        found = preserved.score(Samples(["\u200b"], sources=["food"]))
+    assert all(np.isnan(values).all() for values in found.values())
+    assert [message.split("=")[0] for message in caplog.messages] == ["texts[0] ", "sources[0] "]
+
+
+def test_explain_gives_what_the_scores_are_made_of(scorer: Alignment) -> None:
+    preserved = with_model_of(scorer, "preservation")
+    samples = Samples([" cold soup ", ""], sources=["hot soup", "hot soup"])
+    explained = preserved.explain(samples)
+    scores = preserved.score(samples)
+    first = explained[0]["preservation_output"]
+    assert (first.text, first.other) == ("cold soup", "hot soup")
+    assert [first.text[t.start : t.end] for t in first.tokens] == ["cold", "soup"]
+    assert first.score == np.mean([t.value for t in first.tokens])
+    for i, parts in enumerate(explained):
+        assert list(parts) == ["preservation_output", "preservation_source"]
+        for name, part in parts.items():
+            np.testing.assert_equal(part.score, scores[name][i])
+    records = json.loads(json.dumps(to_records(explained), allow_nan=False))
+    assert [r["sample"] for r in records] == [0, 0, 1, 1]
+    assert records[0]["direction"] == "preservation_output"
+    assert records[0]["tokens"][1]["start"] == 5
+    assert records[2]["score"] is None
+    assert records[2]["tokens"] == []
+
+
+def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignment) -> None:
+    class Counting:
+        asked: tuple[tuple[str, str], ...] = ()
+
+        def align(self, pairs: Any) -> Any:
+            self.asked += tuple(pairs)
+            return scorer.aligner.align(pairs)
+
+    counting = Counting()
+    shared = Alignment(("consistency", "preservation"))
+    shared.__dict__["aligner"] = counting
+    shared.score(Samples(["a", "a", "b", "x"], sources=["x", "x", "x", "a"]))
+    assert counting.asked == (("a", "x"), ("b", "x"), ("x", "a"), ("x", "b"))
+
+
+@pytest.mark.parametrize(
+    ("method", "aggregate", "expected"),
+    [
+        ("embedding", None, [(-1, 1), (-1, 1), (0, 1), (-np.inf, np.inf)]),
+        ("embedding", "sum", [(-np.inf, np.inf)] * 2 + [(0, np.inf), (-np.inf, np.inf)]),
+        ("discriminative", None, [(0, 1), (0, 1), (0, 1), (0, np.inf)]),
+        ("discriminative", "mean", [(0, 1)] * 4),
+        ("regression", None, [(-np.inf, np.inf)] * 2 + [(0, np.inf), (-np.inf, np.inf)]),
+    ],
+)
+def test_ranges(method: str, aggregate: str | None, expected: list[tuple[float, float]]) -> None:
+    aspects = ("relevance", "preservation", "groundedness")
+    metrics = Alignment(aspects, method=method, aggregate=aggregate).metrics
+    names = ("relevance_output", "relevance", "preservation", "groundedness")
+    assert [metrics[name].range for name in names] == expected
+    assert all(metric.higher_is_better for metric in metrics.values())
+    assert set(metrics) == {
+        *("relevance", "relevance_output", "relevance_reference"),
+        *("preservation", "preservation_output", "preservation_source", "groundedness"),
+    }
+
+
+def test_regression_has_no_words_to_leave_out() -> None:
+    class Whole:
+        def align(self, pairs: Any) -> Any:
+            return [TokenAlignment(((0, len(a)),), np.array([0.7])) for a, _ in pairs]
+
+    regression = Alignment(("groundedness", "consistency"), method="regression")
+    regression.__dict__["aligner"] = Whole()
+    found = regression.score(dialog("you").replace(sources=["we"]))
+    assert found["groundedness"].tolist() == found["consistency"].tolist() == [0.7]
+
+
+def test_no_samples_give_no_scores(scorer: Alignment) -> None:
+    found = with_model_of(scorer, "preservation").score(Samples([], sources=[]))
+    assert {name: values.shape for name, values in found.items()} == dict.fromkeys(found, (0,))
+
+
+def test_columns_are_needed() -> None:
+    with pytest.raises(ValueError, match="Alignment needs the column 'histories'"):
+        Alignment(("engagingness",)).score(Samples(["a"], contexts=["b"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"aspects": ["fluency"]}, r"aspects = \['fluency'\]: give one or more of consistency, "),
+        ({"aspects": []}, r"aspects = \[\]: give one or more of consistency, "),
+        ({"method": "E"}, "method = 'E': give one of embedding, discriminative, regression"),
+        ({"aggregate": "max"}, "aggregate = 'max': give one of mean, sum"),
+        ({"stop_words": "the"}, r"stop_words = 'the' can't be read \(No such file or directory\)"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Alignment(**settings)
+
+
+def test_an_unknown_method_has_no_aligner() -> None:
+    with pytest.raises(ValueError, match="method = 'E': give one of embedding"):
+        load_aligner("minilm-l6", "E")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of tiny aligners of random weights, by method."""
+    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
+    folders = {}
+    for method, (auto_class, outputs) in {
+        "discriminative": (AutoModelForTokenClassification, 2),
+        "regression": (AutoModelForSequenceClassification, 1),
+    }.items():
+        config = BertConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_labels=outputs,
+        )
+        folders[method] = str(tmp_path_factory.mktemp(method))
+        auto_class.from_config(config).save_pretrained(folders[method])
+        tokenizer.save_pretrained(folders[method])
+    return folders
+
+
+@pytest.mark.parametrize("method", ["discriminative", "regression"])
+def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str) -> None:
+    pairs = [("cold soup", "hot soup"), ("rude waiters", "a kind staff")]
+    aligner = load_aligner(trained[method], method)
+    forth = [a.values.mean() for a in aligner.align(pairs)]
+    back = [a.values.mean() for a in aligner.align([(b, a) for a, b in pairs])]
+    texts, sources = zip(*pairs, strict=True)
+    scorer = Alignment(("preservation",), trained[method], method)
+    samples = Samples(texts, sources=sources)
+    found = scorer.score(samples)
+    np.testing.assert_allclose(found["preservation_output"], forth, atol=1e-6)
+    np.testing.assert_allclose(found["preservation_source"], back, atol=1e-6)
+    tokens = [len(parts["preservation_output"].tokens) for parts in scorer.explain(samples)]
+    assert tokens == ([1, 1] if method == "regression" else [2, 2])
+
+
+@pytest.mark.parametrize("method", ["discriminative", "regression"])
+def test_an_encoder_is_no_trained_aligner(method: str) -> None:
+    with pytest.raises(ValueError, match="has no weights for classifier"):
+        Alignment(method=method).score(Samples(["a"], sources=["b"]))
+
+
+def test_direction_and_release(scorer: Alignment) -> None:
+    assert all(metric.higher_is_better for metric in scorer.metrics.values())
+    released = with_model_of(scorer, "consistency")
+    released.to("cpu")
+    assert "aligner" not in vars(released)
