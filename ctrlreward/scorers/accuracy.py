@@ -7,7 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ctrlreward.models.classifier import Classifier, LabelProbabilities
+from ctrlreward.models.any_classifier import load_classifier
+from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Metric, Scorer, Scores
 from ctrlreward.scorers.present import present, spread
@@ -21,8 +22,9 @@ class Accuracy(Scorer):
     - `label_probability`: the probability of the wanted label, 0 to 1; higher is better.
 
     Args:
-        classifier: Local folder or hub id of a sequence classifier, or whatever has `labels` and
-            `probabilities`, as `CTRLEval` does where no classifier is trained.
+        classifier: Local folder or hub id of a sequence classifier, folder of a `TextCNN` that
+            the text_cnn recipe wrote, or whatever has `labels` and `probabilities`, as `CTRLEval`
+            does where no classifier is trained.
         device: Where a classifier that is named runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass.
@@ -52,7 +54,7 @@ class Accuracy(Scorer):
     def classifier(self) -> LabelProbabilities:
         """The classifier, loaded at its first use where it was named."""
         if isinstance(self.given, str):
-            return Classifier(self.given, self.device, self.dtype, self.batch_tokens)
+            return load_classifier(self.given, self.device, self.dtype, self.batch_tokens)
         return self.given
 
     def score(self, samples: Samples) -> dict[str, Scores]:

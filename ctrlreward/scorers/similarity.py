@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Metric, Scorer, Scores
 from ctrlreward.scorers.present import present, spread
@@ -17,15 +17,16 @@ class Similarity(Scorer):
     - `similarity`: -1 to 1, in practice seldom below 0; higher is better. Needs `sources`.
 
     Args:
-        model: Local folder, hub id or short name of a sentence encoder.
-        device: Where the model runs.
+        model: Local folder, hub id or short name of a sentence encoder; or whatever has `embed`,
+            as the `WordVectors` of Pang & Gimpel (2019) do.
+        device: Where a model that is named runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass.
     """
 
     def __init__(
         self,
-        model: str = "minilm-l6",
+        model: str | SentenceEncoder = "minilm-l6",
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int = 8192,
@@ -41,12 +42,16 @@ class Similarity(Scorer):
         return {"similarity": Metric(higher_is_better=True, range=(-1.0, 1.0))}
 
     @cached_property
-    def encoder(self) -> Encoder:
-        """The model, loaded at its first use."""
+    def encoder(self) -> SentenceEncoder:
+        """The model, loaded at its first use where it was named."""
+        if not isinstance(self.model, str):
+            return self.model
         return Encoder(self.model, self.device, self.dtype, self.batch_tokens)
 
     def score(self, samples: Samples) -> dict[str, Scores]:
-        """Cosines, float64 of shape (n,); NaN, with a warning, where text or source is empty.
+        """Cosines, float64 of shape (n,).
+
+        NaN, with a warning, where text or source is empty or the model has no vector for it.
 
         Raises:
             ValueError: The column `sources` is absent.
@@ -67,7 +72,7 @@ class Similarity(Scorer):
         return {"similarity": spread(cosines, kept, len(samples))}
 
     def to(self, device: str) -> None:
-        """Has the model loaded on the device at the next use."""
+        """Has the model loaded on the device at the next use; a given object stays where it is."""
         self.release()
         self.device = device
 

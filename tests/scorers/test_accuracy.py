@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import accuracy as module
 from ctrlreward.scorers.accuracy import Accuracy
@@ -123,7 +124,7 @@ def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPat
         built.append(arguments)
         return CountingWords()
 
-    monkeypatch.setattr(module, "Classifier", build)
+    monkeypatch.setattr(module, "load_classifier", build)
     scorer = Accuracy("some/folder", dtype="bfloat16", batch_tokens=64)
     assert not built
     for _ in range(2):
@@ -134,6 +135,17 @@ def test_a_named_classifier_is_loaded_at_first_use(monkeypatch: pytest.MonkeyPat
         ("some/folder", "cpu", "bfloat16", 64),
         ("some/folder", "cuda", "bfloat16", 64),
     ]
+
+
+def test_the_folder_of_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:
+    model = TextCNN(TextCNNConfig(("good", "bad"), ("negative", "positive"), 4))
+    save_text_cnn(model, tmp_path)
+    scores = Accuracy(str(tmp_path)).score(Samples(TEXTS, labels=LABELS))
+    expected = TextCNNClassifier(str(tmp_path)).probabilities(TEXTS)
+    wanted = [1, 1, 0, 1]
+    for i in (0, 1, 3):
+        assert scores["label_probability"][i] == expected[i, wanted[i]]
+    np.testing.assert_array_equal(np.isnan(scores["label_probability"]), [0, 0, 1, 0])
 
 
 def test_directions_and_ranges() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.similarity import Similarity
 
@@ -79,3 +81,25 @@ def test_direction_range_and_release(scorer: Similarity) -> None:
     loaded = scorer.encoder
     scorer.to("cpu")
     assert scorer.encoder is not loaded
+
+
+def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None:
+    words = WordVectors({"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]})
+    scorer = Similarity(words)
+    samples = Samples(["good", "fine food", "", "lake"], sources=["fine", "food", "good", "good"])
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        values = scorer.score(samples)["similarity"]
+    np.testing.assert_allclose(values, [24 / 25, 4 / 32**0.5, np.nan, np.nan])
+    assert caplog.messages == [
+        "texts[2] is empty: similarity is NaN",
+        "texts[3] = 'lake' has no word with a vector and a weight: its embedding is NaN",
+    ]
+    scorer.to("cuda:1")
+    assert scorer.encoder is words
+
+
+def test_a_user_may_give_a_loaded_encoder(scorer: Similarity) -> None:
+    assert isinstance(scorer.encoder, Encoder)
+    samples = Samples(["good food"], sources=["bad food"])
+    given = Similarity(scorer.encoder).score(samples)["similarity"]
+    np.testing.assert_array_equal(given, scorer.score(samples)["similarity"])

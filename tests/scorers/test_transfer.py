@@ -105,6 +105,16 @@ def test_other_thresholds(quality: TransferQuality) -> None:
     assert other.metrics["gm"].range == pytest.approx((0, (100 * 100 * 50) ** (1 / 3)))
 
 
+def test_an_abnormally_low_perplexity_is_punished(quality: TransferQuality) -> None:
+    # The perplexities are 32 and 34; what lies below t4 earns nothing, and less near it.
+    for t4, fluency in ((20.0, 12), (31.0, 1), (32.0, 0), (33.0, 0)):
+        thresholds = (63.0, 71.0, 97.0, t4)
+        parts = (quality.accuracy, quality.similarity, quality.perplexity)
+        other = TransferQuality(*parts, thresholds)
+        gm = (27 * 9 * fluency) ** (1 / 3)
+        assert other.score(SAMPLES)["gm"][0] == pytest.approx(gm, abs=1e-9)
+
+
 def test_columns_are_needed(quality: TransferQuality) -> None:
     with pytest.raises(ValueError, match="Accuracy needs the column 'labels'"):
         quality.score(Samples(["good"], sources=["bad"]))

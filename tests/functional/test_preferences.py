@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ctrlreward.functional.preferences import (
+    GMFit,
+    best_scale,
+    fit_gm,
+    hinge_loss,
+    pairwise_agreement,
+    pairwise_preferences,
+)
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+
+NAN = float("nan")
+PLANTED = (20.0, 30.0, 300.0, -10.0)
+
+Pairs = tuple[np.ndarray, np.ndarray]
+
+
+def outputs(n: int, seed: int) -> np.ndarray:
+    """Accuracy, similarity and perplexity of random outputs; most have GM 0 by default."""
+    random = np.random.default_rng(seed)
+    perplexity = np.exp(random.normal(4, 1, n)).clip(1)
+    return np.column_stack([random.uniform(size=(n, 2)), perplexity])
+
+
+def planted(n: int, seed: int, noise: float = 0.0) -> Pairs:
+    """Outputs preferred by their GM under PLANTED, eight to an item, clear cases only."""
+    random = np.random.default_rng(seed)
+    scores = outputs(n, seed)
+    ratings = adjusted_gm(*scores.T, PLANTED) + noise * random.normal(size=n)
+    preferred, rejected = pairwise_preferences(ratings, [i // 8 for i in range(n)], margin=1.0)
+    return scores[preferred], scores[rejected]
+
+
+def total_loss(pairs: Pairs, thresholds: tuple[float, float, float, float], scale: float) -> float:
+    """The sum of hinge losses in plain Python, the paper's for a scale of 1."""
+    t1, t2, t3, t4 = thresholds
+
+    def gm(row: np.ndarray) -> float:
+        acc, sim, pp = row
+        product = max(100 * acc - t1, 0) * max(100 * sim - t2, 0) * max(min(t3 - pp, pp - t4), 0)
+        return float(product ** (1 / 3))
+
+    return sum(max(0.0, scale * (gm(b) - gm(a)) + 1) for a, b in zip(*pairs, strict=True))
+
+
+# Fitting
+
+
+@pytest.fixture(scope="module")
+def noisy() -> tuple[Pairs, GMFit]:
+    pairs = planted(160, seed=1, noise=8.0)
+    return pairs, fit_gm(*pairs)
+
+
+def test_planted_preferences_are_recovered_on_other_items() -> None:
+    fit = fit_gm(*planted(160, seed=2))
+    assert fit.agreement.agreed > 0.98
+    unseen = planted(400, seed=3)
+    assert pairwise_agreement(*unseen, fit.thresholds).agreed > 0.95
+    assert pairwise_agreement(*unseen).agreed < 0.5
+
+
+def test_the_loss_is_the_sum_at_the_fitted_scale(noisy: tuple[Pairs, GMFit]) -> None:
+    pairs, fit = noisy
+    assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, fit.scale))
+
+
+def test_no_other_thresholds_and_scale_are_better(noisy: tuple[Pairs, GMFit]) -> None:
+    pairs, fit = noisy
+    grid = itertools.product((0, 20, 40), (0, 20, 40), (100, 300), (-100, -10))
+    for point in [GM_THRESHOLDS, PLANTED, *grid]:
+        for factor in (0.0, 0.5, 1.0, 2.0):
+            assert fit.loss <= total_loss(pairs, point, factor * fit.scale)
+
+
+def test_scale_one_is_the_papers_loss_to_the_letter() -> None:
+    pairs = planted(48, seed=1, noise=4.0)
+    fit = fit_gm(*pairs, scale=1.0)
+    assert fit.scale == 1
+    assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, 1.0))
+    assert fit.loss < total_loss(pairs, GM_THRESHOLDS, 1.0)
+    assert fit.loss <= total_loss(pairs, PLANTED, 1.0)
+
+
+def test_high_perplexities_leave_no_preference_at_scale_one() -> None:
+    """Why the scale is fitted: the paper's loss is least where every GM is 0."""
+    better, worse = planted(80, seed=8, noise=60.0)
+    better, worse = better * [1, 1, 1000], worse * [1, 1, 1000]
+    assert fit_gm(better, worse, scale=1.0).agreement.tied > 0.9
+    assert fit_gm(better, worse).agreement.agreed > 0.5
+
+
+def test_agreements_are_those_of_the_thresholds(noisy: tuple[Pairs, GMFit]) -> None:
+    pairs, fit = noisy
+    assert fit.agreement == pairwise_agreement(*pairs, fit.thresholds)
+    assert fit.default_agreement == pairwise_agreement(*pairs, GM_THRESHOLDS)
+    assert fit.agreement.agreed > fit.default_agreement.agreed
+
+
+def test_the_seed_decides() -> None:
+    pairs = planted(40, seed=4, noise=4.0)
+    assert fit_gm(*pairs, seed=5) == fit_gm(*pairs, seed=5)
+
+
+def test_the_default_stays_where_nothing_can_be_learned() -> None:
+    same = outputs(5, seed=6)
+    fit = fit_gm(same, same)  # every difference is 0, so every t has the loss 1 a pair
+    assert fit.thresholds == GM_THRESHOLDS
+    assert (fit.scale, fit.loss) == (0, 5)
+    assert fit.agreement == (0.0, 1.0)
+
+
+def test_infinite_perplexities_are_no_obstacle() -> None:
+    better, worse = [[0.9, 0.9, 400.0]], [[0.9, 0.9, math.inf]]
+    fit = fit_gm(better, worse)
+    assert fit.loss == pytest.approx(0)
+    assert fit.agreement == (1.0, 0.0)
+    assert fit.default_agreement == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, NAN])
+def test_a_scale_that_is_none(scale: float) -> None:
+    with pytest.raises(ValueError, match=r"scale = .*: give a number above 0, or None to fit it"):
+        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], scale)
+
+
+# Loss and agreement
+
+gains = st.lists(st.floats(-100, 100).map(lambda gain: round(gain, 3)), min_size=1, max_size=8)
+
+
+@given(gains, st.floats(0, 10))
+def test_hinge_loss_equals_the_formula_by_hand(gains: list[float], scale: float) -> None:
+    expected = sum(max(0.0, 1 - scale * gain) for gain in gains)
+    assert hinge_loss(np.array(gains), scale) == pytest.approx(expected)
+
+
+@given(gains)
+def test_no_scale_has_less_loss_than_the_best(gains: list[float]) -> None:
+    best = best_scale(np.array(gains))
+    least = hinge_loss(np.array(gains), best)
+    assert least <= len(gains) * (1 + 1e-12)
+    for scale in [0.0, 0.9 * best, 1.1 * best, *(1 / gain for gain in gains if gain > 0)]:
+        assert least <= hinge_loss(np.array(gains), scale) * (1 + 1e-9)
+
+
+rows = st.tuples(st.floats(0, 1), st.floats(-1, 1), st.floats(1, 500))
+
+
+@given(st.lists(st.tuples(rows, rows), min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_agreement_disagreement_and_ties_are_all(pairs: list) -> None:
+    better, worse = (list(side) for side in zip(*pairs, strict=True))
+    forth, back = pairwise_agreement(better, worse), pairwise_agreement(worse, better)
+    assert forth.agreed + back.agreed + forth.tied == pytest.approx(1)
+    assert forth.tied == back.tied
+    gains = [adjusted_gm(*a) - adjusted_gm(*b) for a, b in pairs]
+    assert forth.agreed == sum(gain > 0 for gain in gains) / len(pairs)
+
+
+def test_two_zeros_are_a_tie_and_not_agreed_on() -> None:
+    worthless = [0.1, 0.9, 30]
+    pairs = ([[0.9, 0.9, 30], worthless, worthless], [worthless, worthless, [0.9, 0.9, 30]])
+    assert pairwise_agreement(*pairs) == pytest.approx((1 / 3, 1 / 3))
+
+
+@pytest.mark.parametrize("judge", [fit_gm, pairwise_agreement])
+@pytest.mark.parametrize(
+    ("preferred", "rejected", "message"),
+    [
+        ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred has the shape \(3,\): give accuracy, "),
+        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected has the shape \(1, 2\)"),
+        ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "preferred has 2 pairs and rejected 1: give"),
+        (np.empty((0, 3)), np.empty((0, 3)), "preferred has 0 pairs and rejected 0"),
+        ([[0.9, 0.9, 30]], [[0.1, NAN, 30]], r"rejected\[0\] = \[0.1, nan, 30.0\] holds NaN"),
+        ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy = 90 is outside 0 to 1"),
+    ],
+)
+def test_bad_pairs(judge, preferred, rejected, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge(preferred, rejected)
+
+
+# Preferences from ratings
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.sampled_from("abc")), max_size=10),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+)
+def test_pairs_equal_brute_force(rated: list[tuple[int, str]], margin: float) -> None:
+    expected = {
+        (i, j)
+        for i, (high, one) in enumerate(rated)
+        for j, (low, other) in enumerate(rated)
+        if one == other and high - low > margin
+    }
+    preferred, rejected = pairwise_preferences([r for r, _ in rated], [c for _, c in rated], margin)
+    assert len(preferred) == len(rejected) == len(expected)
+    assert set(zip(preferred.tolist(), rejected.tolist(), strict=True)) == expected
+
+
+def test_an_output_without_a_rating_is_in_no_pair() -> None:
+    preferred, rejected = pairwise_preferences([5.0, NAN, 3.0], ["x", "x", "x"])
+    assert (preferred.tolist(), rejected.tolist()) == ([0], [2])
+
+
+def test_places_select_pairs_of_scores() -> None:
+    scores = outputs(3, seed=7)
+    preferred, rejected = pairwise_preferences([1, 2, 2], ["x", "x", "y"])
+    np.testing.assert_array_equal(scores[preferred], scores[[1]])
+    np.testing.assert_array_equal(scores[rejected], scores[[0]])
+
+
+def test_no_preferences_give_empty_arrays() -> None:
+    preferred, rejected = pairwise_preferences([], [])
+    assert preferred.shape == rejected.shape == (0,)
+    assert preferred.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], ["a"]), r"ratings has the shape \(2,\) and items 1 items"),
+        (([1, 2], ["a", "a"], -0.5), r"margin = -0\.5: give 0 or more"),
+    ],
+)
+def test_bad_ratings(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pairwise_preferences(*arguments)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import logging
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.models.word_vectors import WordVectors
+
+VECTORS = {"the": [1.0, 0.0, 0.5], "food": [0.0, 2.0, 1.0], "good": [-1.0, 1.0, 0.25]}
+IDF = {"the": 0.0, "food": 1.5, "rare": 3.0}
+
+
+def by_hand(text: str, idf: dict[str, float] | None) -> list[float]:
+    """The paper's sentence embedding in plain Python."""
+    mean = [0.0, 0.0, 0.0]
+    for word in text.lower().split():
+        if word in VECTORS:
+            weight = 1.0 if idf is None else idf.get(word, 3.0)
+            mean = [m + weight * v for m, v in zip(mean, VECTORS[word], strict=True)]
+    length = math.sqrt(sum(m * m for m in mean))
+    return [m / length if length else math.nan for m in mean]
+
+
+# Embeddings
+
+texts = st.lists(st.sampled_from(["the", "Food", "GOOD", "lake"]), max_size=6).map(" ".join)
+
+
+@given(st.lists(texts, max_size=4), st.sampled_from([None, IDF]))
+def test_equals_plain_loops(texts: list[str], idf: dict[str, float] | None) -> None:
+    vectors = WordVectors(VECTORS, idf).embed(texts)
+    assert vectors.dtype == np.float64
+    assert vectors.shape == (len(texts), 3)
+    expected = np.array([by_hand(text, idf) for text in texts]).reshape(-1, 3)
+    np.testing.assert_allclose(vectors, expected, atol=1e-12)
+
+
+@given(texts, st.floats(0.01, 100))
+def test_only_ratios_of_weights_matter(text: str, factor: float) -> None:
+    scaled = {word: factor * weight for word, weight in IDF.items()}
+    one, other = WordVectors(VECTORS, IDF), WordVectors(VECTORS, scaled)
+    np.testing.assert_allclose(one.embed([text]), other.embed([text]), atol=1e-9)
+
+
+def test_a_word_that_the_corpus_lacks_counts_as_its_rarest() -> None:
+    assert WordVectors(VECTORS, IDF).unseen == 3.0
+    assert WordVectors(VECTORS).unseen == 1.0
+
+
+def test_a_text_without_a_known_word_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        vectors = WordVectors(VECTORS, IDF).embed(["the", "food", "Lake !"], "sources[{}]".format)
+    np.testing.assert_array_equal(np.isnan(vectors).all(axis=1), [True, False, True])
+    assert caplog.messages == [
+        "sources[0] = 'the' has no word with a vector and a weight: its embedding is NaN",
+        "sources[2] = 'Lake !' has no word with a vector and a weight: its embedding is NaN",
+    ]
+
+
+def test_the_user_may_split_words() -> None:
+    letters = WordVectors({"a": [1.0, 0.0], "B": [0.0, 1.0]}, split=list)
+    np.testing.assert_allclose(letters.embed(["aB"]), [[math.sqrt(0.5)] * 2])
+
+
+# Files
+
+
+def written(path: Path, *lines: str, end: str = "\n") -> Path:
+    file = path / "vectors.txt"
+    file.write_text("".join(line + end for line in lines), encoding="utf-8", newline="")
+    return file
+
+
+@pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
+@pytest.mark.parametrize("header", [[], ["2 3"]], ids=["glove", "word2vec"])
+def test_both_formats_are_read(tmp_path: Path, header: list[str], end: str) -> None:
+    file = written(tmp_path, *header, "the 1.0 0 0.5", "food -2e-1 2 1", end=end)
+    vectors = WordVectors.from_file(file).vectors
+    assert list(vectors) == ["the", "food"]
+    np.testing.assert_allclose(vectors["food"], [-0.2, 2, 1])
+
+
+def test_words_may_hold_white_space(tmp_path: Path) -> None:
+    file = written(tmp_path, "the 1 2", ". . 3 4", "a\xa0b 5 6", "\u2028 7 8")
+    vectors = WordVectors.from_file(file).vectors
+    assert list(vectors) == ["the", ". .", "a\xa0b", "\u2028"]
+    np.testing.assert_allclose(vectors[". ."], [3, 4])
+
+
+def test_of_a_word_twice_the_first_is_kept(tmp_path: Path) -> None:
+    file = written(tmp_path, "the 1 2", "the 3 4")
+    np.testing.assert_allclose(WordVectors.from_file(file).vectors["the"], [1, 2])
+
+
+def test_only_the_wanted_words_are_kept(tmp_path: Path) -> None:
+    file = written(tmp_path, "3 2", "the 1 2", "food 3 4", "good 5 6")
+    encoder = WordVectors.from_file(file, {"food": 2.0}, words={"food", "lake"})
+    assert list(encoder.vectors) == ["food"]
+    assert encoder.idf == {"food": 2.0}
+
+
+@given(vectors=st.dictionaries(st.text("abé.", min_size=1), st.lists(
+    st.floats(-1e6, 1e6, width=32), min_size=3, max_size=3), min_size=1))  # fmt: skip
+def test_a_file_goes_round(
+    tmp_path_factory: pytest.TempPathFactory, vectors: dict[str, list[float]]
+) -> None:
+    lines = [" ".join([word, *map(repr, numbers)]) for word, numbers in vectors.items()]
+    found = WordVectors.from_file(written(tmp_path_factory.getbasetemp(), *lines)).vectors
+    assert {word: numbers.tolist() for word, numbers in found.items()} == vectors
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["the 1 2", "food 3"], "vectors.txt:2 = 'food 3\\n': expected a word and 2 numbers"),
+        (["2 2", "the 1 2", ""], "vectors.txt:3 = '\\n': expected a word and 2 numbers"),
+        (["the 1 2", "food 3 x4"], "vectors.txt:2 has 'x4' where a finite number was expected"),
+        (["2 2", "the 1 nan"], "vectors.txt:2 has 'nan' where a finite number"),
+        (["3 2", "the 1 2"], "vectors.txt:1 announces 3 words and 1 follow: get it anew"),
+        (["the"], "vectors.txt:1 = 'the\\n': expected a word and 1 numbers"),
+        ([], "vectors.txt:1 = '': expected a word"),
+    ],
+)
+def test_a_file_that_is_none(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message.replace("\n", "\\n"))):
+        WordVectors.from_file(written(tmp_path, *lines))
+
+
+def test_a_file_without_the_wanted_words(tmp_path: Path) -> None:
+    file = written(tmp_path, "the 1 2")
+    with pytest.raises(ValueError, match=r"vectors\.txt has vectors of none of the words: give"):
+        WordVectors.from_file(file, words={"lake"})
+
+
+@pytest.mark.parametrize(
+    ("vectors", "idf", "message"),
+    [
+        ({}, None, "vectors is empty: give at least one word's"),
+        ({"a": [1, 2], "b": [1]}, None, r"vectors\['b'\] has the shape \(1,\) and others \(2,\)"),
+        ({"a": [math.inf]}, None, r"vectors\['a'\] holds a number that is not finite"),
+        (VECTORS, {"the": -1.0}, r"idf\['the'\] = -1\.0: give finite weights of 0 or more"),
+        (VECTORS, {}, "idf is empty: give the weights of a corpus, or None"),
+    ],
+)
+def test_vectors_and_weights_that_are_none(vectors, idf, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WordVectors(vectors, idf)
