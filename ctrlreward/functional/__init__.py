@@ -1,8 +1,17 @@
 """Formulas of the papers: numbers in, numbers out."""
 
-from ctrlreward.functional.agreement import cv_star
+from ctrlreward.functional.agreement import (
+    correlate,
+    cv_star,
+    findings_upheld,
+    fleiss_kappa,
+    krippendorff_alpha,
+)
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
 from ctrlreward.functional.frequency import inverse_frequency
+from ctrlreward.functional.idf import inverse_document_frequency
+from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
+from ctrlreward.functional.reproducibility import compare_tables
 from ctrlreward.functional.sentences import split_sentences
 from ctrlreward.functional.statistics import Interval, paired_bootstrap
 from ctrlreward.functional.transfer import adjusted_gm
@@ -10,10 +19,19 @@ from ctrlreward.functional.transfer import adjusted_gm
 __all__ = [
     "Interval",
     "adjusted_gm",
+    "compare_tables",
+    "correlate",
     "cv_star",
     "distinct_by_group",
     "distinct_n",
+    "findings_upheld",
+    "fit_gm",
+    "fleiss_kappa",
+    "inverse_document_frequency",
     "inverse_frequency",
+    "krippendorff_alpha",
     "paired_bootstrap",
+    "pairwise_agreement",
+    "pairwise_preferences",
     "split_sentences",
 ]

@@ -1,6 +1,8 @@
 """Scorers: a frozen model and a formula each, giving named scores of `Samples`."""
 
 from ctrlreward.scorers.accuracy import Accuracy
+from ctrlreward.scorers.alignment import Alignment
+from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
 from ctrlreward.scorers.base import Component, Metric, Scorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
@@ -11,6 +13,8 @@ from ctrlreward.scorers.transfer import TransferQuality
 
 __all__ = [
     "Accuracy",
+    "Alignment",
+    "AttributeClassifier",
     "CTRLEval",
     "Component",
     "Distinct",
@@ -20,4 +24,5 @@ __all__ = [
     "Similarity",
     "Task",
     "TransferQuality",
+    "attribute_label",
 ]

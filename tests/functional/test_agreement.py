@@ -2,12 +2,23 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.agreement import c4, cv_star
+from ctrlreward.functional.agreement import (
+    c4,
+    correlate,
+    cv_star,
+    findings_upheld,
+    fleiss_kappa,
+    krippendorff_alpha,
+)
+
+# Type I
 
 # Original and reproduced score, and the CV* that the reproduction paper prints.
 PUBLISHED = [
@@ -53,6 +64,13 @@ def test_equal_values_vary_by_nothing() -> None:
     assert cv_star([3.0, 3.0, 3.0]) == 0
 
 
+@given(st.floats(0.1, 100), st.floats(0.1, 100))
+def test_of_two_values_it_is_about_their_distance_in_per_cent_of_their_mean(
+    a: float, b: float
+) -> None:
+    assert cv_star([a, b]) == pytest.approx(100 * abs(a - b) / ((a + b) / 2), rel=0.0035)
+
+
 def test_many_values_do_not_overflow() -> None:
     assert c4(1000) == pytest.approx(1, abs=1e-3)
 
@@ -68,3 +86,158 @@ def test_errors() -> None:
         cv_star([-1.0, 1.0])
     with pytest.raises(ValueError, match=r"n = 1: a sample standard deviation takes 2 or more"):
         c4(1)
+
+
+# Type II
+
+pairs = st.lists(
+    st.tuples(st.integers(-20, 20).map(float), st.integers(-20, 20).map(float)),
+    min_size=3,
+    max_size=15,
+)
+
+
+@given(pairs)
+def test_correlations_equal_the_definitions(values: list[tuple[float, float]]) -> None:
+    first, second = zip(*values, strict=True)
+    found = correlate(first, second)
+    assert found.n == len(values)
+    if len(set(first)) == 1 or len(set(second)) == 1:
+        assert math.isnan(found.pearson)
+        assert math.isnan(found.spearman)
+        return
+
+    def ranks(side: Sequence[float]) -> list[float]:
+        return [(sum(b < a for b in side) + sum(b <= a for b in side) + 1) / 2 for a in side]
+
+    assert found.pearson == pytest.approx(statistics.correlation(first, second), abs=1e-9)
+    expected = statistics.correlation(ranks(first), ranks(second))
+    assert found.spearman == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [([1.0, 2.0], [3.0, 4.0]), ([], []), ([1.0, 2.0, math.nan], [1.0, 2.0, 3.0])],
+)
+def test_no_correlation_where_it_says_nothing(first: list[float], second: list[float]) -> None:
+    found = correlate(first, second)
+    assert math.isnan(found.pearson)
+    assert math.isnan(found.spearman)
+
+
+# Type IV
+
+values_of_systems = st.dictionaries(
+    st.sampled_from("abcdef"), st.sampled_from([1.0, 2.0, 3.0, math.nan])
+)
+
+
+@given(values_of_systems, values_of_systems)
+def test_findings_equal_a_loop_over_pairs(
+    first: dict[str, float], second: dict[str, float]
+) -> None:
+    def ahead(values: dict[str, float], a: str, b: str) -> str:
+        return a if values[a] > values[b] else b if values[b] > values[a] else "tie"
+
+    upheld = total = 0
+    for a in "abcdef":
+        for b in "abcdef":
+            known = [v.get(s, math.nan) for v in (first, second) for s in a + b]
+            if a < b and not any(map(math.isnan, known)):
+                total += 1
+                upheld += ahead(first, a, b) == ahead(second, a, b)
+    found = findings_upheld(first, second)
+    assert found == (upheld, total)
+    assert found.share == pytest.approx(upheld / total if total else math.nan, nan_ok=True)
+
+
+def test_a_tie_is_upheld_by_a_tie_alone() -> None:
+    assert findings_upheld({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0}).share == 1
+    assert findings_upheld({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.1}).share == 0
+    assert findings_upheld({"a": 1.0, "b": 1.5}, {"a": 2.0, "b": 2.0}).share == 0
+
+
+# Type III
+
+label_rows = st.integers(2, 4).flatmap(
+    lambda raters: st.lists(
+        st.lists(st.sampled_from(["good", "bad", "mixed"]), min_size=raters, max_size=raters),
+        min_size=1,
+        max_size=8,
+    )
+)
+
+
+@given(label_rows)
+def test_kappa_equals_fleiss_formula(rows: list[list[str]]) -> None:
+    items, raters = len(rows), len(rows[0])
+    everything = [label for row in rows for label in row]
+    chance = sum((everything.count(label) / len(everything)) ** 2 for label in set(everything))
+    agreeing = [
+        sum(row.count(label) * (row.count(label) - 1) for label in set(row)) for row in rows
+    ]
+    observed = sum(agreeing) / (items * raters * (raters - 1))
+    found = fleiss_kappa(rows)
+    if chance == 1:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx((observed - chance) / (1 - chance), abs=1e-9)
+
+
+@given(label_rows)
+def test_alpha_equals_pairs_of_ratings_that_differ(rows: list[list[str]]) -> None:
+    everything = [label for row in rows for label in row]
+    differ = sum(a != b for a in everything for b in everything)
+    expected = differ / (len(everything) - 1)
+    observed = sum(sum(a != b for a in row for b in row) / (len(row) - 1) for row in rows)
+    found = krippendorff_alpha(rows)
+    if differ == 0:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx(1 - observed / expected, abs=1e-9)
+
+
+def test_alpha_equals_the_example_of_its_package() -> None:
+    n = None
+    raters = [
+        [n, n, n, n, n, 3, 4, 1, 2, 1, 1, 3, 3, n, 3],
+        [1, n, 2, 1, 3, 3, 4, 3, n, n, n, n, n, n, n],
+        [n, n, 2, 1, 3, 4, 4, n, 2, 1, 1, 3, 3, n, 4],
+    ]
+    items = list(zip(*raters, strict=True))
+    assert krippendorff_alpha(items) == pytest.approx(0.691358, abs=1e-6)
+    assert krippendorff_alpha(items, "interval") == pytest.approx(0.810845, abs=1e-6)
+    named = [["abcd"[r - 1] if r else None for r in item] for item in items]
+    assert krippendorff_alpha(named) == pytest.approx(0.691358, abs=1e-6)
+
+
+@pytest.mark.parametrize("measure", [fleiss_kappa, krippendorff_alpha])
+def test_raters_errors(measure: Callable[[list[list[str]]], float]) -> None:
+    with pytest.raises(ValueError, match="item 1 has 1 ratings and item 0 has 2"):
+        measure([["a", "b"], ["a"]])
+    with pytest.raises(ValueError, match="item 0 has 1 ratings"):
+        measure([["a"]])
+    with pytest.raises(ValueError, match="there are no items"):
+        measure([])
+
+
+@pytest.mark.parametrize(
+    ("measure", "package"),
+    [(fleiss_kappa, "statsmodels"), (krippendorff_alpha, "krippendorff")],
+)
+def test_a_package_that_is_not_installed_is_named(
+    measure: Callable[[list[list[str]]], float], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (package, f"{package}.stats"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ImportError, match=rf"needs {package}: pip install 'ctrlreward\[agreement\]'"
+    ):
+        measure([["a", "b"]])
+
+
+def test_more_errors() -> None:
+    with pytest.raises(ValueError, match="first has 1 values and second 2"):
+        correlate([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="the rating 'good' is no number: level = 'ordinal'"):
+        krippendorff_alpha([["good", "bad"]], "ordinal")

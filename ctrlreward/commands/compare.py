@@ -1,0 +1,136 @@
+"""`ctrlreward compare`: how well two runs, or more, agree (QRA++)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser
+from rich.console import Console
+
+from ctrlreward.commands.compare_report import Comparison, print_comparison
+from ctrlreward.commands.runs import Run, read_run
+from ctrlreward.functional.agreement import Correlation, Findings
+from ctrlreward.functional.reproducibility import (
+    Gap,
+    Table,
+    compare_curves,
+    compare_tables,
+)
+
+_DESCRIPTION = """How reproducible is a result? Compares runs of the same experiment by QRA++: CV*
+of each metric and its means, correlations, and the share of pairwise findings that are upheld."""
+
+
+def run(arguments: list[str]) -> None:
+    """Reads the runs, writes the file that was asked for, and prints the comparison."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    names = [options.run_a, options.run_b, *options.runs]
+    try:
+        runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
+        comparison = compare(runs, options.metrics)
+    except (ValueError, OSError, ImportError) as error:
+        parser.error(str(error))
+    if options.output:
+        write_json(Path(options.output), comparison)
+    print_comparison(Console(), comparison)
+
+
+def compare(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
+    """Compares runs study by study, and curve by curve.
+
+    Args:
+        runs: Two or more.
+        patterns: Which metrics, as file names are matched: `score/*`.
+
+    Raises:
+        ValueError: The runs have no study in common, or in one of them no metric.
+    """
+    every = list(dict.fromkeys(study for run in runs for study in run.studies))
+    shared = [study for study in every if all(study in run.studies for run in runs)]
+    if not shared:
+        raise ValueError(f"the runs have no study in common; there are {', '.join(every)}")
+    studies = {
+        study: compare_tables([_matching(run.studies[study], patterns) for run in runs])
+        for study in shared
+    }
+    metrics = dict.fromkeys(metric for study in shared for metric in studies[study].metrics)
+    curves = {
+        metric: compare_curves([run.curves[metric] for run in runs])
+        for metric in metrics
+        if all(metric in run.curves for run in runs)
+    }
+    return Comparison(runs, studies, curves, [study for study in every if study not in shared])
+
+
+def write_json(path: Path, comparison: Comparison) -> None:
+    """Everything that was compared, NaN as null; the file appears whole or not at all."""
+    content = {
+        "runs": [run.name for run in comparison.runs],
+        "studies": {study: asdict(found) for study, found in comparison.studies.items()},
+        "curves": comparison.curves,
+        "missing_studies": list(comparison.missing),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    text = json.dumps(_plain(content), indent=2, ensure_ascii=False)
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="ctrlreward compare", description=_DESCRIPTION)
+    where = (
+        "CSV file (system, metric, value; or one system a row), JSON file ({system: {metric: "
+        "value}}) or a logger's folder (HistoryLogger, CSVLogger, W&B); FILE.csv:column=value "
+        "takes some rows of a file"
+    )
+    parser.add_argument("run_a", metavar="RUN_A", type=str, help=where)
+    parser.add_argument("run_b", metavar="RUN_B", type=str, help="a run of the same experiment")
+    parser.add_argument("--runs", nargs="+", type=str, default=[], help="further runs")
+    parser.add_argument(
+        "--metrics", nargs="+", type=str, default=["*"], help="which ones: 'score/*' 'after/*'"
+    )
+    parser.add_argument(
+        "--system_columns",
+        nargs="+",
+        type=str,
+        default=["system"],
+        help="columns of a CSV file that together name a system",
+    )
+    parser.add_argument(
+        "--metric_columns",
+        nargs="+",
+        type=str,
+        default=["metric"],
+        help="columns of a long CSV file that together name a metric",
+    )
+    parser.add_argument("--output", type=str | None, default=None, help="writes a JSON file")
+    return parser
+
+
+def _matching(table: Table, patterns: Sequence[str]) -> Table:
+    kept = {m: c for m, c in table.items() if any(fnmatchcase(m, p) for p in patterns)}
+    if not kept:
+        raise ValueError(
+            f"no metric is named {' or '.join(patterns)}: there are {', '.join(table)}"
+        )
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has words for: objects for named tuples, null for NaN."""
+    if isinstance(value, Correlation | Findings | Gap):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

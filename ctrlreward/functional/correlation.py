@@ -1,0 +1,315 @@
+"""How well scores agree with human ratings: three correlations, each with an interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# Numbers in a working array: larger problems are done in pieces of about this size.
+_PIECE = 2_000_000
+
+
+class Estimate(NamedTuple):
+    """A correlation, -1 to 1, with the ends of its interval; NaN where there is none."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """How one score agrees with one rating.
+
+    Attributes:
+        n: What was correlated: rows, or systems.
+        failed: Rows that were left out, without a score or without a rating.
+        pearson: Pearson's r.
+        spearman: Spearman's ρ.
+        kendall: Kendall's τ-b.
+        note: Why a value or an interval is NaN; empty where nothing is.
+    """
+
+    n: int
+    failed: int
+    pearson: Estimate
+    spearman: Estimate
+    kendall: Estimate
+    note: str = ""
+
+
+def sample_correlations(
+    scores: npt.ArrayLike,
+    ratings: npt.ArrayLike,
+    clusters: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Correlations:
+    """Correlations over all rows, with percentile intervals of the cluster bootstrap.
+
+    Rows of one cluster (outputs for one prefix, or about one document) are alike, so whole
+    clusters are drawn with replacement, as many as there are (see `paired_bootstrap`). With few
+    clusters the intervals come out somewhat narrow. Time and memory of the intervals grow with
+    the square of the number of clusters: a second for 3,000, half a minute for 10,000.
+
+    Args:
+        scores: Shape (n,). NaN, a sample that failed, leaves its row out.
+        ratings: Shape (n,); NaN leaves the row out.
+        clusters: What each row belongs to, shape (n,); None for each row its own.
+        confidence: Share of the draws inside the intervals, in (0, 1).
+        resamples: How many draws.
+        seed: The same seed gives the same intervals.
+
+    Returns:
+        The correlations over rows. NaN, with a note that says why, where fewer than three rows
+        are left or one side is constant, and for the interval where there is a single cluster.
+
+    Raises:
+        ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
+            out of its range.
+    """
+    _check(confidence, resamples)
+    x, y = _pair(scores, ratings)
+    kept = ~(np.isnan(x) | np.isnan(y))
+    members = _codes("clusters", range(len(x)) if clusters is None else clusters, kept)
+    x, y, failed = x[kept], y[kept], int((~kept).sum())
+    note = _degenerate(x, y, "row")
+    if note:
+        return _undefined(len(x), failed, note)
+    if members.max() == 0:
+        return _correlations(x, y, failed, None, confidence)
+    draws = _draws(members, resamples, seed)
+    weights = _blocks(draws, members)
+    moments = np.concatenate([_weighted_pearson_and_spearman(x, y, block) for block in weights])
+    drawn = (*moments.T, _weighted_kendall(x, y, members, draws))
+    return _correlations(x, y, failed, drawn, confidence)
+
+
+def system_correlations(
+    scores: npt.ArrayLike,
+    ratings: npt.ArrayLike,
+    systems: Sequence[Hashable | None],
+    clusters: Sequence[Hashable] | None = None,
+    confidence: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Correlations:
+    """Correlations over the systems' means, with percentile intervals of the cluster bootstrap.
+
+    The systems stay the same and whole clusters of rows (inputs) are drawn with replacement, so
+    an interval says what other inputs would have given for these systems, not what other systems
+    would have. Draws in which a system has no row, or one side is constant, are left out.
+
+    Args:
+        scores: Shape (n,). NaN, a sample that failed, leaves its row out.
+        ratings: Shape (n,); NaN leaves the row out.
+        systems: Which system wrote each row, shape (n,); None leaves the row out.
+        clusters: What each row belongs to, shape (n,), best the input that all systems were
+            given; None for each row its own.
+        confidence: Share of the draws inside the intervals, in (0, 1).
+        resamples: How many draws.
+        seed: The same seed gives the same intervals.
+
+    Returns:
+        The correlations over systems; `failed` still counts rows. NaN, with a note that says
+        why, where there are fewer than three systems or one side is constant.
+
+    Raises:
+        ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
+            out of its range.
+    """
+    _check(confidence, resamples)
+    x, y = _pair(scores, ratings)
+    kept = ~(np.isnan(x) | np.isnan(y))
+    kept &= np.array([system is not None for system in systems], dtype=bool)
+    members = _codes("clusters", range(len(x)) if clusters is None else clusters, kept)
+    places = _codes("systems", systems, kept)
+    x, y, failed = x[kept], y[kept], int((~kept).sum())
+    once = np.ones((1, members.max(initial=-1) + 1), dtype=np.int64)
+    (means_x,), (means_y,) = (_system_means(side, members, places, once) for side in (x, y))
+    note = _degenerate(means_x, means_y, "system")
+    if note:
+        return _undefined(len(means_x), failed, note)
+    if members.max() == 0:
+        return _correlations(means_x, means_y, failed, None, confidence)
+    draws = _draws(members, resamples, seed)
+    drawn_x, drawn_y = (_system_means(side, members, places, draws) for side in (x, y))
+    present = ~np.isnan(drawn_x).any(axis=1)
+    drawn = _rowwise(drawn_x[present], drawn_y[present])
+    return _correlations(means_x, means_y, failed, drawn, confidence)
+
+
+# What is asked for
+
+
+def _check(confidence: float, resamples: int) -> None:
+    if not (0 < confidence < 1 and resamples > 0):
+        raise ValueError(
+            f"confidence = {confidence} and resamples = {resamples}: give a confidence between 0 "
+            "and 1, and one resample or more"
+        )
+
+
+def _pair(scores: npt.ArrayLike, ratings: npt.ArrayLike) -> tuple[Floats, Floats]:
+    x = np.asarray(scores, dtype=np.float64)
+    y = np.asarray(ratings, dtype=np.float64)
+    if x.ndim != 1 or x.shape != y.shape:
+        raise ValueError(
+            f"scores has the shape {x.shape} and ratings {y.shape}: give one of each per row"
+        )
+    for name, side in (("scores", x), ("ratings", y)):
+        if np.isinf(side).any():
+            place = int(np.flatnonzero(np.isinf(side))[0])
+            raise ValueError(f"{name}[{place}] is infinite: give numbers, NaN for failed")
+    return x, y
+
+
+def _codes(name: str, items: Sequence[Hashable], kept: npt.NDArray[np.bool_]) -> Ints:
+    """Each kept row's item as a number from 0, in the order in which they first occur."""
+    if len(items) != len(kept):
+        raise ValueError(f"{name} has {len(items)} items for {len(kept)} rows: give one per row")
+    chosen = [item for item, keep in zip(items, kept.tolist(), strict=True) if keep]
+    places = {item: place for place, item in enumerate(dict.fromkeys(chosen))}
+    return np.array([places[item] for item in chosen], dtype=np.int64)
+
+
+def _degenerate(x: Floats, y: Floats, unit: str) -> str:
+    """Why these have no correlation; empty where they have."""
+    if len(x) < 3:
+        return f"of 3 or more {unit}s that a correlation takes, there are {len(x)}"
+    for name, side in (("score", x), ("rating", y)):
+        if side.min() == side.max():
+            return f"every {unit} has the {name} {side[0]:g}"
+    return ""
+
+
+def _undefined(n: int, failed: int, note: str) -> Correlations:
+    nothing = Estimate(np.nan, np.nan, np.nan)
+    return Correlations(n, failed, nothing, nothing, nothing, note)
+
+
+def _correlations(
+    x: Floats, y: Floats, failed: int, drawn: Sequence[Floats] | None, confidence: float
+) -> Correlations:
+    """The values of x and y themselves, with the percentile intervals of what was drawn."""
+    measures: tuple[Callable[..., Any], ...] = (stats.pearsonr, stats.spearmanr, stats.kendalltau)
+    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
+    estimates = []
+    for place, measure in enumerate(measures):
+        defined = np.empty(0) if drawn is None else drawn[place][~np.isnan(drawn[place])]
+        ends = np.quantile(defined, tails) if len(defined) else (np.nan, np.nan)
+        estimates.append(Estimate(float(measure(x, y).statistic), *map(float, ends)))
+    pearson, spearman, kendall = estimates
+    note = "all rows are of one cluster: no intervals" if drawn is None else ""
+    return Correlations(len(x), failed, pearson, spearman, kendall, note)
+
+
+# Draws: all that matters of one is how often it holds each cluster
+
+
+def _draws(members: Ints, resamples: int, seed: int) -> Ints:
+    """How often each draw holds each cluster, shape (resamples, clusters)."""
+    count = int(members.max()) + 1
+    chances = np.full(count, 1 / count)
+    return np.random.default_rng(seed).multinomial(count, chances, size=resamples)
+
+
+def _blocks(draws: Ints, members: Ints) -> Iterator[Floats]:
+    """How often each draw holds each row, a few draws at a time."""
+    size = max(1, _PIECE // len(members))
+    for start in range(0, len(draws), size):
+        yield draws[start : start + size, members].astype(np.float64)
+
+
+def _weighted_pearson_and_spearman(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Both for each draw, shape (draws, 2), of rows that it holds `weights` (draws, n) times."""
+    pearson = _pearson(x[None], y[None], weights)
+    spearman = _pearson(_ranks(x, weights), _ranks(y, weights), weights)
+    return np.stack([pearson, spearman], axis=1)
+
+
+def _pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Weighted correlation along the rows of arrays that broadcast to (draws, n)."""
+    total = weights.sum(axis=1, keepdims=True)
+    from_x, from_y = (s - (weights * s).sum(axis=1, keepdims=True) / total for s in (x, y))
+    product = (weights * from_x * from_y).sum(axis=1)
+    deviations = 1.0
+    for side, centred in ((x, from_x), (y, from_y)):
+        deviation = np.sqrt((weights * np.square(centred)).sum(axis=1))
+        # Of a constant side, the rounding of its mean is left.
+        deviation[deviation <= 1e-12 * np.abs(side).max(axis=1) * total[:, 0]] = np.nan
+        deviations = deviations * deviation
+    return np.asarray(product / deviations)
+
+
+def _ranks(values: Floats, weights: Floats) -> Floats:
+    """Mean rank of each row in each draw, shape (draws, n), as if it were there that often."""
+    distinct, places = np.unique(values, return_inverse=True)
+    order = np.argsort(places, kind="stable")
+    starts = np.searchsorted(places[order], np.arange(len(distinct)))
+    often = np.add.reduceat(weights[:, order], starts, axis=1)
+    return (often.cumsum(axis=1) - (often - 1) / 2)[:, places]
+
+
+def _weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats:
+    """τ-b of each draw, shape (draws,).
+
+    Concordant minus discordant pairs of a draw are a quadratic form of its cluster counts d:
+    Σ d_c d_e K_ce, where K_ce sums sgn(x_i - x_j) · sgn(y_i - y_j) over i in c and j in e. So
+    are the pairs that are not tied in x, or in y.
+    """
+    order = np.argsort(members, kind="stable")
+    x, y = x[order], y[order]
+    count = draws.shape[1]
+    starts = np.searchsorted(members[order], np.arange(count + 1))
+    often = draws.astype(np.float32)  # sums of pairs stay below 2^24, exact in float32
+    forms = np.zeros((3, len(draws)))
+    step = max(1, _PIECE * count // len(x) ** 2)
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        rows = slice(starts[first], starts[last])
+        signs_x, signs_y = (np.sign(side[rows, None] - side).astype(np.float32) for side in (x, y))
+        for form, pairs in zip(
+            forms, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
+        ):
+            by_rows = np.add.reduceat(pairs, starts[first:last] - starts[first], axis=0)
+            by_clusters = np.add.reduceat(by_rows, starts[:-1], axis=1)
+            form += (often @ by_clusters.T * draws[:, first:last]).sum(axis=1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(forms[0] / np.sqrt(forms[1] * forms[2]))
+
+
+def _system_means(values: Floats, members: Ints, places: Ints, draws: Ints) -> Floats:
+    """Mean of each system in each draw, shape (draws, systems); NaN where it has no row."""
+    shape = (draws.shape[1], places.max(initial=-1) + 1)
+    cells = members * shape[1] + places
+    sums = np.bincount(cells, values, minlength=shape[0] * shape[1]).reshape(shape)
+    counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((draws @ sums) / (draws @ counts))
+
+
+def _rowwise(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+    """Pearson, Spearman and τ-b between equal rows of x and y, each of shape (draws, systems)."""
+    if not len(x):
+        return (np.empty(0),) * 3
+    ones = np.ones_like(x)
+    pearson = _pearson(x, y, ones)
+    spearman = _pearson(stats.rankdata(x, axis=1), stats.rankdata(y, axis=1), ones)
+    concordance, pairs_x, pairs_y = np.zeros((3, len(x)))
+    for place in range(x.shape[1]):
+        signs_x, signs_y = (np.sign(side - side[:, place, None]) for side in (x, y))
+        concordance += (signs_x * signs_y).sum(axis=1)
+        pairs_x += np.abs(signs_x).sum(axis=1)
+        pairs_y += np.abs(signs_y).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return pearson, spearman, concordance / np.sqrt(pairs_x * pairs_y)

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctrlreward.callbacks.history import HistoryLogger
+from ctrlreward.cli import main
+from ctrlreward.functional.agreement import cv_star
+
+PAIRS = {"A": (97.1, 98.2, 1.12), "B": (94.3, 96.6, 2.40), "C": (90.7, 96.9, 6.59)}
+
+
+@pytest.fixture
+def two_tables(tmp_path: Path) -> list[str]:
+    """Published scores: the original's as long CSV, the reproduction's as JSON."""
+    lines = [f"{system},sentiment,{first}" for system, (first, _, _) in PAIRS.items()]
+    original = tmp_path / "original.csv"
+    original.write_text("\n".join(["system,metric,value", *lines, ""]))
+    again = {system: {"sentiment": second} for system, (_, second, _) in PAIRS.items()}
+    reproduction = tmp_path / "reproduction.json"
+    reproduction.write_text(json.dumps(again))
+    return [str(original), str(reproduction)]
+
+
+def compared(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
+    output = tmp_path / "output" / "comparison.json"
+    main(["compare", *arguments, "--output", str(output)])
+    return json.loads(output.read_text())
+
+
+def test_published_scores_of_three_systems(
+    two_tables: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compared(two_tables, tmp_path)
+    assert found["runs"] == two_tables
+    study = found["studies"][""]
+    cells = {system: published for system, (_, _, published) in PAIRS.items()}
+    assert study["metrics"]["sentiment"]["cv_star"] == pytest.approx(cells, abs=0.0051)
+    assert study["mean_cv_star"] == pytest.approx(statistics.mean(cells.values()), abs=0.0051)
+    assert study["findings"] == {"upheld": 2, "total": 3}
+    printed = capsys.readouterr().out
+    assert [f"run {i}: {name}" for i, name in enumerate(two_tables, 1)] == printed.splitlines()[:2]
+    assert "CV* (type I): 3.37 %, mean of 1 metrics; of two runs, about their diff" in printed
+    assert "findings (type IV): 2 of 3 pairs of systems have the same one ahead (66.7 %)" in printed
+
+
+def test_two_runs_of_one_system_are_two_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = HistoryLogger(str(tmp_path / "a")), HistoryLogger(str(tmp_path / "b"))
+    curves = {10: (0.5, 0.6), 20: (0.7, 0.5), 30: (0.6, 0.7), 40: (0.8, 0.9)}
+    for step, (a, b) in curves.items():
+        first.log_metrics({"score/x": a, "loss": -a}, step)
+        second.log_metrics({"score/x": b}, step)
+    second.log_metrics({"policy/kl": math.nan}, 50)
+    found = compared([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path)
+    study = found["studies"][""]
+    assert study["metrics"]["score/x"]["cv_star"]["run"] == pytest.approx(cv_star([0.8, 0.9]))
+    sides = list(zip(*curves.values(), strict=True))
+    expected = statistics.correlation(*sides)
+    assert found["curves"]["score/x"]["pearson"] == pytest.approx(expected)
+    assert found["curves"]["score/x"]["n"] == 4
+    assert study["metrics"]["loss"]["mean_cv_star"] is None
+    printed = capsys.readouterr().out
+    assert "findings (type IV): none, for they compare systems, and each run has one" in printed
+    assert printed.splitlines()[-3:] == [
+        "left out:",
+        "  loss: missing in run 2",
+        "  policy/kl: missing in run 1, nan in run 2",
+    ]
+
+
+def test_more_than_two_runs_and_some_metrics(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, value in (("a", 1.0), ("b", 1.5), ("c", 1.2)):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps({"score/x": value, "score/y": 2.0, "loss": 9.0}))
+    a, b, c = map(str, files)
+    found = compared([a, b, "--runs", c, "--metrics", "*/x", "*/y"], tmp_path)
+    metrics = found["studies"][""]["metrics"]
+    assert set(metrics) == {"score/x", "score/y"}
+    assert metrics["score/x"]["mean_cv_star"] == pytest.approx(cv_star([1.0, 1.5, 1.2]))
+    assert "about their difference" not in capsys.readouterr().out
+
+
+def test_studies_are_compared_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header = "study,system,x\n"
+    (tmp_path / "a.csv").write_text(header + "one,A,1\none,B,2\ntwo,A,3\nthree,A,1\n")
+    (tmp_path / "b.csv").write_text(header + "one,A,2\none,B,3\ntwo,A,3\n")
+    found = compared([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], tmp_path)
+    expected = statistics.mean([cv_star([1, 2]), cv_star([2, 3])])
+    assert found["studies"]["one"]["mean_cv_star"] == pytest.approx(expected)
+    assert found["studies"]["two"]["mean_cv_star"] == 0
+    assert found["missing_studies"] == ["three"]
+    assert capsys.readouterr().out.endswith("study 'three' is not in all runs: left out\n")
+
+
+def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) -> None:
+    """Topic control: 36 systems and settings, five classifiers."""
+    file = data_dir / "lorandi_ctg" / "evaluation_flat.csv"
+    settings = ["system", "prompting", "dataset", "max_len"]
+    rows = "task=topic,measure=accuracy,class=overall"
+    runs = [f"{file}:seed={seed},{rows}" for seed in (3443, 789)]
+    found = compared([*runs, "--system_columns", *settings], tmp_path)
+    values: dict[tuple[str, ...], dict[str, float]] = {}
+    with open(file, newline="") as opened:
+        for row in csv.DictReader(opened):
+            if (row["task"], row["measure"], row["class"]) == ("topic", "accuracy", "overall"):
+                key = (row["metric"], *(row[column] for column in settings))
+                values.setdefault(key, {})[row["seed"]] = float(row["value"])
+    metrics = found["studies"][""]["metrics"]
+    cells = {
+        (metric, system): cell
+        for metric, agreement in metrics.items()
+        for system, cell in agreement["cv_star"].items()
+    }
+    assert len(cells) == len(values) == 180
+    for (metric, *system), of in values.items():
+        expected = cv_star([of["3443"], of["789"]])
+        assert cells[metric, " ".join(system)] == pytest.approx(expected)
+    assert all(agreement["findings"]["total"] == 36 * 35 / 2 for agreement in metrics.values())
+
+
+def test_many_gaps_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, extra in (("a", 30), ("b", 0)):
+        values = {"x": 1.0, **{f"y{i}": 1.0 for i in range(extra)}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(values))
+    found = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
+    assert len(found["studies"][""]["gaps"]) == 30
+    printed = capsys.readouterr().out
+    assert printed.count("missing in run 2") == 20
+    assert "and 10 more: --output FILE.json lists all" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent", "b.json"], "absent: there is no such file or folder"),
+        (["a.json", "b.json", "--metrics", "z"], "no metric is named z: there are x"),
+        (["a.json", "b.json"], "the runs have no metric in common; run 1 has x, run 2 has y"),
+        (["a.json", "c.csv"], "the runs have no study in common; there are"),
+        (["a.json"], "run_b"),
+    ],
+)
+def test_errors_name_the_fix(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.json").write_text('{"x": 1}')
+    Path("b.json").write_text('{"y": 1}')
+    Path("c.csv").write_text("study,x\none,1\n")
+    with pytest.raises(SystemExit) as exit:
+        main(["compare", *arguments])
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["compare", "--help"])
+    assert exit.value.code == 0
+    printed = capsys.readouterr().out
+    for option in ("RUN_A", "RUN_B", "--runs", "--metrics", "--system_columns", "--output"):
+        assert option in printed

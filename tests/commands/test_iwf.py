@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from string import ascii_letters
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from ctrlreward.cli import main
+from ctrlreward.commands.iwf import read_sentences, run
+from ctrlreward.functional.sentences import split_sentences
+from ctrlreward.models.frequency import InverseFrequency
+
+LINES = [
+    "The food was good. We will come back!",
+    "",
+    "Mr. Fox sleeps. Does the dog?",
+    "A café: 5 € for tea.",  # characters that the tokenizer below does not have
+]
+
+
+@pytest.fixture
+def model(tiny_llama: Callable[[str], str]) -> str:
+    return tiny_llama(ascii_letters + " .!,:\n")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(LINES), encoding="utf-8")
+    return path
+
+
+def counted(sentences: list[str], model: str) -> list[float]:
+    """log(1 + |C|) / f_w, token by token."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    rows = [tokenizer(sentence, add_special_tokens=False).input_ids for sentence in sentences]
+    weights = []
+    for token in range(len(tokenizer)):
+        holding = sum(token in row for row in rows)
+        weights.append(math.log(1 + len(sentences)) / holding if holding else 0.0)
+    return weights
+
+
+def test_the_table_is_that_of_a_plain_count(
+    model: str, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = corpus.with_name("iwf.txt")
+    main(["iwf", str(corpus), str(output), "--model", model])
+    sentences = [
+        "The food was good.",
+        "We will come back!",
+        "Mr. Fox sleeps.",
+        "Does the dog?",
+        "A café: 5 € for tea.",
+    ]
+    expected = counted(sentences, model)
+    lines = output.read_text().splitlines()
+    np.testing.assert_allclose([float(line) for line in lines], expected, rtol=1e-15)
+    seen = sum(weight > 0 for weight in expected)
+    assert capsys.readouterr().out == f"{output}: {len(expected)} tokens, {seen} of them found\n"
+    assert 10 < seen < len(expected)
+
+
+def test_the_table_is_read_back_as_it_was_counted(model: str, corpus: Path) -> None:
+    output = corpus.with_name("iwf.txt")
+    run([str(corpus), str(output), "--model", model])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sentences = [sentence for line in LINES for sentence in split_sentences(line)]
+    expected = InverseFrequency.from_corpus(sentences, tokenizer)
+    found = InverseFrequency.from_file(output)
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    found.require(len(tokenizer))
+
+
+def test_a_pattern_takes_several_files(model: str, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one.txt").write_text("Soup. Bread.")
+    (tmp_path / "two.txt").write_text("Soup again.\n")
+    (tmp_path / "three.md").write_text("Nothing of this.")
+    output = tmp_path / "iwf.out"
+    run([str(tmp_path / "**" / "*.txt"), str(output), "--model", model])
+    expected = counted(["Soup.", "Bread.", "Soup again."], model)
+    np.testing.assert_allclose(InverseFrequency.from_file(output).weights, expected, rtol=1e-15)
+
+
+def test_the_sentences_are_split_as_asked(corpus: Path, model: str) -> None:
+    pytest.importorskip("sentencex")
+    corpus.write_text("Good.Bad. So.")  # sentencex parts what has no space between it
+    weights = []
+    for splitter in ("rules", "sentencex"):
+        output = corpus.with_name(f"{splitter}.txt")
+        run([str(corpus), str(output), "--model", model, "--sentence_splitter", splitter])
+        weights.append(InverseFrequency.from_file(output).weights.tolist())
+    expected = [
+        counted(["Good.Bad.", "So."], model),
+        counted(["Good.", "Bad.", "So."], model),
+    ]
+    np.testing.assert_allclose(weights, expected, rtol=1e-15)
+    assert weights[0] != weights[1]
+
+
+def test_files_are_read_no_further_than_their_sentences_are_taken(tmp_path: Path) -> None:
+    """A corpus may be larger than memory."""
+    asked: list[str] = []
+
+    def split(line: str) -> list[str]:
+        asked.append(line)
+        return [line]
+
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    paths[0].write_text("one\r\ntwo\nthree")
+    paths[1].write_bytes(b"\xef\xbb\xbffour\n")  # a mark of the byte order is no text
+    sentences: Iterator[str] = read_sentences(paths, split)
+    assert [next(sentences), next(sentences)] == asked == ["one", "two"]
+    assert list(sentences) == ["three", "four"]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "message"),
+    [
+        (b"A dog.", ["no.txt", "iwf.txt"], "corpus = 'no.txt' is no file and no pattern that"),
+        (b"A dog.", ["c.txt", "no/iwf.txt"], "output = no/iwf.txt: there is no folder no, make"),
+        (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is no UTF-8 text: convert the file"),
+        (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences: give at least one"),
+        (
+            b"A dog.",
+            ["c.txt", "iwf.txt", "--sentence_splitter", "words"],
+            "sentence_splitter = 'words': give a function",
+        ),
+    ],
+)
+def test_what_cannot_be_counted_is_said_in_one_line(
+    content: bytes,
+    arguments: list[str],
+    message: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.txt").write_bytes(content)
+    with pytest.raises(SystemExit) as exit:
+        run([*arguments, "--model", model])
+    assert exit.value.code == 2
+    assert re.search(f"^error: {re.escape(message)}", capsys.readouterr().err, re.M)
+    assert not Path("iwf.txt").exists()

@@ -1,0 +1,412 @@
+"""Judging scores by ratings, with scores that are read from the texts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ctrlreward import Samples
+from ctrlreward.cli import main
+from ctrlreward.commands import meta_eval
+from ctrlreward.commands.presets import (
+    PUBLISHED,
+    deal_systems,
+    read_ctc,
+    read_ctrleval,
+    read_li2018,
+)
+from ctrlreward.commands.tables import numbers, read_records
+from ctrlreward.scorers.base import Metric, Scorer, Scores
+
+LETTERS = " abcdefghijklmnopqrstuvwxyzT."
+
+
+class Length(Scorer):
+    """The length of a text in place of any score; an empty text fails."""
+
+    def __init__(self, names: tuple[str, ...] = ("length",), sign: float = 1.0) -> None:
+        self.names = names
+        self.sign = sign
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {name: Metric(self.sign > 0, (-np.inf, np.inf)) for name in self.names}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        lengths = np.array([self.sign * len(text) or np.nan for text in samples.texts])
+        return {name: lengths + place for place, name in enumerate(self.names)}
+
+
+class Stub(Length):
+    """In the place of a scorer with aspects; keeps how it was built."""
+
+    built: list[tuple[Any, ...]]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        Stub.built.append((*arguments, options))
+        names = arguments[0] if isinstance(arguments[0], tuple) else CTRLEVAL
+        both = {"preservation": ("preservation", "preservation_output", "preservation_source")}
+        super().__init__(sum((both.get(name, (name,)) for name in names), ()))
+
+
+CTRLEVAL = ("coherence", "consistency", "attribute_relevance")
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder, with `Length` under a name that a command line can give."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "stubs", sys.modules[__name__])
+    monkeypatch.setattr(Length, "__module__", "stubs")
+    monkeypatch.setattr(Stub, "built", [], raising=False)
+
+
+def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The error of a command that is to fail, as one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(["meta-eval", *arguments])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def rows_of(path: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    content = json.loads(Path(path).read_text())["correlations"]
+    return {(row["score"], row["rating"], row["level"]): row for row in content}
+
+
+# Files of one's own
+
+MINE = [
+    {
+        "output": "x" * length,
+        "by": "abc"[i % 3],
+        "about": f"t{i // 3}",
+        "good": good,
+        "short": -good,
+    }
+    for i, (length, good) in enumerate(
+        zip([3, 5, 9, 2, 6, 7, 4, 4, 8, 0, 3, 6], [1, 3, 5, 1, 2, 5, 2, 3, 4, 9, 2, 3], strict=True)
+    )
+]
+COMMAND = ["meta-eval", "rated", "--data=mine.jsonl", "--ratings=[good,short]"]
+COMMAND += ["--columns.text=output", "--cluster=about", "--system=by"]
+
+
+@pytest.fixture
+def mine() -> tuple[list[int], list[int], list[str]]:
+    """Writes the file; gives the rows that don't fail: lengths, ratings and systems."""
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in MINE))
+    kept = [row for row in MINE if row["output"]]
+    lengths = [len(str(row["output"])) for row in kept]
+    return lengths, [int(row["good"]) for row in kept], [str(row["by"]) for row in kept]
+
+
+def test_the_numbers_are_those_of_scipy(
+    mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--output=out/found.json"])
+    printed = capsys.readouterr().out
+    lengths, good, systems = mine
+    rows = rows_of("out/found.json")
+    assert len(rows) == 4
+    sample = rows["length", "good", "sample"]
+    assert (sample["n"], sample["failed"]) == (11, 1)
+    measures = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+    means = [
+        [np.mean([v for v, by in zip(side, systems, strict=True) if by == s]) for s in "abc"]
+        for side in (lengths, good)
+    ]
+    for name, measure in measures.items():
+        value = measure(lengths, good).statistic
+        assert sample[name]["value"] == pytest.approx(value)
+        assert sample[name]["low"] <= value <= sample[name]["high"]
+        assert f"{value:.4f}" in printed
+        assert f"{sample[name]['low']:.2f} to {sample[name]['high']:.2f}" in printed
+        assert rows["length", "short", "sample"][name]["value"] == pytest.approx(-value)
+        between = rows["length", "good", "system"][name]["value"]
+        assert between == pytest.approx(measure(*means).statistic)
+    assert "length ↑" in printed
+    assert "bootstrap over the 4 clusters of rows" in printed
+
+
+def test_scores_of_rows_are_written_and_can_be_judged_again(
+    mine: tuple[list[int], list[int], list[str]],
+) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.csv", "--output=first.json"])
+    rows = read_records(Path("rows.csv"))
+    assert numbers(rows, "score/length").tolist()[:9] == [len(str(r["output"])) for r in MINE][:9]
+    assert np.isnan(numbers(rows, "score/length")[9])
+    again = ["--ratings=[rating/good]", "--metrics=[score/length]", "--output=second.json"]
+    main(["meta-eval", "rated", "--data=rows.csv", *again])
+    first = rows_of("first.json")["length", "good", "sample"]
+    second = rows_of("second.json")["score/length", "rating/good", "sample"]
+    assert second["kendall"]["value"] == pytest.approx(first["kendall"]["value"])
+
+
+def test_what_was_scored_is_kept_when_a_judgement_fails(
+    mine: tuple[list[int], list[int], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr("ctrlreward.commands.meta_report.judge", broken)
+    with pytest.raises(RuntimeError, match="no statistics"):
+        main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.jsonl"])
+    assert len(read_records(Path("rows.jsonl"))) == len(MINE)
+
+
+def test_a_scatter_plot_on_request(mine: tuple[list[int], list[int], list[str]]) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--plot=pictures/scatter.png"])
+    content = Path("pictures/scatter.png").read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(content) > 5_000
+
+
+def test_a_score_that_always_fails_says_so(
+    mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--scorers.sign=0", "--output=found.json"])
+    row = rows_of("found.json")["length", "good", "sample"]
+    assert row["kendall"] == {"value": None, "low": None, "high": None}
+    assert row["note"] == "of 3 or more rows that a correlation takes, there are 0"
+    assert "there are 0" in " ".join(capsys.readouterr().out.split())
+
+
+# Presets on small files of their form
+
+
+def stub_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CTRLEval", "Alignment"):
+        monkeypatch.setattr(meta_eval, name, Stub)
+
+
+def test_ctrleval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stub_scorers(monkeypatch)
+    rows = [("world", "The sea", f"The sea {'rose' * i}", i % 3, i, 4 - i % 2) for i in range(5)]
+    Path("topic.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    options = ["--task=topic", "--model=some", "--output=found.json"]
+    main(["meta-eval", "ctrleval", "--data=topic.txt", *options])
+    assert Stub.built[0][:2] == ("some", "topic")
+    found = rows_of("found.json")
+    assert set(found) == {(a, b, "sample") for a in CTRLEVAL for b in CTRLEVAL}
+    assert found["coherence", "consistency", "sample"]["kendall"]["value"] == pytest.approx(1)
+    assert not any(row["published"] for row in found.values())
+    assert "No system level" in capsys.readouterr().out
+
+
+def test_the_published_figures_stand_beside(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_scorers(monkeypatch)
+    data = data_dir / "ctrleval" / "data_senti.txt"
+    main(["meta-eval", "ctrleval", f"--data={data}", "--output=found.json", "--resamples=50"])
+    printed = capsys.readouterr().out
+    with open(data, encoding="utf-8") as file:
+        cells = [line.rstrip("\n").split("\t") for line in file]
+    lengths = [len(row[2]) for row in cells]
+    for place, (aspect, paper) in enumerate(
+        zip(CTRLEVAL, (0.3044, 0.2235, 0.2111), strict=True), 3
+    ):
+        row = rows_of("found.json")[aspect, aspect, "sample"]
+        tau = stats.kendalltau(lengths, [float(row[place]) for row in cells]).statistic
+        assert row["kendall"]["value"] == pytest.approx(tau)
+        assert [figure["value"] for figure in row["published"]] == [paper]
+        assert f"{tau:.4f}" in printed
+        assert f"{paper:.4f}" in printed
+    assert "bootstrap over the 15 clusters of rows" in printed
+
+
+DIALOG = [
+    {"response": "z" * i + "\n", "dialog_history": "hi\n", "fact": f"f{i % 2}\n", "model": m,
+     "engaging": i % 4, "uses_knowledge": i % 3}
+    for i, m in enumerate("abcabcabc", 1)
+]  # fmt: skip
+
+
+def test_ctc_judges_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_scorers(monkeypatch)
+    Path("chat.json").write_text(json.dumps(DIALOG))
+    Path("words.txt").write_text("the\n")
+    options = ["--stop-words=words.txt", "--output=found.json"]
+    main(["meta-eval", "ctc", "--data=chat.json", *options])
+    aspects = ("engagingness", "groundedness")
+    assert [built[:5] for built in Stub.built] == [
+        (aspects, "minilm-l6", "embedding", "words.txt", how) for how in (None, "mean")
+    ]
+    scores = {*aspects, *(f"{aspect}_mean" for aspect in aspects)}
+    assert set(rows_of("found.json")) == {
+        (score, rating, level)
+        for score in scores
+        for rating in ("engaging", "uses_knowledge")
+        for level in ("sample", "system")
+    }
+    main(["meta-eval", "ctc", "--data=chat.json", "--aggregate=mean", "--output=found.json"])
+    assert {score for score, *_ in rows_of("found.json")} == set(aspects)
+
+
+TRANSFERS = [
+    {"item": f"n-{i // 4}", "target": "negative", "system": "abcd"[i % 4], "source": f"s{i // 4}",
+     "output": "z" * (i * 7 % 11 + 1), "grammaticality": i % 5, "sentiment": i % 4, "topic": i % 3}
+    for i in range(24)
+]  # fmt: skip
+
+
+@pytest.fixture
+def transfers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of Li et al.'s form, and scorers that need no models."""
+    stub_scorers(monkeypatch)
+    sides = {"Accuracy": ("accuracy", "label_probability"), "Similarity": ("similarity",)}
+    sides["Perplexity"] = ("perplexity", "log_likelihood")
+    for name, scores in sides.items():
+        monkeypatch.setattr(meta_eval, name, lambda *_, names=scores: Side(names))
+    with open("rated.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(TRANSFERS[0]))
+        writer.writeheader()
+        writer.writerows(TRANSFERS)
+
+
+class Side(Length):
+    """Probabilities, cosines or perplexities that grow with the length."""
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        lengths = np.array([len(text) for text in samples.texts])
+        values = lengths * 5.0 if "perplexity" in self.names else lengths / 12
+        return dict.fromkeys(self.names, values)
+
+    def corpus_perplexity(self, samples: Samples) -> float:
+        return 1.0
+
+
+def test_li2018_judges_preservation(transfers: None) -> None:
+    main(["meta-eval", "li2018", "--data=rated.csv", "--output=found.json"])
+    found = rows_of("found.json")
+    assert {score for score, *_ in found} == {
+        "preservation",
+        "preservation_output",
+        "preservation_source",
+    }
+    assert {rating for _, rating, _ in found} == {"topic", "sentiment", "grammaticality", "mean"}
+    lengths = [len(str(row["output"])) for row in TRANSFERS]
+    mean = [(r["topic"] + r["sentiment"] + r["grammaticality"]) / 3 for r in TRANSFERS]  # type: ignore[operator]
+    value = found["preservation", "mean", "sample"]["pearson"]["value"]
+    assert value == pytest.approx(stats.pearsonr(lengths, mean)[0])
+
+
+def test_li2018_fits_thresholds_to_half_of_the_items(
+    transfers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--classifier=folder", "--fit-gm", "--output=found.json", "--resamples=20"]
+    main(["meta-eval", "li2018", "--data=rated.csv", *options])
+    assert {score for score, *_ in rows_of("found.json")} == {
+        *("preservation", "preservation_output", "preservation_source"),
+        *("gm", "label_probability", "similarity", "perplexity"),
+    }
+    gm = json.loads(Path("found.json").read_text())["gm"]
+    mean = [r["topic"] + r["sentiment"] + r["grammaticality"] for r in TRANSFERS]  # type: ignore[operator]
+    pairs = Counter(
+        i // 4 % 2
+        for i in range(24)
+        for j in range(24)
+        if i // 4 == j // 4 and mean[i] > mean[j] + 1e-9
+    )
+    assert (gm["fitted_pairs"], gm["judged_pairs"]) == (pairs[0], pairs[1])
+    printed = capsys.readouterr().out
+    assert re.search(r"fitted thresholds: +[\d.]+%", printed)
+    assert f"paper's thresholds: {gm['default'][0]:.1%}" in printed
+
+
+def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: None) -> None:
+    rows = [
+        ("positive", "The", f"The {'sea ' * i}is so. It is a {'b' * i}.", 1, i, 2)
+        for i in (1, 2, 3)
+    ]
+    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    options = [f"--model={tiny_llama(LETTERS)}", "--scores=rows.jsonl", "--resamples=20"]
+    main(["meta-eval", "ctrleval", "--data=rated.txt", *options])
+    scored = read_records(Path("rows.jsonl"))
+    assert all(0 < row["score/attribute_relevance"] < 1 for row in scored)
+    assert numbers(scored, "rating/consistency").tolist() == [1, 2, 3]
+
+
+# The published files
+
+
+def test_every_published_file_is_read(data_dir: Path) -> None:
+    senti = read_ctrleval(data_dir / "ctrleval" / "data_senti.txt")
+    assert len(senti.samples) == 360
+    assert len(set(senti.clusters or ())) == 15
+    chat = read_ctc(data_dir / "ctc" / "persona_chat.json")
+    assert Counter(chat.systems) == dict.fromkeys(set(chat.systems or ()), 60)
+    assert len(set(chat.clusters or ())) == 60
+    summaries = read_ctc(data_dir / "ctc" / "qags_xsum.json")
+    assert (len(summaries.samples), set(summaries.ratings)) == (239, {"consistency"})
+    for published in PUBLISHED:
+        files = {file.file: file for file in (senti, chat, summaries)}
+        assert published.rating in files[published.file].ratings
+
+
+def test_each_system_of_li2018_has_one_output_per_item(data_dir: Path) -> None:
+    rated = read_li2018(data_dir / "li2018" / "human_ratings_yelp.csv")
+    pairs = set(zip(rated.systems or (), rated.clusters or (), strict=True))
+    named = [pair for pair in pairs if pair[0] is not None]
+    counts = Counter(system for system, _ in named)
+    assert len(counts) == 8
+    # Four items lack two names; nothing tells which of them is which.
+    assert Counter(rated.systems or ())[None] == 8
+    assert counts == {s: 396 if s in ("human", "label") else 400 for s in counts}
+
+
+def test_names_of_several_systems_are_dealt_out() -> None:
+    names = ["a|b", "c", "a|b", "d", "a", "b", "c", "", "a", "", "c", ""]
+    assert deal_systems(names, list("iiiijjjjkkkk")) == (
+        *("a", "c", "b", "d"),
+        *("a", "b", "c", "d"),
+        *("a", None, "c", None),
+    )
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ctrleval", "--data=none.txt"], "No such file or directory: 'none.txt'"),
+        (["ctrleval", "--data=bad.txt"], "bad.txt, line 1 has 2 cells: give label, prefix, text"),
+        (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document'; it has text"),
+        (["ctc", "--data=empty.json"], "empty.json is no JSON list of rated outputs"),
+        (["li2018", "--data=bad.csv"], "bad.csv: row 0 lacks 'source'; it has text"),
+        (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm takes a --classifier"),
+        (
+            ["rated", "--data=bad.csv", "--ratings=[good]", "--metrics=[text]"],
+            "text[0] = 'a' is no number",
+        ),
+        (
+            ["rated", "--data=bad.csv", "--ratings=[good]", "--scorers=[]"],
+            "give --ratings, and --scorers or --metrics",
+        ),
+        (
+            ["rated", "--data=bad.csv", "--ratings=[text]", "--scorers+=stubs.Length",
+             "--system=by"],
+            "text[0] = 'a' is no number",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_arguments(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad.txt").write_text("positive\tThe sea\n")
+    Path("bad.json").write_text('[{"text": "a"}]')
+    Path("empty.json").write_text("[]")
+    Path("bad.csv").write_text("text\na\n")
+    assert message in fails(*arguments, capsys=capsys)

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ctrlreward.functional.correlation import (
+    Correlations,
+    Estimate,
+    sample_correlations,
+    system_correlations,
+)
+
+NAN = float("nan")
+MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+
+
+def tau_b(x: np.ndarray, y: np.ndarray) -> float:
+    """Kendall's τ-b from its definition, pair by pair."""
+    concordant = untied_x = untied_y = 0
+    for i, j in itertools.combinations(range(len(x)), 2):
+        concordant += np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])
+        untied_x += x[i] != x[j]
+        untied_y += y[i] != y[j]
+    return float(concordant / np.sqrt(untied_x * untied_y))
+
+
+columns = st.lists(
+    st.tuples(st.integers(-3, 3), st.decimals(-2, 2, places=2).map(float), st.sampled_from("abcd")),
+    min_size=3,
+    max_size=12,
+).filter(lambda rows: all(len({row[side] for row in rows}) > 1 for side in (0, 1)))
+
+
+@settings(max_examples=40)
+@given(columns)
+def test_values_are_those_of_scipy_and_of_the_definition(
+    rows: list[tuple[int, float, str]],
+) -> None:
+    x, y, clusters = (list(column) for column in zip(*rows, strict=True))
+    found = sample_correlations(x, y, clusters, resamples=20)
+    for name, measure in MEASURES.items():
+        assert getattr(found, name).value == pytest.approx(measure(x, y).statistic)
+    assert found.kendall.value == pytest.approx(tau_b(np.array(x), np.array(y)))
+
+
+@pytest.fixture
+def four_clusters() -> tuple[np.ndarray, np.ndarray, list[int], list[int]]:
+    """Ratings with ties, clusters of unequal size, and five systems that wrote for each."""
+    random = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(4), [5, 10, 5, 15])
+    systems = np.tile(np.arange(5), 7)
+    scores = random.normal(size=35) + clusters + systems
+    ratings = np.round(scores / 3 + random.normal(size=35))
+    return scores, ratings, clusters.tolist(), systems.tolist()
+
+
+def quantiles_of_all_draws(
+    clusters: list[int], value: Callable[[list[int]], float]
+) -> Callable[[float], float]:
+    """The exact bootstrap distribution: every way to draw four of four clusters."""
+    rows = [np.flatnonzero(np.equal(clusters, cluster)).tolist() for cluster in range(4)]
+    values = [
+        value([row for c in d for row in rows[c]]) for d in itertools.product(range(4), repeat=4)
+    ]
+    return lambda at: float(np.nanquantile(values, at))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_ends_are_those_of_all_possible_draws(
+    four_clusters: tuple[np.ndarray, np.ndarray, list[int], list[int]], name: str
+) -> None:
+    scores, ratings, clusters, _ = four_clusters
+    exact = quantiles_of_all_draws(
+        clusters, lambda rows: MEASURES[name](scores[rows], ratings[rows]).statistic
+    )
+    found = getattr(sample_correlations(scores, ratings, clusters, 0.8, resamples=20_000), name)
+    assert exact(0.09) <= found.low <= exact(0.11)
+    assert exact(0.89) <= found.high <= exact(0.91)
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_ends_between_systems_are_those_of_all_possible_draws(
+    four_clusters: tuple[np.ndarray, np.ndarray, list[int], list[int]], name: str
+) -> None:
+    scores, ratings, clusters, systems = four_clusters
+
+    def value(rows: list[int]) -> float:
+        of = np.array(systems)[rows]
+        means = [[side[rows][of == s].mean() for s in range(5)] for side in (scores, ratings)]
+        return float(MEASURES[name](*means).statistic)
+
+    exact = quantiles_of_all_draws(clusters, value)
+    found = system_correlations(scores, ratings, systems, clusters, 0.8, resamples=20_000)
+    estimate: Estimate = getattr(found, name)
+    assert estimate.value == pytest.approx(value(list(range(35))))
+    assert exact(0.085) - 1e-9 <= estimate.low <= exact(0.115) + 1e-9
+    assert exact(0.885) - 1e-9 <= estimate.high <= exact(0.915) + 1e-9
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+    random = np.random.default_rng(2)
+    rho = 0.5
+    truth = {
+        "pearson": rho,  # of the bivariate normal distribution
+        "spearman": 6 / np.pi * np.arcsin(rho / 2),
+        "kendall": 2 / np.pi * np.arcsin(rho),
+    }
+    hits = dict.fromkeys(truth, 0)
+    for seed in range(100):
+        x, y = random.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=60).T
+        found = sample_correlations(x, y, confidence=0.8, resamples=100, seed=seed)
+        for name, value in truth.items():
+            hits[name] += getattr(found, name).low <= value <= getattr(found, name).high
+    # Three standard deviations of a count of 100 around 80.
+    assert all(68 <= count <= 92 for count in hits.values()), hits
+
+
+def test_rows_alike_within_a_cluster_count_once() -> None:
+    random = np.random.default_rng(3)
+    x, y = random.normal(size=(2, 40))
+    alone = sample_correlations(x, y)
+    copied = sample_correlations(x.repeat(9), y.repeat(9), np.arange(40).repeat(9).tolist())
+    unaware = sample_correlations(x.repeat(9), y.repeat(9))
+    assert copied.pearson == pytest.approx(alone.pearson)
+    assert copied.kendall == pytest.approx(alone.kendall)
+    assert unaware.pearson.high - unaware.pearson.low < 0.5 * (
+        alone.pearson.high - alone.pearson.low
+    )
+
+
+def test_large_problems_are_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(4)
+    x, y = random.normal(size=(2, 50)).round(1)
+    clusters = random.integers(0, 12, size=50).tolist()
+    whole = sample_correlations(x, y, clusters, resamples=30)
+    monkeypatch.setattr("ctrlreward.functional.correlation._PIECE", 700)
+    assert sample_correlations(x, y, clusters, resamples=30) == whole
+
+
+def test_the_seed_decides() -> None:
+    x, y = np.random.default_rng(5).normal(size=(2, 20))
+    assert sample_correlations(x, y, seed=1) == sample_correlations(x, y, seed=1)
+    assert sample_correlations(x, y, seed=1) != sample_correlations(x, y, seed=2)
+
+
+def test_failed_rows_are_left_out_and_counted() -> None:
+    x, y = [1.0, NAN, 2.0, 3.0, 5.0, 4.0], [1.0, 2.0, NAN, 2.0, 5.0, 3.0]
+    found = sample_correlations(x, y, list("aabbcc"))
+    assert (found.n, found.failed) == (4, 2)
+    assert found.pearson.value == pytest.approx(stats.pearsonr([1, 3, 5, 4], [1, 2, 5, 3])[0])
+
+
+def test_rows_of_no_system_are_left_out_and_counted() -> None:
+    x, y = [1.0, 3.0, 9.0, 4.0, 3.0, 9.0], [1.0, 5.0, 9.0, 2.0, 5.0, 0.0]
+    found = system_correlations(x, y, ["a", "a", None, "b", "c", None])
+    assert (found.n, found.failed) == (3, 2)
+    assert found.pearson.value == pytest.approx(stats.pearsonr([2, 4, 3], [3, 2, 5])[0])
+
+
+def nothing(n: int, failed: int, note: str) -> Correlations:
+    empty = Estimate(NAN, NAN, NAN)
+    return Correlations(n, failed, empty, empty, empty, note)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (
+            lambda: sample_correlations([1, 2, NAN], [1, 2, 3]),
+            nothing(2, 1, "of 3 or more rows that a correlation takes, there are 2"),
+        ),
+        (
+            lambda: sample_correlations([NAN], [1]),
+            nothing(0, 1, "of 3 or more rows that a correlation takes, there are 0"),
+        ),
+        (
+            lambda: sample_correlations([0.1] * 4, [1, 2, 3, 4]),
+            nothing(4, 0, "every row has the score 0.1"),
+        ),
+        (
+            lambda: sample_correlations([1, 2, 3, 4], [5] * 4),
+            nothing(4, 0, "every row has the rating 5"),
+        ),
+        (
+            lambda: system_correlations([1, 2, 3, 4], [1, 2, 3, 4], list("aabb")),
+            nothing(2, 0, "of 3 or more systems that a correlation takes, there are 2"),
+        ),
+        (
+            lambda: system_correlations([NAN] * 3, [1, 2, 3], list("abc")),
+            nothing(0, 3, "of 3 or more systems that a correlation takes, there are 0"),
+        ),
+    ],
+)
+def test_what_has_no_correlation_says_why(
+    found: Callable[[], Correlations], expected: Correlations
+) -> None:
+    assert repr(found()) == repr(expected)  # NaN is not equal to itself
+
+
+def test_one_cluster_has_values_and_no_intervals() -> None:
+    for found in (
+        sample_correlations([1, 2, 3], [1, 3, 2], "aaa"),
+        system_correlations([1, 2, 3], [1, 3, 2], "xyz", "aaa"),
+    ):
+        assert found.kendall.value == pytest.approx(1 / 3)
+        assert np.isnan([found.kendall.low, found.kendall.high, found.pearson.low]).all()
+        assert found.note == "all rows are of one cluster: no intervals"
+
+
+def test_draws_that_are_constant_are_left_out() -> None:
+    # Of two clusters drawn twice, half hold one alone; 0.1 has a mean that is rounded.
+    found = sample_correlations([0.1] * 3 + [0.3], [0.1] * 3 + [0.7], list("aaab"))
+    for name in MEASURES:
+        assert getattr(found, name) == pytest.approx((1, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], [1]), r"scores has the shape \(2,\) and ratings \(1,\)"),
+        (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite: give numbers, NaN for failed"),
+        (([1, 2], [1, 2], "a"), "clusters has 1 items for 2 rows: give one per row"),
+        (([1, 2], [1, 2], "ab", 95), r"confidence = 95 and resamples = 1000: give"),
+        (([1, 2], [1, 2], "ab", 0.9, 0), r"confidence = 0\.9 and resamples = 0"),
+    ],
+)
+def test_bad_arguments(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample_correlations(*arguments)
+    with pytest.raises(ValueError, match=message):
+        system_correlations(*arguments[:2], [None] * 2, *arguments[2:])
+
+
+def test_one_system_per_row() -> None:
+    with pytest.raises(ValueError, match="systems has 1 items for 2 rows"):
+        system_correlations([1, 2], [1, 2], ["a"])

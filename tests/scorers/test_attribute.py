@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import json
+import logging
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from ctrlreward.models.classifier import LabelProbabilities
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.accuracy import Accuracy
+from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
+from ctrlreward.scorers.base import Metric, Scorer, Scores
+
+
+class CountingWords:
+    """A classifier by hand: the share of each label's word among them all."""
+
+    def __init__(self, **words: str) -> None:
+        self.words = words
+        self.labels = tuple(words)
+
+    def probabilities(self, texts: Sequence[str]) -> Scores:
+        assert all(text.strip() for text in texts)
+        counts = [[t.split().count(word) + 0.5 for word in self.words.values()] for t in texts]
+        table = np.array(counts).reshape(-1, len(self.labels))
+        return table / table.sum(axis=1, keepdims=True)
+
+
+class ScorerAsClassifier(CountingWords, Scorer):
+    released = 0
+    device = "cpu"
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        return {}
+
+    def to(self, device: str) -> None:
+        self.device = device
+
+    def release(self) -> None:
+        self.released += 1
+
+
+SENTIMENT = CountingWords(negative="bad", positive="good")
+TOPIC = CountingWords(world="peace", sports="ball", business="money")
+CLASSIFIERS: dict[str, str | LabelProbabilities] = {"sentiment": SENTIMENT, "topic": TOPIC}
+WORDS = "good bad peace ball money the".split()
+
+
+def by_hand(text: str, wanted: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """Decision and probability for each wanted attribute, by counting."""
+    result = {}
+    for attribute, label in wanted.items():
+        words = {"sentiment": SENTIMENT, "topic": TOPIC}[attribute].words
+        counts = {name: text.split().count(word) + 0.5 for name, word in words.items()}
+        first = max(counts, key=lambda name: counts[name])
+        result[attribute] = (float(first == label), counts[label] / sum(counts.values()))
+    return result
+
+
+samples_of_attributes = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join),
+        st.sampled_from(["negative", "positive", None]),
+        st.sampled_from(["world", "sports", "business", None]),
+        st.booleans(),
+    ).filter(lambda sample: sample[1] is not None or sample[2] is not None),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(samples_of_attributes)
+def test_equals_one_sample_at_a_time_by_hand(
+    drawn: list[tuple[str, str | None, str | None, bool]],
+) -> None:
+    asked = []
+    for _, sentiment, topic, topic_first in drawn:
+        pairs = [("sentiment", sentiment), ("topic", topic)]
+        asked.append(dict(reversed(pairs) if topic_first else pairs))
+    texts = [text for text, *_ in drawn]
+    samples = Samples(texts, labels=[attribute_label(wanted) for wanted in asked])
+    scores = AttributeClassifier(CLASSIFIERS).score(samples)
+    for i, wanted in enumerate(asked):
+        expected = by_hand(texts[i], {a: label for a, label in wanted.items() if label})
+        for place, name in enumerate(("accuracy", "label_probability")):
+            mean = statistics.mean(values[place] for values in expected.values())
+            assert scores[name][i] == pytest.approx(mean)
+            for attribute in CLASSIFIERS:
+                value = expected[attribute][place] if attribute in expected else np.nan
+                assert scores[f"{name}_{attribute}"][i] == pytest.approx(value, nan_ok=True)
+
+
+@given(samples_of_attributes)
+def test_the_report_equals_a_loop_over_combinations(
+    drawn: list[tuple[str, str | None, str | None, bool]],
+) -> None:
+    groups: dict[tuple[str | None, str | None], list[str]] = {}
+    for text, sentiment, topic, _ in drawn:
+        groups.setdefault((sentiment, topic), []).append(text)
+    rows = [
+        ({"sentiment": sentiment, "topic": topic}, text)
+        for (sentiment, topic), texts in groups.items()
+        for text in texts
+    ]
+    samples = Samples([text for _, text in rows], labels=[attribute_label(w) for w, _ in rows])
+    report = AttributeClassifier(CLASSIFIERS).corpus(samples, "label_probability")
+
+    means: dict[str, list[float]] = {"sentiment": [], "topic": [], "both": []}
+    for (sentiment, topic), texts in groups.items():
+        pairs = {"sentiment": sentiment, "topic": topic}
+        named = {attribute: label for attribute, label in pairs.items() if label}
+        of = {a: statistics.mean(by_hand(t, named)[a][1] for t in texts) for a in named}
+        assert report.combinations[attribute_label(named)] == pytest.approx(of)
+        for attribute, value in of.items():
+            means[attribute].append(value)
+        means["both"].append(statistics.mean(of.values()))
+    assert len(report.combinations) == len(groups)
+    assert report.average == pytest.approx(
+        (statistics.mean(means["both"]), statistics.pstdev(means["both"]))
+    )
+    for attribute in CLASSIFIERS:
+        found = report.attributes[attribute]
+        if means[attribute]:
+            expected = statistics.mean(means[attribute]), statistics.pstdev(means[attribute])
+            assert found == pytest.approx(expected)
+        else:
+            assert np.isnan(found).all()
+    assert report.failed == 0
+
+
+def test_a_report_of_decisions() -> None:
+    texts = ["good ball", "bad ball", "good ball", "bad money", "  "]
+    labels = ["topic=sports sentiment=positive"] * 2 + ["sentiment=negative topic=business"] * 3
+    report = AttributeClassifier(CLASSIFIERS).corpus(Samples(texts, labels=labels))
+    assert report.combinations == {
+        "sentiment=positive topic=sports": {"sentiment": 0.5, "topic": 1.0},
+        "sentiment=negative topic=business": {"sentiment": 0.5, "topic": 0.5},
+    }
+    assert report.attributes == {"sentiment": (0.5, 0.0), "topic": (0.75, 0.25)}
+    assert report.average == (0.625, 0.125)
+    assert report.failed == 1
+
+
+def test_one_classifier_takes_plain_labels_and_equals_accuracy() -> None:
+    texts = ["good good bad", "bad", "good"]
+    plain = Samples(texts, labels=["positive", "positive", "negative"])
+    scores = AttributeClassifier({"sentiment": SENTIMENT}).score(plain)
+    for name, values in Accuracy(SENTIMENT).score(plain).items():
+        np.testing.assert_array_equal(scores[name], values)
+        np.testing.assert_array_equal(scores[f"{name}_sentiment"], values)
+    named = plain.replace(labels=[f"sentiment={label}" for label in plain.labels or ()])
+    again = AttributeClassifier({"sentiment": SENTIMENT}).score(named)
+    np.testing.assert_array_equal(again["label_probability"], scores["label_probability"])
+
+
+def test_labels_may_hold_spaces_and_signs() -> None:
+    tones = CountingWords(**{"very good": "good", "Sci/Tech": "ball", "-": "bad"})
+    samples = Samples(["good", "ball"], labels=["tone=very good  other=a b", "tone=Sci/Tech"])
+    scores = AttributeClassifier(
+        {"tone": tones, "other": CountingWords(**{"a b": "good", "c": "bad"})}
+    ).score(samples)
+    np.testing.assert_array_equal(scores["accuracy_tone"], [1, 1])
+    np.testing.assert_array_equal(scores["accuracy_other"], [1, np.nan])
+
+
+def test_empty_texts_and_labels_are_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    samples = Samples(["good", " ", "good"], labels=["sentiment=positive"] * 2 + [""])
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        scores = AttributeClassifier(CLASSIFIERS).score(samples)
+    np.testing.assert_array_equal(scores["accuracy"], [1, np.nan, np.nan])
+    assert caplog.messages == [
+        "texts[1] is empty: attributes is NaN",
+        "labels[2] names no attribute: attributes is NaN",
+    ]
+
+
+def test_a_classifier_that_fails_makes_the_mean_nan() -> None:
+    class Failing(CountingWords):
+        def probabilities(self, texts: Sequence[str]) -> Scores:
+            return np.full((len(texts), 2), np.nan)
+
+    scorer = AttributeClassifier({"sentiment": SENTIMENT, "tone": Failing(calm="the", loud="the")})
+    samples = Samples(["good", "good"], labels=["sentiment=positive tone=calm", "tone=calm"])
+    scores = scorer.score(samples)
+    np.testing.assert_array_equal(scores["accuracy"], [np.nan, np.nan])
+    np.testing.assert_array_equal(scores["accuracy_sentiment"], [1, np.nan])
+    report = scorer.corpus(samples)
+    assert report.failed == 2
+    assert np.isnan(report.average).all()
+
+
+def test_no_samples_give_no_scores() -> None:
+    scores = AttributeClassifier(CLASSIFIERS).score(Samples([], labels=[]))
+    assert {values.shape for values in scores.values()} == {(0,)}
+
+
+def test_released_multi_control_outputs_are_read(data_dir: Path) -> None:
+    """Codes of a released file: [sentiment, topic, detoxification], -1 = not controlled."""
+    lines = (data_dir / "multicontrol" / "generate_prior.txt").read_text().splitlines()
+    records = [json.loads(line) for line in lines[::20]]
+    labels = [
+        attribute_label(
+            {
+                name: str(code) if code >= 0 else None
+                for name, code in zip(("sentiment", "topic", "detox"), codes, strict=True)
+            }
+        )
+        for codes, _ in records
+    ]
+    codes = CountingWords(**{"0": "not", "1": "good", "2": "game", "3": "science"})
+    scorer = AttributeClassifier(dict.fromkeys(("sentiment", "topic", "detox"), codes))
+    scores = scorer.score(Samples([text for _, text in records], labels=labels))
+    for place, name in enumerate(("sentiment", "topic", "detox")):
+        controlled = [asked[place] >= 0 for asked, _ in records]
+        np.testing.assert_array_equal(~np.isnan(scores[f"accuracy_{name}"]), controlled)
+    assert not np.isnan(scores["accuracy"]).any()
+
+
+def save_bert(folder: Path, seed: int, labels: Sequence[str]) -> str:
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+    fast.save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=16,
+        initializer_range=1.0,  # so that texts differ in their probabilities
+        id2label=dict(enumerate(labels)),
+        label2id={label: i for i, label in enumerate(labels)},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        BertForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
+    folders = {
+        "sentiment": save_bert(tmp_path / "a", 0, ["negative", "positive"]),
+        "topic": save_bert(tmp_path / "b", 1, ["world", "sports", "business"]),
+    }
+    texts = ["the good ball", "bad", "money money"]
+    labels = ["sentiment=positive topic=sports", "topic=world", "sentiment=negative topic=business"]
+    scores = AttributeClassifier(folders).score(Samples(texts, labels=labels))
+
+    def probability(attribute: str, text: str, label: str) -> float:
+        model = BertForSequenceClassification.from_pretrained(folders[attribute]).eval()
+        ids = torch.tensor([[2 + WORDS.index(word) for word in text.split()]])
+        with torch.inference_mode():
+            return float(model(ids).logits[0].softmax(-1)[model.config.label2id[label]])
+
+    expected = [
+        (probability("sentiment", texts[0], "positive") + probability("topic", texts[0], "sports"))
+        / 2,
+        probability("topic", texts[1], "world"),
+        (
+            probability("sentiment", texts[2], "negative")
+            + probability("topic", texts[2], "business")
+        )
+        / 2,
+    ]
+    np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-6)
+
+
+def test_moves_and_releases_every_classifier() -> None:
+    parts = [ScorerAsClassifier(a="good", b="bad"), ScorerAsClassifier(a="good", b="bad")]
+    scorer = AttributeClassifier({"one": parts[0], "two": parts[1]})
+    scorer.to("cuda:1")
+    scorer.release()
+    assert [part.device for part in parts] == ["cuda:1", "cuda:1"]
+    assert all(part.released for part in parts)
+
+
+def test_directions_and_ranges() -> None:
+    metrics = AttributeClassifier(CLASSIFIERS).metrics
+    assert set(metrics) == set(
+        AttributeClassifier(CLASSIFIERS).score(Samples(["good"], labels=["topic=world"]))
+    )
+    for metric in metrics.values():
+        assert metric.higher_is_better
+        assert metric.range == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("negative", r"labels\[1\] = 'negative' doesn't name each .* 'sentiment=… topic=…'"),
+        ("a topic=world", r"labels\[1\] = 'a topic=world' doesn't name each attribute once"),
+        ("topic=world topic=sports", r"labels\[1\] = .* doesn't name each attribute once"),
+        ("tone=calm", r"labels\[1\] = 'tone=calm': .* no classifier for 'tone', only for senti"),
+        ("topic=war", r"labels\[1\] = 'topic=war': 'war' is no label .* 'topic', .* world, sports"),
+        ("topic=", r"labels\[1\] = 'topic=': '' is no label of the classifier for 'topic'"),
+    ],
+)
+def test_a_wrong_label_raises(label: str, message: str) -> None:
+    samples = Samples(["good", "bad"], labels=["topic=world", label])
+    with pytest.raises(ValueError, match=message):
+        AttributeClassifier(CLASSIFIERS).score(samples)
+
+
+def test_other_errors() -> None:
+    with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
+        AttributeClassifier(CLASSIFIERS).score(Samples(["good"]))
+    with pytest.raises(ValueError, match="classifiers is empty: give"):
+        AttributeClassifier({})
+    with pytest.raises(ValueError, match="has the attribute 'a b': give names without white"):
+        AttributeClassifier({"a b": SENTIMENT})
+    with pytest.raises(ValueError, match="score = 'f1': give one of accuracy, label_probability"):
+        AttributeClassifier(CLASSIFIERS).corpus(Samples([], labels=[]), "f1")
