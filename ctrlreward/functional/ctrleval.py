@@ -6,7 +6,7 @@ blank's true filling is, and the scores of the patterns are averaged with weight
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +27,16 @@ class Blank(NamedTuple):
         right: The pattern after it.
         targets: Candidate fillings.
         ends: Whether the end token counts as part of each target.
+        closing: Of a prompt, which is a remark on a text and no part of it: how `right` goes on
+            to the end of the remark (`"."`, `" news."`). None where the filling is part of the
+            text.
     """
 
     left: str
     right: str
     targets: tuple[str, ...]
     ends: bool = False
+    closing: str | None = None
 
 
 def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
@@ -59,42 +63,106 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
 
 def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) -> list[Blank]:
     """The text in each prompt, every label word a candidate for the prompt's blank."""
-    # Parted first: a generated text may hold anything, the names of the slots too.
-    parts = [prompt.split(WORD_SLOT, 1) for prompt in prompts]
-    return [
-        Blank(left.replace(TEXT_SLOT, text), right.replace(TEXT_SLOT, text), tuple(words))
-        for left, right in parts
-    ]
+    blanks = []
+    for prompt in prompts:
+        # Parted first: a generated text may hold anything, the names of the slots too.
+        left, right = prompt.split(WORD_SLOT, 1)
+        blanks.append(
+            Blank(
+                left.replace(TEXT_SLOT, text),
+                right.replace(TEXT_SLOT, text),
+                tuple(words),
+                closing=right.partition(TEXT_SLOT)[0].rstrip(),
+            )
+        )
+    return blanks
+
+
+def beta_weights(scores: Floats, beta: Floats) -> Floats:
+    """The paper's: NISF weights, or for attribute relevance the words' probability (eq. 6)."""
+    return beta
+
+
+def mean_weights(scores: Floats, beta: Floats) -> Floats:
+    """The same weight for all: the score of the text is the plain mean."""
+    return np.ones_like(scores)
+
+
+def max_weights(scores: Floats, beta: Floats) -> Floats:
+    """All weight on the evaluator with the highest score, the first of equals."""
+    return np.eye(len(scores))[scores.argmax()]
+
+
+def min_weights(scores: Floats, beta: Floats) -> Floats:
+    """All weight on the evaluator with the lowest score, the first of equals."""
+    return np.eye(len(scores))[scores.argmin()]
+
+
+# Scores and β of one text's evaluators, each of shape (evaluators,), to weights of that shape.
+Weighting = Callable[[Floats, Floats], Floats]
+
+# How the evaluators of a text are weighted: the paper's weights and the ablations of its Table 5.
+WEIGHTINGS: Mapping[str, Weighting] = {
+    "beta": beta_weights,
+    "mean": mean_weights,
+    "max": max_weights,
+    "min": min_weights,
+}
 
 
 def weighted_mean(scores: Floats, weights: Floats) -> float:
-    """Coherence and consistency of one text: the weighted mean of its patterns' scores.
+    """Score of one text: the weighted mean of its evaluators' scores.
 
     Args:
-        scores: Mean log-probability of each pattern's target, shape (patterns,), in (-inf, 0].
-        weights: The NISF weight of each target, not yet normalised, shape (patterns,). Where all
-            are 0 the plain mean is taken, as in the published implementation.
+        scores: Shape (evaluators,): for coherence and consistency the mean log-probability of
+            each pattern's target, in (-inf, 0]; for attribute relevance a label's share, in
+            [0, 1].
+        weights: Of each evaluator, ≥ 0, not yet normalised, shape (evaluators,); for coherence
+            and consistency the NISF weight of its target. Where all are 0 the plain mean is
+            taken, as in the published implementation.
 
     Returns:
-        A value in (-inf, 0]; higher is better.
+        A value in the range of the scores; higher is better.
     """
     total = weights.sum()
     return float(scores @ weights / total) if total > 0 else float(scores.mean())
 
 
-def label_probabilities(log_probs: Floats) -> Floats:
-    """Attribute relevance of one text for every label.
+def normalised(weights: Floats) -> Floats:
+    """The share that each evaluator has in `weighted_mean`, shape (evaluators,), with sum 1."""
+    total = weights.sum()
+    return weights / total if total > 0 else np.full(weights.shape, 1 / len(weights))
+
+
+def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
+    """What each evaluator of attribute relevance says of one text.
 
     An evaluator is a prompt with a verbalizer. Its score for a label is the share of the label's
-    word among the words of all labels; its weight is the sum that this share is taken of, so that
-    weighted mean of shares is a share of sums.
+    word among the words of all labels (eq. 7); its weight β is the sum that this share is taken
+    of (eq. 6), so that a weighted mean of shares is a share of sums.
 
     Args:
         log_probs: Mean log-probability of each label's word under each evaluator, shape
             (evaluators, labels).
 
     Returns:
-        Shape (labels,), in [0, 1], with sum 1.
+        The scores, shape (evaluators, labels), in [0, 1], each row with sum 1; and the weights,
+        shape (evaluators,), relative to the largest, in [0, 1].
     """
-    sums = np.logaddexp.reduce(log_probs, axis=0)
-    return np.asarray(np.exp(sums - np.logaddexp.reduce(sums)))
+    sums = np.logaddexp.reduce(log_probs, axis=1)
+    return np.exp(log_probs - sums[:, None]), np.exp(sums - sums.max())
+
+
+def label_probabilities(log_probs: Floats, weighting: Weighting = beta_weights) -> Floats:
+    """Attribute relevance of one text for every label.
+
+    Args:
+        log_probs: As `relevance_evaluators` takes them, shape (evaluators, labels).
+        weighting: One of `WEIGHTINGS`.
+
+    Returns:
+        Shape (labels,), in [0, 1]. They sum to 1 where the weights are the same for all labels
+        (β, mean), not where each label has its own (max, min).
+    """
+    scores, beta = relevance_evaluators(log_probs)
+    return np.array([weighted_mean(column, weighting(column, beta)) for column in scores.T])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import wordfreq
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.functional.frequency import inverse_frequency
+from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 
 # Tokenised at a time: enough to keep a fast tokenizer busy, little enough for any memory.
 _CHUNK = 10_000
@@ -24,7 +24,7 @@ _SENTENCES = 10**8
 
 @dataclass(frozen=True, eq=False)
 class InverseFrequency:
-    """The IWF weight of every token of a vocabulary (see `functional.frequency`).
+    """The weight of every token of a vocabulary (see `functional.frequency`).
 
     Args:
         weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that say nothing.
@@ -97,13 +97,15 @@ class InverseFrequency:
 
         A piece that starts a word (`▁house`) mostly is that word. One that goes on (`ing`) is
         taken for the word of the same letters, which is rarer than the piece, and a capitalised
-        one for the word in lower case; so a single weight is rough. The weight of a sentence,
-        the largest of its tokens', keeps the order of the published PEGASUS table much better
-        than the single weights do. Pieces that wordfreq doesn't know (punctuation, fragments)
-        and special tokens have weight 0.
+        one for the word in lower case; so a single frequency is rough, and the weight is its
+        logarithm (`log_inverse_frequency`) rather than the paper's IWF, in which the roughest
+        estimate of a text would decide. The order of sentences, by the largest weight of their
+        tokens, is the same for both, and that of the published PEGASUS table is kept much better
+        than by single weights. Pieces that wordfreq doesn't know (punctuation, fragments) and
+        special tokens have weight 0.
 
-        Only ratios of weights enter a score, so the size of the corpus behind wordfreq, which is
-        not known in sentences, does not matter.
+        The size of the corpus behind wordfreq is not known in sentences: 10^8 stands for it, the
+        size of the published table's.
 
         Args:
             tokenizer: The scoring model's.
@@ -119,7 +121,7 @@ class InverseFrequency:
         words = [piece.strip().removeprefix("##") for piece in pieces]
         share = np.array([wordfreq.word_frequency(w, language) if w else 0.0 for w in words])
         share[_special(tokenizer)] = 0.0
-        return cls(inverse_frequency(share * _SENTENCES, _SENTENCES))
+        return cls(log_inverse_frequency(share * _SENTENCES, _SENTENCES))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the published format, as `from_file` reads it."""

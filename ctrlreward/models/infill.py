@@ -45,17 +45,23 @@ def load_infiller(
 class CausalInfiller:
     """Fills blanks with a decoder-only model.
 
-    A blank at the end of its pattern, closing punctuation aside, is continued. Elsewhere the
-    model's fill-in-the-middle tokens are used where its vocabulary has them; else what follows
-    the blank is put first, and what precedes it is continued: the suffix-prefix-middle order of
-    fill-in-the-middle training, in plain words. `Blank.ends` has no meaning here, since no end
-    token follows a filling in running text.
+    A blank at the end of its pattern is continued. Elsewhere the model's fill-in-the-middle
+    tokens are used where its vocabulary has them; else what follows the blank is put first, and
+    what precedes it is continued: the suffix-prefix-middle order of fill-in-the-middle training,
+    in plain words. `Blank.ends` has no meaning here, since no end token follows a filling in
+    running text.
+
+    Of a prompt, a remark on a text, the filling is scored together with what ends the remark:
+    "good for nothing" is no way to say "good.". Where the text follows the remark and the model
+    knows turns of a conversation, the text is the user's turn and the remark begins the answer.
     """
 
     def __init__(self, lm: CausalLM) -> None:
         self.lm = lm
         self.tokenizer = lm.tokenizer
-        self._middle = _middle_order(self.tokenizer)
+        infix = _infix_order(self.tokenizer)
+        self._infix = infix or _suffix_first
+        self._remark = infix or _answer_order(self.tokenizer) or _suffix_first
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
         """See `Infiller.log_probs`."""
@@ -64,16 +70,41 @@ class CausalInfiller:
         return [[next(scores) for _ in blank.targets] for blank in blanks]
 
     def _pose(self, blank: Blank, target: str) -> Continuation:
-        left, right = blank.left.strip(), blank.right.strip()
-        context = self._middle(left, right) if re.search(r"\w", right) else left
+        closing = blank.closing or ""
+        left, right = blank.left.strip(), blank.right[len(closing) :].strip()
+        if re.search(r"\w", right):
+            put = self._infix if blank.closing is None else self._remark
+            context = put(left, right)
+        else:
+            context = left
         # A filling begins its text, or a space parts it from what precedes it.
-        return Continuation(context, " " + target.strip() if left else target.strip())
+        return Continuation(context, (" " if left else "") + target.strip() + closing)
 
 
-def _middle_order(tokenizer: PreTrainedTokenizerBase) -> Callable[[str, str], str]:
-    """How text before and behind a blank is put to a model that only continues."""
+# From what precedes and what follows a blank to the text that the filling continues.
+_Order = Callable[[str, str], str]
+
+
+def _suffix_first(left: str, right: str) -> str:
+    return f"{right}\n\n{left}"
+
+
+def _infix_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
+    """The order of fill-in-the-middle training, where the model has its tokens."""
     vocabulary = tokenizer.get_vocab()
     for prefix, suffix, middle in _MIDDLE_TOKENS:
         if prefix in vocabulary and suffix in vocabulary and middle in vocabulary:
             return lambda left, right: f"{prefix}{left}{suffix} {right}{middle}"
-    return lambda left, right: f"{right}\n\n{left}"
+    return None
+
+
+def _answer_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
+    """Turns of a conversation, where the tokenizer has a template of them."""
+    if not tokenizer.chat_template:
+        return None
+    slot = "{right}"
+    turns = tokenizer.apply_chat_template(
+        [{"role": "user", "content": slot}], tokenize=False, add_generation_prompt=True
+    )
+    before, behind = str(turns).split(slot)
+    return lambda left, right: f"{before}{right}{behind}{left}"

@@ -5,24 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from os import PathLike
 
 import numpy as np
 
 from ctrlreward.functional.ctrleval import (
+    WEIGHTINGS,
+    WORD_SLOT,
     Blank,
+    Weighting,
+    beta_weights,
     coherence_blanks,
     consistency_blanks,
     label_probabilities,
+    mean_weights,
     relevance_blanks,
-    weighted_mean,
+    relevance_evaluators,
 )
 from ctrlreward.functional.sentences import sentence_splitter as find_splitter
 from ctrlreward.models.causal import TokenScores
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.infill import Infiller, load_infiller
+from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.explanation import Explanation, Pattern, explanation
 from ctrlreward.scorers.task import Task
 
 log = logging.getLogger(__name__)
@@ -56,9 +63,19 @@ class CTRLEval(Scorer):
         device: Where the model runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass.
+        weights: How the pattern evaluators of a text are folded into its score: `"beta"`, the
+            mean with the paper's weights; or one of its ablations (Table 5), `"mean"`, the plain
+            mean, `"max"`, the highest, and `"min"`, the lowest score of an evaluator. What an
+            evaluator's score is, `PatternScore` says for each aspect. None takes the paper's,
+            but the plain mean for the attribute relevance of a decoder-only model, where β
+            measures how usual the words are behind the prompt (see docs/ctrleval.md).
+        evaluators: How many of the task's evaluators (prompts × verbalizers) to draw at random
+            for attribute relevance (Figure 4), the same for all samples; None takes all. The
+            other aspects have as many as the text has sentences, and two.
+        seed: Of that draw.
 
     Raises:
-        ValueError: An aspect is unknown.
+        ValueError: An aspect or `weights` is unknown, or the task has fewer evaluators.
     """
 
     def __init__(
@@ -71,13 +88,23 @@ class CTRLEval(Scorer):
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int = 8192,
+        weights: str | None = None,
+        evaluators: int | None = None,
+        seed: int = 0,
     ) -> None:
         unknown = [aspect for aspect in aspects if aspect not in METRICS]
         if unknown or not aspects:
             raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(METRICS)}")
+        if weights is not None and weights not in WEIGHTINGS:
+            raise ValueError(f"weights = {weights!r}: give one of {', '.join(WEIGHTINGS)}")
         self.model = model
         self.task = task if isinstance(task, Task) else Task.load(task)
         self.aspects = tuple(aspects)
+        self.weights = weights
+        if evaluators is None:
+            self.evaluators = self.task.evaluators
+        else:
+            self.evaluators = self.task.subset(evaluators, seed)
         self.split = find_splitter(sentence_splitter)
         self.device = device
         self.dtype = dtype
@@ -103,22 +130,54 @@ class CTRLEval(Scorer):
         Raises:
             ValueError: A column that an aspect needs is absent, or a label is not the task's.
         """
+        explained = self.explain(samples)
+        return {
+            aspect: np.array([parts[aspect].score for parts in explained], dtype=np.float64)
+            for aspect in self.aspects
+        }
+
+    def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
+        """What the scores are made of: each pattern evaluator with its score and weight (Fig. 5).
+
+        `scorers.explanation.to_records` makes plain data of it, `scorers.charts.bar_chart` a
+        picture.
+
+        Returns:
+            For each sample the chosen aspects, each with the score that `score` gives.
+
+        Raises:
+            ValueError: As `score` does.
+        """
         blanks = {aspect: self._blanks(aspect, samples) for aspect in self.aspects}
         flat = [blank for groups in blanks.values() for group in groups for blank in group]
         scored = iter(self.infiller.log_probs(flat))
-        return {
-            aspect: self._fold(aspect, samples, [[next(scored) for _ in group] for group in groups])
-            for aspect, groups in blanks.items()
-        }
+        explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
+        for aspect, groups in blanks.items():
+            labels = samples.labels or [""] * len(samples)
+            for parts, group, label in zip(explained, groups, labels, strict=True):
+                found = [next(scored) for _ in group]
+                if not group:
+                    parts[aspect] = Explanation(aspect, np.nan)
+                elif aspect == "attribute_relevance":
+                    parts[aspect] = self._relevance(found, label)
+                else:
+                    parts[aspect] = self._likelihood(aspect, group, found)
+        return explained
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """The evaluators as a classifier: probability of each label, shape (n, labels).
 
-        NaN where a text is empty.
+        NaN where a text is empty. Each row sums to 1, except with the weights `"max"` and
+        `"min"`, which pick an evaluator for each label.
         """
         groups = [self._relevance_blanks(text) for text in texts]
         scored = iter(self.infiller.log_probs([blank for group in groups for blank in group]))
-        return self._label_probabilities([[next(scored) for _ in group] for group in groups])
+        result = np.full((len(texts), len(self.labels)), np.nan)
+        for row, group in zip(result, groups, strict=True):
+            if group:
+                log_probs = self._word_log_probs([next(scored) for _ in group])
+                row[:] = label_probabilities(log_probs, self._weighting("attribute_relevance"))
+        return result
 
     def to(self, device: str) -> None:
         """Loads the model on `device` at its next use."""
@@ -175,34 +234,49 @@ class CTRLEval(Scorer):
         return groups
 
     def _relevance_blanks(self, text: str) -> list[Blank]:
-        words = [word for words in self.task.verbalizers.values() for word in words]
-        return relevance_blanks(text, self.task.prompts, words) if text.strip() else []
+        """One a prompt, with the words of its verbalizers one after the other."""
+        if not text.strip():
+            return []
+        blanks = []
+        for prompt, evaluators in groupby(self.evaluators, key=lambda e: e.prompt):
+            words = [word for evaluator in evaluators for word in evaluator.words]
+            blanks += relevance_blanks(text, [prompt], words)
+        return blanks
 
-    def _fold(self, aspect: str, samples: Samples, scored: list[list[list[TokenScores]]]) -> Scores:
-        if aspect != "attribute_relevance":
-            return np.array([self._weighted_mean(patterns) for patterns in scored])
-        wanted = [self.labels.index(label) for label in samples.labels or ()]
-        return self._label_probabilities(scored)[np.arange(len(scored)), wanted]
-
-    def _weighted_mean(self, patterns: list[list[TokenScores]]) -> float:
-        if not patterns:
-            return np.nan
-        targets = [target for (target,) in patterns]
-        return weighted_mean(
+    def _likelihood(
+        self, aspect: str, blanks: list[Blank], found: list[list[TokenScores]]
+    ) -> Explanation:
+        """Coherence or consistency of one text, from each pattern's one target."""
+        targets = [target for (target,) in found]
+        return explanation(
+            aspect,
+            [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks],
             np.array([target.log_probs.mean() for target in targets]),
             np.array([self.iwf.sentence_weight(target.ids) for target in targets]),
+            self._weighting(aspect),
         )
 
-    def _label_probabilities(self, scored: list[list[list[TokenScores]]]) -> Scores:
-        """Shape (n, labels), from each text's prompts, each with the words of all labels."""
-        shape = (-1, len(self.labels), len(self.task.verbalizers[self.labels[0]]))
-        result = np.full((len(scored), len(self.labels)), np.nan)
-        for i, prompts in enumerate(scored):
-            if prompts:
-                means = [[word.log_probs.mean() for word in words] for words in prompts]
-                by_label = np.array(means).reshape(shape).swapaxes(1, 2)
-                result[i] = label_probabilities(by_label.reshape(-1, len(self.labels)))
-        return result
+    def _relevance(self, found: list[list[TokenScores]], label: str) -> Explanation:
+        """Attribute relevance of one text."""
+        wanted = self.labels.index(label)
+        patterns = []
+        for prompt, words in self.evaluators:
+            left, _, right = prompt.partition(WORD_SLOT)
+            patterns.append(Pattern(left, right, words[wanted], words))
+        scores, beta = relevance_evaluators(self._word_log_probs(found))
+        aspect = "attribute_relevance"
+        return explanation(aspect, patterns, scores[:, wanted], beta, self._weighting(aspect))
+
+    def _weighting(self, aspect: str) -> Weighting:
+        if self.weights is not None:
+            return WEIGHTINGS[self.weights]
+        continues = isinstance(self.infiller, CausalInfiller)
+        return mean_weights if continues and aspect == "attribute_relevance" else beta_weights
+
+    def _word_log_probs(self, found: list[list[TokenScores]]) -> Scores:
+        """Mean log-probability of each evaluator's words, shape (evaluators, labels)."""
+        means = [word.log_probs.mean() for words in found for word in words]
+        return np.array(means).reshape(len(self.evaluators), len(self.labels))
 
 
 def _lack(aspect: str, sample: Samples) -> str:

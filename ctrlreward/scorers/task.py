@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -15,17 +17,30 @@ from ctrlreward.functional.ctrleval import TEXT_SLOT, WORD_SLOT
 _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"
 
 
+class Evaluator(NamedTuple):
+    """A prompt with a verbalizer.
+
+    Attributes:
+        prompt: Holds the slots of the text and of the word.
+        words: One word or phrase for each label, in the order of the task's labels.
+    """
+
+    prompt: str
+    words: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Task:
     """Prompts and verbalizers; every prompt with every verbalizer is one evaluator.
 
     Args:
         prompts: Patterns that hold `<gen_result>` (the text) and `<mask_token>` (the blank) once.
-        verbalizers: For each label its words, the same number for all labels; the words at one
-            place make up one verbalizer.
+        verbalizers: For each label its words or phrases, the same number for all labels; those
+            at one place make up one verbalizer.
 
     Raises:
-        ValueError: There is no prompt, one lacks a slot, or labels have different numbers of words.
+        ValueError: There is no prompt, one lacks a slot, labels have different numbers of words,
+            or a label or word is no text.
     """
 
     prompts: Sequence[str]
@@ -41,6 +56,12 @@ class Task:
                         f"prompts[{i}] = {prompt!r} holds {slot} {prompt.count(slot)} times: "
                         "write it once"
                     )
+        for label, words in self.verbalizers.items():
+            _require_text(f"label {label!r}", label)
+            if isinstance(words, str):
+                raise ValueError(f"verbalizers[{label!r}] = {words!r}: give a list of words")
+            for i, word in enumerate(words):
+                _require_text(f"verbalizers[{label!r}][{i}] = {word!r}", word)
         counts = {label: len(words) for label, words in self.verbalizers.items()}
         if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
             raise ValueError(
@@ -51,6 +72,34 @@ class Task:
     def labels(self) -> tuple[str, ...]:
         """The labels, in the order of the verbalizers."""
         return tuple(self.verbalizers)
+
+    @property
+    def evaluators(self) -> tuple[Evaluator, ...]:
+        """Every prompt with every verbalizer, those of one prompt side by side."""
+        rows = list(zip(*self.verbalizers.values(), strict=True))
+        return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
+
+    def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
+        """A random choice of the evaluators, in their order.
+
+        Args:
+            count: How many. With one seed, fewer of them are among more of them.
+            seed: The same seed gives the same choice; no other random state is read or changed.
+
+        Raises:
+            ValueError: There are not so many.
+        """
+        everything = self.evaluators
+        if not 1 <= count <= len(everything):
+            raise ValueError(
+                f"evaluators = {count}: the task has {len(everything)} (prompts × verbalizers), "
+                f"give 1 to {len(everything)}, or None for all"
+            )
+        # Sorted by drawn numbers, which Python promises to keep; how it shuffles may change.
+        draw = random.Random(seed)
+        keys = [draw.random() for _ in everything]
+        chosen = sorted(range(len(everything)), key=keys.__getitem__)[:count]
+        return tuple(everything[i] for i in sorted(chosen))
 
     @staticmethod
     def load(name: str | PathLike[str]) -> Task:
@@ -83,6 +132,12 @@ class Task:
         labels, *rows = [line.split("\t") for line in _lines(verbalizers)]
         words = {label: [row[i] for row in rows if i < len(row)] for i, label in enumerate(labels)}
         return Task(_lines(prompts), words)
+
+
+def _require_text(name: str, value: object) -> None:
+    # YAML reads an unquoted no, yes, on or 1984 as something else.
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{name} is no text: write a word or a phrase, in quotes")
 
 
 def _lines(path: str | PathLike[str]) -> list[str]:

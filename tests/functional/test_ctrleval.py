@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,16 +9,22 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ctrlreward.functional.ctrleval import (
+    WEIGHTINGS,
     Blank,
     coherence_blanks,
     consistency_blanks,
     label_probabilities,
+    normalised,
     relevance_blanks,
+    relevance_evaluators,
     weighted_mean,
 )
 
 LOG_PROBS = st.floats(-30, 0)
 SHAPES = npst.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6)
+COUNTS = st.shared(st.integers(1, 8), key="n")
+SCORES = npst.arrays(np.float64, COUNTS, elements=LOG_PROBS)
+WEIGHTS = npst.arrays(np.float64, COUNTS, elements=st.just(0.0) | st.floats(1e-3, 100))
 
 
 # The patterns.
@@ -41,8 +49,8 @@ def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
 def test_the_text_stands_in_each_prompt() -> None:
     prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
     assert relevance_blanks("A meal.", prompts, ["good", "bad"]) == [
-        Blank("A meal. It was ", ".", ("good", "bad")),
-        Blank("Just ", "! A meal.", ("good", "bad")),
+        Blank("A meal. It was ", ".", ("good", "bad"), closing="."),
+        Blank("Just ", "! A meal.", ("good", "bad"), closing="!"),
     ]
 
 
@@ -59,14 +67,7 @@ def test_a_text_may_hold_the_names_of_the_slots(around: str, slots: list[str]) -
 # Coherence and consistency.
 
 
-@given(
-    npst.arrays(np.float64, st.shared(st.integers(1, 8), key="n"), elements=LOG_PROBS),
-    npst.arrays(
-        np.float64,
-        st.shared(st.integers(1, 8), key="n"),
-        elements=st.just(0.0) | st.floats(1e-3, 100),
-    ),
-)
+@given(SCORES, WEIGHTS)
 def test_weighted_mean_is_that_of_normalised_weights(
     scores: np.ndarray, weights: np.ndarray
 ) -> None:
@@ -81,6 +82,71 @@ def test_weighted_mean_is_that_of_normalised_weights(
 def test_with_all_weights_zero_the_mean_is_plain() -> None:
     assert weighted_mean(np.array([-1.0, -4.0]), np.zeros(2)) == -2.5
     assert weighted_mean(np.array([-1.0, -4.0]), np.array([3.0, 0.0])) == -1.0
+
+
+# The ablations of Table 5.
+
+TWINS: dict[str, Callable[[list[float], list[float]], float]] = {
+    "beta": lambda scores, beta: (
+        sum(s * b for s, b in zip(scores, beta, strict=True)) / sum(beta)
+        if sum(beta)
+        else sum(scores) / len(scores)
+    ),
+    "mean": lambda scores, beta: sum(scores) / len(scores),
+    "max": lambda scores, beta: max(scores),
+    "min": lambda scores, beta: min(scores),
+}
+
+
+def test_the_ablations_are_those_of_the_paper() -> None:
+    assert list(WEIGHTINGS) == list(TWINS)
+
+
+@given(SCORES, WEIGHTS)
+def test_a_weighting_gives_the_score_that_it_is_named_for(
+    scores: np.ndarray, beta: np.ndarray
+) -> None:
+    for name, twin in TWINS.items():
+        weights = WEIGHTINGS[name](scores, beta)
+        expected = twin(scores.tolist(), beta.tolist())
+        assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        shares = normalised(weights)
+        assert (shares >= 0).all()
+        assert shares.sum() == pytest.approx(1)
+        assert shares @ scores == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
+def test_a_weighting_folds_the_shares_of_each_label(log_probs: np.ndarray) -> None:
+    probabilities = np.exp(log_probs)
+    sums = [sum(row) for row in probabilities]
+    shares = [[p / total for p in row] for row, total in zip(probabilities, sums, strict=True)]
+    for name, twin in TWINS.items():
+        expected = [twin([row[k] for row in shares], sums) for k in range(len(shares[0]))]
+        found = label_probabilities(log_probs, WEIGHTINGS[name])
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_highest_and_the_lowest_share_by_hand() -> None:
+    log_probs = np.log([[0.1, 0.3], [0.2, 0.2], [0.04, 0.01]])  # shares of label 0: 1/4, 1/2, 4/5
+    for name, expected in [
+        ("beta", [0.4, 0.6]),  # 0.34 of 0.85
+        ("mean", [31 / 60, 29 / 60]),
+        ("max", [0.8, 0.75]),
+        ("min", [0.25, 0.2]),
+    ]:
+        np.testing.assert_allclose(label_probabilities(log_probs, WEIGHTINGS[name]), expected)
+
+
+@given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
+def test_scores_and_weights_of_the_evaluators_of_a_label(log_probs: np.ndarray) -> None:
+    """Scores as in eq. 7; weights in the proportions of eq. 6."""
+    scores, beta = relevance_evaluators(log_probs)
+    for row, score in zip(np.exp(log_probs), scores, strict=True):
+        np.testing.assert_allclose(score, row / sum(row), rtol=1e-9)
+    sums = np.exp(log_probs).sum(axis=1)
+    np.testing.assert_allclose(normalised(beta), sums / sum(sums), rtol=1e-9)
+    assert beta.max() == 1
 
 
 # Attribute relevance.

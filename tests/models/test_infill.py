@@ -46,12 +46,17 @@ def asked(recorder: Recorder, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
     [
         # At the end, closing punctuation aside, the pattern is continued.
         (Blank("A meal. It was ", ".", ("good",)), ("A meal. It was", " good")),
-        (Blank("A meal. Just ", "!", ("good",)), ("A meal. Just", " good")),
+        # A remark on a text goes on to its end.
+        (Blank("A meal. Just ", "!", ("good",), closing="!"), ("A meal. Just", " good!")),
+        (
+            Blank("What ", " news! A cure.", ("good",), closing=" news!"),
+            ("A cure.\n\nWhat", " good news!"),
+        ),
         (Blank("The food ", "", (" was good.",)), ("The food", " was good.")),
         # A blank that is all there is begins the document.
         (Blank(" ", " ", ("It was good.",), ends=True), ("", "It was good.")),
         # Elsewhere what follows comes first.
-        (Blank("It was ", ". A meal.", ("good",)), (". A meal.\n\nIt was", " good")),
+        (Blank("It was ", " A meal.", ("good.",)), ("A meal.\n\nIt was", " good.")),
         (Blank("", "  was good.", ("The food",)), ("was good.\n\n", "The food")),
     ],
 )
@@ -74,9 +79,14 @@ def test_fill_in_the_middle_tokens_are_used_where_there_are_any(
     prefix, suffix, middle = tokens
     assert asked(
         Recorder(tokenizer),
-        [Blank("What ", " news! A cure.", ("good",)), Blank("It was ", ".", ("good",))],
+        [
+            Blank("What ", " news! A cure.", ("good",)),
+            Blank("What ", " news! A cure.", ("good",), closing=" news!"),
+            Blank("It was ", ".", ("good",)),
+        ],
     ) == [
         (f"{prefix}What{suffix} news! A cure.{middle}", " good"),
+        (f"{prefix}What{suffix} A cure.{middle}", " good news!"),
         ("It was", " good"),
     ]
     # Each of them is one token, not spelled out.
@@ -102,10 +112,29 @@ def test_what_the_aspects_of_ctrleval_become(plain: Recorder) -> None:
     ]
     prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
     assert asked(plain, relevance_blanks("A meal.", prompts, ["good", "bad"])) == [
-        ("A meal. It was", " good"),
-        ("A meal. It was", " bad"),
-        (". A meal.\n\nIt was", " good"),
-        (". A meal.\n\nIt was", " bad"),
+        ("A meal. It was", " good."),
+        ("A meal. It was", " bad."),
+        ("A meal.\n\nIt was", " good."),
+        ("A meal.\n\nIt was", " bad."),
+    ]
+
+
+def test_a_conversational_model_remarks_on_the_users_text(
+    tiny_causal: Callable[..., str],
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
+    blanks = relevance_blanks("A {right} meal.", prompts, ["good"])
+    assert asked(Recorder(tokenizer), [*blanks, *consistency_blanks("The food ran.", "The")]) == [
+        ("A {right} meal. It was", " good."),
+        ("[user]A {right} meal.[assistant]It was", " good."),
+        # The filling of these is part of the text, not a remark on it.
+        ("The", " food ran."),
+        ("food ran.\n\n", "The"),
     ]
 
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import random
 import re
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ctrlreward.scorers.task import Task
+from ctrlreward.scorers.task import Evaluator, Task
 
 PROMPT = "<gen_result> It was <mask_token>."
 WORDS = {"negative": ["bad"], "positive": ["good"]}
@@ -74,6 +79,18 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         ([PROMPT], {"positive": ["good"]}, "verbalizers give {'positive': 1} words"),
         ([PROMPT], {"a": [], "b": []}, "verbalizers give {'a': 0, 'b': 0} words"),
         ([PROMPT], {}, "verbalizers give {} words"),
+        (
+            [PROMPT],
+            {"bad": "bad", "good": ["good"]},
+            "verbalizers['bad'] = 'bad': give a list of words",
+        ),
+        (
+            [PROMPT],
+            {"no": [False], "yes": ["yes"]},
+            "verbalizers['no'][0] = False is no text: write a word or a phrase, in quotes",
+        ),
+        ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is no text"),
+        ([PROMPT], {1984: ["a"], "b": ["b"]}, "label 1984 is no text"),
     ],
 )
 def test_what_is_no_task_raises(
@@ -81,6 +98,56 @@ def test_what_is_no_task_raises(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Task(prompts, verbalizers)
+
+
+# Evaluators.
+
+COLOURS = Task(
+    ["<gen_result> <mask_token>", "<mask_token>: <gen_result>", "A <mask_token> <gen_result>"],
+    {"warm": ["red", "very warm"], "cold": ["blue", "very cold"], "dull": ["grey", "dull"]},
+)
+
+
+def test_every_prompt_with_every_verbalizer_is_an_evaluator() -> None:
+    rows = [("red", "blue", "grey"), ("very warm", "very cold", "dull")]
+    assert list(COLOURS.evaluators) == [Evaluator(*pair) for pair in product(COLOURS.prompts, rows)]
+    assert [len(Task.load(name).evaluators) for name in ("sentiment", "topic")] == [72, 32]
+
+
+@given(st.integers(1, 72), st.integers(1, 72), st.integers())
+def test_a_subset_is_part_of_a_larger_one_of_its_seed(few: int, many: int, seed: int) -> None:
+    few, many = sorted((few, many))
+    task = Task.load("sentiment")
+    subset, larger = task.subset(few, seed), task.subset(many, seed)
+    assert len(set(subset)) == few
+    assert set(subset) <= set(larger) <= set(task.evaluators)
+    assert list(subset) == [e for e in task.evaluators if e in set(subset)]
+    assert subset == task.subset(few, seed)
+
+
+def test_every_evaluator_is_drawn_about_equally_often() -> None:
+    drawn = [evaluator for seed in range(600) for evaluator in COLOURS.subset(2, seed)]
+    counts = [drawn.count(evaluator) for evaluator in COLOURS.evaluators]
+    # Of 600 draws with chance 1/3: 200 ± 11.5; five standard deviations.
+    assert all(abs(count - 200) < 58 for count in counts)
+
+
+def test_a_subset_does_not_touch_the_global_random_state() -> None:
+    states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    COLOURS.subset(3, seed=7)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == states  # noqa: NPY002
+
+
+@pytest.mark.parametrize("count", [0, -1, 7])
+def test_more_evaluators_than_there_are_raise(count: int) -> None:
+    message = (
+        rf"evaluators = {count}: the task has 6 \(prompts × verbalizers\), give 1 to 6, or None"
+    )
+    with pytest.raises(ValueError, match=message):
+        COLOURS.subset(count, seed=0)
+
+
+# Files.
 
 
 def test_an_unknown_task_raises() -> None:

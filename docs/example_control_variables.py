@@ -1,0 +1,47 @@
+"""Control variables of one's own, each a YAML file: formality, tense and emotion."""
+
+from pathlib import Path
+
+from ctrlreward import Samples
+from ctrlreward.scorers import AttributeClassifier, CTRLEval
+
+TASKS = Path(__file__).with_name("tasks")
+TEXTS = {
+    "formality": [
+        "We regret to inform you that your application was not successful.",
+        "hey, sorry, you didn't get the job lol",
+    ],
+    "tense": [
+        "The council built a bridge across the river.",
+        "The council is going to build a bridge across the river.",
+    ],
+    "emotion": [
+        "We won the cup, and the whole street danced.",
+        "My grandmother died in March, and her chair is empty.",
+        "He stole my bike again and laughed about it.",
+        "Something moved behind the door, and the light went out.",
+    ],
+}
+
+if __name__ == "__main__":
+    scorers = {}
+    for name, texts in TEXTS.items():
+        scorers[name] = CTRLEval(task=TASKS / f"{name}.yaml", aspects=["attribute_relevance"])
+        print(name, *scorers[name].labels)
+        for text, row in zip(texts, scorers[name].probabilities(texts), strict=True):
+            print("  ", *(f"{value:.2f}" for value in row), text)
+        scorers[name].release()
+
+    # Why? The three evaluators that weigh most.
+    rejection = Samples(TEXTS["formality"][:1], labels=["formal"])
+    (parts,) = scorers["formality"].explain(rejection)
+    evaluators = sorted(parts["attribute_relevance"].evaluators, key=lambda e: -e.weight)
+    for e in evaluators[:3]:
+        print(f"{e.left}[{e.target}]{e.right} score {e.score:.2f} weight {e.weight:.2f}")
+
+    # Several at once: a label names them all.
+    both = AttributeClassifier({name: scorers[name] for name in ("formality", "emotion")})
+    wanted = rejection.replace(labels=["formality=formal emotion=sadness"])
+    for name, (value,) in both.score(wanted).items():
+        if name.startswith("label_probability"):
+            print(f"{name} {value:.2f}")

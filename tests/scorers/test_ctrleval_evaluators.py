@@ -1,0 +1,251 @@
+"""The pattern evaluators behind a score of CTRLEval: weights, subsets, phrases, explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+from ctrlreward.functional.ctrleval import Blank
+from ctrlreward.models.causal import TokenScores
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.ctrleval import CTRLEval
+from ctrlreward.scorers.task import Task
+
+ASPECTS = ("coherence", "consistency", "attribute_relevance")
+FOOD = Samples(
+    texts=[
+        "The food was good. We will come back.",
+        "The food was cold and the waiter was rude. Never again! I want my money back.",
+        "My dog sleeps.",
+    ],
+    prefixes=["The food", "The food", "My dog"],
+    labels=["positive", "positive", "negative"],
+)
+
+
+@pytest.fixture(scope="module")
+def scorer(golden_dir: Path) -> CTRLEval:
+    return CTRLEval(str(golden_dir / "pegasus-tiny"))
+
+
+# The ablations of Table 5 and the subsets of Figure 4.
+
+FOLDS: dict[str, Callable[[list[float]], float]] = {"mean": np.mean, "max": max, "min": min}
+
+
+def like(scorer: CTRLEval, **options: Any) -> CTRLEval:
+    """A scorer with other options and the same model."""
+    other = CTRLEval(scorer.model, **options)
+    other.infiller = scorer.infiller
+    other.iwf = scorer.iwf
+    return other
+
+
+@pytest.mark.parametrize("weights", FOLDS)
+def test_an_ablation_folds_the_scores_of_single_evaluators(scorer: CTRLEval, weights: str) -> None:
+    """A task of one evaluator has its score, a single sentence its own log-probability."""
+    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
+    words = {"negative": ["bad", "very poor"], "positive": ["good", "very nice"]}
+    aspects = ["attribute_relevance"]
+    single = [
+        like(
+            scorer,
+            task=Task([prompt], {label: [row[i]] for label, row in words.items()}),
+            aspects=aspects,
+        ).score(FOOD)["attribute_relevance"]
+        for prompt in prompts
+        for i in (0, 1)
+    ]
+    folded = like(scorer, task=Task(prompts, words), aspects=aspects, weights=weights)
+    expected = [FOLDS[weights](column.tolist()) for column in np.stack(single, axis=1)]
+    np.testing.assert_allclose(folded.score(FOOD)["attribute_relevance"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("weights", FOLDS)
+def test_an_ablation_folds_the_log_probabilities_of_patterns(
+    scorer: CTRLEval, weights: str
+) -> None:
+    for aspect in ("coherence", "consistency"):
+        asked = [parts[aspect] for parts in like(scorer, aspects=[aspect]).explain(FOOD)]
+        expected = [FOLDS[weights]([e.score for e in parts.evaluators]) for parts in asked]
+        found = like(scorer, aspects=[aspect], weights=weights).score(FOOD)[aspect]
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_highest_label_probability_and_the_lowest_are_each_labels_own(scorer: CTRLEval) -> None:
+    options = {"aspects": ["attribute_relevance"], "evaluators": 5}
+    beta, high, low = (
+        like(scorer, weights=weights, **options).probabilities(FOOD.texts)
+        for weights in ("beta", "max", "min")
+    )
+    assert ((low < beta) & (beta < high)).all()
+    # Of two labels: where one has its highest share the other has its lowest.
+    np.testing.assert_allclose(high, 1 - low[:, ::-1], atol=1e-6)
+
+
+class Recorder:
+    """An infiller that keeps what it is asked."""
+
+    def __init__(self, scorer: CTRLEval) -> None:
+        self.infiller = scorer.infiller
+        self.tokenizer = self.infiller.tokenizer
+        self.asked: list[Blank] = []
+
+    def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
+        self.asked = list(blanks)
+        return self.infiller.log_probs(blanks)
+
+
+def test_a_subset_asks_for_its_own_evaluators_only(scorer: CTRLEval) -> None:
+    part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
+    part.infiller = recorder = Recorder(scorer)
+    part.score(FOOD)
+    for i, text in enumerate(FOOD.texts):
+        asked = recorder.asked[i * len(recorder.asked) // 3 : (i + 1) * len(recorder.asked) // 3]
+        pairs = [(blank.left, blank.right, word) for blank in asked for word in blank.targets]
+        expected = []
+        for prompt, words in part.task.subset(7, seed=3):
+            left, right = prompt.split("<mask_token>")
+            filled = (left.replace("<gen_result>", text), right.replace("<gen_result>", text))
+            expected += [(*filled, word) for word in words]
+        assert pairs == expected
+        assert len({(blank.left, blank.right) for blank in asked}) == len(asked)
+
+
+def test_a_subset_scores_as_a_task_of_its_evaluators(scorer: CTRLEval) -> None:
+    aspects = ["attribute_relevance"]
+    words = {"negative": ["bad", "poor"], "positive": ["good", "nice"]}
+    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
+    task = Task(prompts, words)
+    ((prompt, chosen),) = task.subset(1, seed=5)
+    own = Task([prompt], dict(zip(words, ([word] for word in chosen), strict=True)))
+    np.testing.assert_allclose(
+        like(scorer, task=task, aspects=aspects, evaluators=1, seed=5).probabilities(FOOD.texts),
+        like(scorer, task=own, aspects=aspects).probabilities(FOOD.texts),
+        atol=1e-6,
+    )
+
+
+def test_a_subset_leaves_the_other_aspects_as_they_are(scorer: CTRLEval) -> None:
+    few, more = (like(scorer, evaluators=n).score(FOOD) for n in (1, 3))
+    for aspect in ("coherence", "consistency"):
+        np.testing.assert_allclose(few[aspect], more[aspect], atol=1e-5)
+    assert (few["attribute_relevance"] != more["attribute_relevance"]).all()
+
+
+def test_weights_that_are_unknown_raise() -> None:
+    with pytest.raises(ValueError, match="weights = 'median': give one of beta, mean, max, min"):
+        CTRLEval(weights="median")
+
+
+def test_more_evaluators_than_the_task_has_raise() -> None:
+    with pytest.raises(ValueError, match="evaluators = 73: the task has 72"):
+        CTRLEval(evaluators=73)
+
+
+# Verbalizers of several tokens.
+
+PHRASES = Task(
+    ["<gen_result> It was <mask_token>"],
+    {"negative": ["bad", "not very good"], "positive": ["good", "very good"]},
+)
+
+
+def mean_log_prob(logits: torch.Tensor, target: torch.Tensor) -> float:
+    """Of the target's tokens, each predicted by the row of logits at its place."""
+    chosen = logits.double().log_softmax(-1)[torch.arange(len(target)), target]
+    return float(chosen.mean())
+
+
+def share_of_sums(log_probs: dict[str, list[float]]) -> list[float]:
+    """β-weighted label probabilities: each label's sum over the sum of all."""
+    sums = [sum(np.exp(row)) for row in log_probs.values()]
+    return [value / sum(sums) for value in sums]
+
+
+def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(scorer.model)
+    tokenizer = AutoTokenizer.from_pretrained(scorer.model)
+    source = tokenizer(f"{FOOD.texts[0]} It was <mask_1>", return_tensors="pt")
+
+    @torch.no_grad()
+    def likelihood(phrase: str) -> float:
+        target = tokenizer(phrase, add_special_tokens=False, return_tensors="pt").input_ids
+        return mean_log_prob(model(**source, labels=target).logits[0], target[0])
+
+    expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
+    assert len(tokenizer("not very good", add_special_tokens=False).input_ids) == 3
+    found = like(scorer, task=PHRASES).probabilities(FOOD.texts[:1])[0]
+    np.testing.assert_allclose(found, share_of_sums(expected), atol=1e-6)
+
+
+def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> None:
+    folder = tiny_llama(ascii_letters + " .!,:\n")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    @torch.no_grad()
+    def likelihood(phrase: str) -> float:
+        context = f"{FOOD.texts[0]} It was"
+        ids = torch.tensor([[0, *tokenizer(f"{context} {phrase}").input_ids]])
+        target = ids[0, 1 + len(context) :]  # a token a character
+        return mean_log_prob(model(ids).logits[0, len(context) : -1], target)
+
+    expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
+    found = CTRLEval(folder, PHRASES).probabilities(FOOD.texts[:1])[0]
+    np.testing.assert_allclose(found, share_of_sums(expected), atol=1e-6)
+
+
+# Explanations.
+
+
+@pytest.mark.parametrize("weights", ["beta", "mean", "max", "min"])
+def test_the_weighted_mean_of_an_explanation_is_the_score(scorer: CTRLEval, weights: str) -> None:
+    same = like(scorer, weights=weights, evaluators=6)
+    found = same.score(FOOD)
+    explained = same.explain(FOOD)
+    assert [list(parts) for parts in explained] == [list(ASPECTS)] * 3
+    for i, parts in enumerate(explained):
+        for aspect, part in parts.items():
+            assert part.aspect == aspect
+            assert part.score == pytest.approx(found[aspect][i], rel=1e-6)
+            assert sum(e.weight for e in part.evaluators) == pytest.approx(1)
+            mean = sum(e.score * e.weight for e in part.evaluators)
+            assert mean == pytest.approx(part.score, rel=1e-12)
+
+
+def test_an_explanation_names_the_patterns(scorer: CTRLEval) -> None:
+    task = Task(["<gen_result> So <mask_token>!"], {"negative": ["bad"], "positive": ["good"]})
+    (parts,) = like(scorer, task=task).explain(FOOD[:1])
+    asked = {
+        aspect: [(e.left, e.target, e.right, e.candidates) for e in part.evaluators]
+        for aspect, part in parts.items()
+    }
+    first, second = "The food was good.", "We will come back."
+    assert asked == {
+        "coherence": [
+            (" ", first, f" {second}", (first,)),
+            (f"{first} ", second, " ", (second,)),
+        ],
+        "consistency": [
+            ("The food ", f" was good. {second}", "", (f" was good. {second}",)),
+            ("", "The food", f"  was good. {second}", ("The food",)),
+        ],
+        "attribute_relevance": [("<gen_result> So ", "good", "!", ("bad", "good"))],
+    }
+
+
+def test_a_text_without_a_score_is_explained_by_nothing(scorer: CTRLEval) -> None:
+    explained = scorer.explain(Samples(["", "A dog."], prefixes=["", "A"], labels=["negative"] * 2))
+    for part in explained[0].values():
+        assert np.isnan(part.score)
+        assert part.evaluators == ()
+    counts = {aspect: len(part.evaluators) for aspect, part in explained[1].items()}
+    assert counts == {"coherence": 1, "consistency": 2, "attribute_relevance": 72}

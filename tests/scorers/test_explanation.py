@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from ctrlreward.functional.ctrleval import WEIGHTINGS
+from ctrlreward.scorers.charts import bar_chart
+from ctrlreward.scorers.explanation import Explanation, Pattern, explanation, to_records
+
+PATTERNS = [
+    Pattern("<gen_result> It was ", ".", "good", ("bad", "good")),
+    Pattern("Just ", "! <gen_result>", "great", ("terrible", "great")),
+]
+SCORES = np.array([0.25, 0.75])
+BETA = np.array([3.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("weights", "score", "shares"),
+    [
+        ("beta", 0.375, [0.75, 0.25]),
+        ("mean", 0.5, [0.5, 0.5]),
+        ("max", 0.75, [0.0, 1.0]),
+        ("min", 0.25, [1.0, 0.0]),
+    ],
+)
+def test_score_and_shares(weights: str, score: float, shares: list[float]) -> None:
+    found = explanation("attribute_relevance", PATTERNS, SCORES, BETA, WEIGHTINGS[weights])
+    assert found.score == score
+    assert [e.weight for e in found.evaluators] == shares
+    assert [e.score for e in found.evaluators] == [0.25, 0.75]
+    assert [e.target for e in found.evaluators] == ["good", "great"]
+
+
+def test_weights_of_zero_are_shown_as_the_plain_mean_that_they_give() -> None:
+    found = explanation("coherence", PATTERNS, -SCORES, np.zeros(2), WEIGHTINGS["beta"])
+    assert found.score == -0.5
+    assert [e.weight for e in found.evaluators] == [0.5, 0.5]
+
+
+def test_records_are_plain_data() -> None:
+    found = explanation("attribute_relevance", PATTERNS[:1], SCORES[:1], BETA[:1], lambda s, b: b)
+    records = to_records(
+        [{"attribute_relevance": found}, {"coherence": Explanation("coherence", np.nan)}]
+    )
+    assert json.loads(json.dumps(records, allow_nan=False)) == [
+        {
+            "sample": 0,
+            "aspect": "attribute_relevance",
+            "score": 0.25,
+            "evaluators": [
+                {
+                    "left": "<gen_result> It was ",
+                    "right": ".",
+                    "target": "good",
+                    "candidates": ["bad", "good"],
+                    "score": 0.25,
+                    "weight": 1.0,
+                }
+            ],
+        },
+        {"sample": 1, "aspect": "coherence", "score": None, "evaluators": []},
+    ]
+
+
+# The chart.
+
+
+def chart_of(*parts: tuple[Pattern, float, float], largest: int = 24):
+    patterns, scores, weights = zip(*parts, strict=True)
+    found = explanation(
+        "attribute_relevance", patterns, np.array(scores), np.array(weights), lambda s, b: b
+    )
+    return bar_chart(found, largest)
+
+
+def lengths(panel) -> list[float]:
+    return [bar.get_width() for bar in panel.patches]
+
+
+def test_bars_are_scores_and_weights_the_heaviest_on_top() -> None:
+    figure = chart_of((PATTERNS[0], 0.2, 1.0), (PATTERNS[1], 0.8, 3.0))
+    left, right = figure.axes
+    assert lengths(left) == [0.8, 0.2]
+    assert lengths(right) == [0.75, 0.25]
+    assert [tick.get_text() for tick in left.get_yticklabels()] == [
+        "Just [great]! <gen_result>",
+        "<gen_result> It was [good].",
+    ]
+    assert left.yaxis_inverted()
+    assert left.get_title("left") == "attribute relevance 0.650"
+    (line,) = left.lines
+    assert list(line.get_xdata()) == pytest.approx([0.65, 0.65])
+
+
+def test_of_many_evaluators_the_heaviest_are_shown() -> None:
+    many = [(Pattern("", "", str(i), (str(i),)), 0.5, float(i)) for i in range(1, 8)]
+    left, right = chart_of(*many, largest=3).axes
+    assert [tick.get_text() for tick in left.get_yticklabels()] == ["[7]", "[6]", "[5]"]
+    assert lengths(right) == pytest.approx([7 / 28, 6 / 28, 5 / 28])
+    assert left.get_title("left") == "attribute relevance 0.500, the 3 heaviest of 7 evaluators"
+
+
+def test_long_texts_and_odd_ones_are_drawn(tmp_path) -> None:
+    sentence = "We paid $5 for soup and $6_{ for bread,\nand \\frac was not on the menu. " * 4
+    long = Pattern(sentence, " " + sentence, sentence, (sentence,))
+    figure = chart_of((long, -2.0, 1.0), (Pattern(" ", " ", "$", ("$",)), -1.0, 1.0))
+    figure.savefig(tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").stat().st_size > 5000
+    name, short = (tick.get_text() for tick in figure.axes[0].get_yticklabels())
+    assert name.startswith("…")
+    assert name.endswith("…")
+    assert "[We paid $5 for soup and $6_{ for bread," in name
+    assert len(name) < 100
+    assert "\n" not in name
+    assert short == "[$]"
+
+
+def test_what_has_no_evaluators_cannot_be_drawn() -> None:
+    with pytest.raises(ValueError, match="this coherence has no evaluators, its text could not"):
+        bar_chart(Explanation("coherence", np.nan))
+
+
+def test_no_bars_at_all_raise() -> None:
+    with pytest.raises(ValueError, match="largest = 0: give a positive number of evaluators"):
+        chart_of((PATTERNS[0], 0.2, 1.0), largest=0)
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'ctrlreward\[demo\]'"):
+        chart_of((PATTERNS[0], 0.2, 1.0))
