@@ -16,6 +16,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward.callbacks.distributed import on_rank_zero
 from ctrlreward.callbacks.monitoring import check_mode, is_fresh
+from ctrlreward.files import whole_folder
 
 
 @runtime_checkable
@@ -169,15 +170,5 @@ def violated(
 
 
 def _export(module: AdapterExporter, folder: str) -> None:
-    """Writes the adapter beside the folder and then swaps it in, so it is never half there."""
-    final = Path(folder)
-    unfinished = final.with_name(f".{final.name}.unfinished")
-    replaced = final.with_name(f".{final.name}.replaced")
-    for leftover in (unfinished, replaced):  # of a run that was killed
-        shutil.rmtree(leftover, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    module.export_adapter(str(unfinished))
-    if final.exists():
-        final.rename(replaced)
-    unfinished.rename(final)
-    shutil.rmtree(replaced, ignore_errors=True)
+    with whole_folder(Path(folder)) as unfinished:
+        module.export_adapter(str(unfinished))

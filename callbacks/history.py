@@ -12,6 +12,8 @@ from typing import Any
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
+from ctrlreward.files import write_whole
+
 
 class HistoryLogger(Logger):
     """Appends what is logged to `<folder>/metrics.jsonl`, one object with `step` a call.
@@ -61,10 +63,7 @@ class HistoryLogger(Logger):
 
     def _drop_from(self, step: int) -> None:
         kept = [row for row in read_history(self.path) if row["step"] < step]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
-        os.replace(unfinished, self.path)
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:

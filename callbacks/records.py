@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
+from ctrlreward.files import write_whole
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Scores
 
@@ -28,22 +28,19 @@ def write_records(path: Path, samples: Samples, scores: Mapping[str, Scores]) ->
         samples: n samples.
         scores: Arrays of shape (n,), by name.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
     columns = samples.columns()
-    with open(unfinished, "w", encoding="utf-8") as file:
-        for i in range(len(samples)):
-            record: dict[str, object] = {JSON_KEYS[name]: c[i] for name, c in columns.items()}
-            record["scores"] = {name: _cell(values[i]) for name, values in scores.items()}
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    lines = []
+    for i in range(len(samples)):
+        record: dict[str, object] = {JSON_KEYS[name]: c[i] for name, c in columns.items()}
+        record["scores"] = {name: _cell(values[i]) for name, values in scores.items()}
+        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+    write_whole(path, "".join(lines))
 
 
 def read_records(path: Path) -> tuple[Samples, dict[str, Scores]]:
     """Samples and scores as `write_records` wrote them; null is NaN."""
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    with open(path, encoding="utf-8") as file:  # str.splitlines would part lines at U+2028 too
+        records = [json.loads(line) for line in file]
     names = records[0]["scores"] if records else {}
     scores = {
         name: np.array([record["scores"][name] for record in records], dtype=np.float64)

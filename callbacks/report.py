@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from ctrlreward.callbacks.history import read_history
 from ctrlreward.callbacks.records import read_records, write_records
 from ctrlreward.callbacks.scoring import check_scores, summary
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
+from ctrlreward.files import write_whole
 from ctrlreward.functional.statistics import paired_bootstrap
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, score
@@ -152,9 +152,7 @@ class BeforeAfter(pl.Callback):
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
         text = json.dumps(_without_nan(report), indent=2)
-        unfinished = folder / ".summary.json.unfinished"
-        unfinished.write_text(text + "\n", encoding="utf-8")
-        os.replace(unfinished, folder / "summary.json")
+        write_whole(folder / "summary.json", text + "\n")
         history = read_history(folder / "metrics.jsonl")
         if history:
             try:
