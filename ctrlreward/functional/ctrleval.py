@@ -30,6 +30,7 @@ class Blank(NamedTuple):
         closing: Of a prompt, which is a remark on a text and no part of it: how `right` goes on
             to the end of the remark (`"."`, `" news."`). None where the filling is part of the
             text.
+        joined: Whether the targets bring the space along that parts them from `left`, or none.
     """
 
     left: str
@@ -37,6 +38,7 @@ class Blank(NamedTuple):
     targets: tuple[str, ...]
     ends: bool = False
     closing: str | None = None
+    joined: bool = False
 
 
 def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
@@ -58,7 +60,10 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
     The remainder keeps its leading space, as in the published implementation.
     """
     remainder = text[len(prefix) :]
-    return [Blank(prefix + " ", "", (remainder,)), Blank("", " " + remainder, (prefix,))]
+    return [
+        Blank(prefix + " ", "", (remainder,), joined=True),
+        Blank("", " " + remainder, (prefix,)),
+    ]
 
 
 def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) -> list[Blank]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.functional.ctrleval import Blank
@@ -13,12 +14,17 @@ from ctrlreward.models.causal import CausalLM, Continuation, TokenScores
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.weights import load_config
 
+log = logging.getLogger(__name__)
+
 # Tokens before, between and behind suffix and prefix in fill-in-the-middle training.
 _MIDDLE_TOKENS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
 )
+
+# Some templates name the day, on which a score must not depend.
+_ONE_DAY = "{% macro strftime_now(form) %}1 Jan 2025{% endmacro %}"
 
 
 class Infiller(Protocol):
@@ -54,14 +60,15 @@ class CausalInfiller:
     Of a prompt, a remark on a text, the filling is scored together with what ends the remark:
     "good for nothing" is no way to say "good.". Where the text follows the remark and the model
     knows turns of a conversation, the text is the user's turn and the remark begins the answer.
+
+    What a model was trained on is not looked at, only what its tokenizer has.
     """
 
     def __init__(self, lm: CausalLM) -> None:
         self.lm = lm
         self.tokenizer = lm.tokenizer
-        infix = _infix_order(self.tokenizer)
-        self._infix = infix or _suffix_first
-        self._remark = infix or _answer_order(self.tokenizer) or _suffix_first
+        self._infix = _infix_order(self.tokenizer) or _suffix_first
+        self._remark = _answer_order(self.tokenizer) or self._infix
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
         """See `Infiller.log_probs`."""
@@ -72,13 +79,14 @@ class CausalInfiller:
     def _pose(self, blank: Blank, target: str) -> Continuation:
         closing = blank.closing or ""
         left, right = blank.left.strip(), blank.right[len(closing) :].strip()
-        if re.search(r"\w", right):
+        context = left
+        if right:
             put = self._infix if blank.closing is None else self._remark
             context = put(left, right)
-        else:
-            context = left
-        # A filling begins its text, or a space parts it from what precedes it.
-        return Continuation(context, (" " if left else "") + target.strip() + closing)
+        # A filling begins its text, or a space parts it from what precedes it, unless it is
+        # the very text that goes on there ("The dog" and "'s fine").
+        parted = left and not (blank.joined and not target[:1].isspace())
+        return Continuation(context, (" " if parted else "") + target.strip() + closing)
 
 
 # From what precedes and what follows a blank to the text that the filling continues.
@@ -103,8 +111,21 @@ def _answer_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
     if not tokenizer.chat_template:
         return None
     slot = "{right}"
-    turns = tokenizer.apply_chat_template(
-        [{"role": "user", "content": slot}], tokenize=False, add_generation_prompt=True
-    )
-    before, behind = str(turns).split(slot)
+    try:
+        turns = tokenizer.apply_chat_template(
+            [{"role": "user", "content": slot}],
+            tokenize=False,
+            add_generation_prompt=True,
+            chat_template=_ONE_DAY + tokenizer.get_chat_template(),
+        )
+    except (TemplateError, ValueError) as error:
+        turns = f"({error})"
+    before, found, behind = str(turns).partition(slot)
+    if not found or slot in behind:
+        log.warning(
+            "the chat template of %s makes no single turn of a user's text: %s",
+            *(tokenizer.name_or_path, turns),
+        )
+        return None
+    before = before.removeprefix(tokenizer.bos_token or "")  # with which every text begins
     return lambda left, right: f"{before}{right}{behind}{left}"

@@ -41,7 +41,7 @@ def test_each_sentence_is_blanked_in_turn() -> None:
 
 def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
     assert consistency_blanks("The food was good.", "The food") == [
-        Blank("The food ", "", (" was good.",), ends=False),
+        Blank("The food ", "", (" was good.",), ends=False, joined=True),
         Blank("", "  was good.", ("The food",), ends=False),
     ]
 

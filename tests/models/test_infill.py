@@ -44,15 +44,19 @@ def asked(recorder: Recorder, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("blank", "expected"),
     [
-        # At the end, closing punctuation aside, the pattern is continued.
-        (Blank("A meal. It was ", ".", ("good",)), ("A meal. It was", " good")),
+        # At the end the pattern is continued.
+        (Blank("A meal. It was ", "", ("good",)), ("A meal. It was", " good")),
         # A remark on a text goes on to its end.
         (Blank("A meal. Just ", "!", ("good",), closing="!"), ("A meal. Just", " good!")),
         (
             Blank("What ", " news! A cure.", ("good",), closing=" news!"),
             ("A cure.\n\nWhat", " good news!"),
         ),
-        (Blank("The food ", "", (" was good.",)), ("The food", " was good.")),
+        # A text of signs alone is a text.
+        (Blank("Just ", "! :-)", ("good",), closing="!"), (":-)\n\nJust", " good!")),
+        # What goes on from its prefix does so as it stands.
+        (Blank("The food ", "", (" was good.",), joined=True), ("The food", " was good.")),
+        (Blank("The dog ", "", ("'s fine.",), joined=True), ("The dog", "'s fine.")),
         # A blank that is all there is begins the document.
         (Blank(" ", " ", ("It was good.",), ends=True), ("", "It was good.")),
         # Elsewhere what follows comes first.
@@ -82,12 +86,12 @@ def test_fill_in_the_middle_tokens_are_used_where_there_are_any(
         [
             Blank("What ", " news! A cure.", ("good",)),
             Blank("What ", " news! A cure.", ("good",), closing=" news!"),
-            Blank("It was ", ".", ("good",)),
+            Blank("It was ", ".", ("good",), closing="."),
         ],
     ) == [
         (f"{prefix}What{suffix} news! A cure.{middle}", " good"),
         (f"{prefix}What{suffix} A cure.{middle}", " good news!"),
-        ("It was", " good"),
+        ("It was", " good."),
     ]
     # Each of them is one token, not spelled out.
     assert len(tokenizer(prefix + suffix + middle).input_ids) == 3
@@ -110,6 +114,7 @@ def test_what_the_aspects_of_ctrleval_become(plain: Recorder) -> None:
         ("The food", " was good."),
         ("was good.\n\n", "The food"),
     ]
+    assert asked(plain, consistency_blanks("In short, no.", "In short"))[0] == ("In short", ", no.")
     prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
     assert asked(plain, relevance_blanks("A meal.", prompts, ["good", "bad"])) == [
         ("A meal. It was", " good."),
@@ -138,11 +143,51 @@ def test_a_conversational_model_remarks_on_the_users_text(
     ]
 
 
+USER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+@pytest.mark.parametrize(
+    ("template", "context"),
+    [
+        (USER, "[user]Soup.[assistant]It was"),
+        ("{{ bos_token }}" + USER, "[user]Soup.[assistant]It was"),  # each text has it anyway
+        ("[{{ strftime_now('%d') }}]" + USER, "[1 Jan 2025][user]Soup.[assistant]It was"),
+    ],
+)
+def test_templates_that_can_be_used(
+    tiny_causal: Callable[..., str], template: str, context: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
+    tokenizer.bos_token = tokenizer.eos_token
+    tokenizer.chat_template = template
+    blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
+    assert asked(Recorder(tokenizer), blanks) == [(context, " good.")]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content[0].text }}",
+        "{{ messages[0].content }}{{ messages[0].content }}",
+        "{{ raise_exception('begin with a system turn') }}",
+        {"tool_use": USER},
+    ],
+)
+def test_templates_that_cannot_be_used_are_named_and_left_aside(
+    tiny_causal: Callable[..., str], template: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
+    tokenizer.chat_template = template
+    blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
+    assert asked(Recorder(tokenizer), blanks) == [("Soup.\n\nIt was", " good.")]
+    assert f"chat template of {tokenizer.name_or_path} makes no single turn" in caplog.text
+
+
 def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> None:
     folder = tiny_causal("llama")
     infiller = load_infiller(folder)
     assert isinstance(infiller, CausalInfiller)
-    ((good, bad),) = infiller.log_probs([Blank("A meal. It was ", ".", ("good", "bad"))])
+    ((good, bad),) = infiller.log_probs([Blank("A meal. It was ", "", ("good", "bad"))])
     expected = CausalLM(folder).log_probs([Continuation("A meal. It was", " good")])[0]
     np.testing.assert_array_equal(good.ids, expected.ids)
     np.testing.assert_allclose(good.log_probs, expected.log_probs, atol=1e-5)
