@@ -32,12 +32,12 @@ if __name__ == "__main__":
             print("  ", *(f"{value:.2f}" for value in row), text)
         scorers[name].release()
 
-    # Why? The three evaluators that weigh most.
+    # Why? What each prompt with each verbalizer says, from the highest to the lowest.
     rejection = Samples(TEXTS["formality"][:1], labels=["formal"])
     (parts,) = scorers["formality"].explain(rejection)
-    evaluators = sorted(parts["attribute_relevance"].evaluators, key=lambda e: -e.weight)
-    for e in evaluators[:3]:
-        print(f"{e.left}[{e.target}]{e.right} score {e.score:.2f} weight {e.weight:.2f}")
+    evaluators = sorted(parts["attribute_relevance"].evaluators, key=lambda e: -e.score)
+    for e in [evaluators[0], evaluators[-1]]:
+        print(f"{e.score:.2f} {e.left}[{e.target}]{e.right}")
 
     # Several at once: a label names them all.
     both = AttributeClassifier({name: scorers[name] for name in ("formality", "emotion")})
