@@ -37,8 +37,17 @@ def main(arguments: list[str] | None = None) -> None:
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
     elif arguments and arguments[0] in COMMANDS:
-        module = f"ctrlreward.commands.{arguments[0].replace('-', '_')}"
-        importlib.import_module(module).run(arguments[1:])
+        command, *options = arguments
+        module = importlib.import_module(f"ctrlreward.commands.{command.replace('-', '_')}")
+        module.run(options if command == "train" else [_spelled(option) for option in options])
     else:
         print(USAGE, file=sys.stderr)
         raise SystemExit(2)
+
+
+def _spelled(argument: str) -> str:
+    """An option as it is defined, whether with dashes or with underscores; its value as it is."""
+    option, equals, value = argument.partition("=")
+    if not option.startswith("--"):
+        return argument
+    return "--" + option[2:].replace("-", "_") + equals + value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
@@ -12,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
-from rich.console import Console
 
 from ctrlreward.commands.compare_report import Comparison, print_comparison
 from ctrlreward.commands.runs import Run, read_run
+from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.files import write_whole
 from ctrlreward.functional.agreement import Correlation, Findings
 from ctrlreward.functional.reproducibility import (
     Gap,
@@ -33,14 +33,12 @@ def run(arguments: list[str]) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
     names = [options.run_a, options.run_b, *options.runs]
-    try:
+    with user_errors(parser):
         runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
         comparison = compare(runs, options.metrics)
-    except (ValueError, OSError, ImportError) as error:
-        parser.error(str(error))
-    if options.output:
-        write_json(Path(options.output), comparison)
-    print_comparison(Console(), comparison)
+        if options.output:
+            write_whole(Path(options.output), to_json(comparison))
+    print_comparison(plain_console(), comparison)
 
 
 def compare(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
@@ -70,19 +68,15 @@ def compare(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison
     return Comparison(runs, studies, curves, [study for study in every if study not in shared])
 
 
-def write_json(path: Path, comparison: Comparison) -> None:
-    """Everything that was compared, NaN as null; the file appears whole or not at all."""
+def to_json(comparison: Comparison) -> str:
+    """Everything that was compared, NaN as null."""
     content = {
         "runs": [run.name for run in comparison.runs],
         "studies": {study: asdict(found) for study, found in comparison.studies.items()},
         "curves": comparison.curves,
         "missing_studies": list(comparison.missing),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    text = json.dumps(_plain(content), indent=2, ensure_ascii=False)
-    unfinished.write_text(text + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    return json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n"
 
 
 def _parser() -> ArgumentParser:
@@ -127,7 +121,9 @@ def _matching(table: Table, patterns: Sequence[str]) -> Table:
 
 def _plain(value: Any) -> Any:
     """What JSON has words for: objects for named tuples, null for NaN."""
-    if isinstance(value, Correlation | Findings | Gap):
+    if isinstance(value, Findings):
+        value = {**value._asdict(), "share": value.share}
+    elif isinstance(value, Correlation | Gap):
         value = value._asdict()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}

@@ -49,7 +49,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 def _say(console: Console, line: str) -> None:
     """A line as it is: what is piped into a file is not to be wrapped."""
-    console.print(line, soft_wrap=True, highlight=False, markup=False)
+    console.print(line, soft_wrap=True)
 
 
 def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison) -> RenderableType:
@@ -67,7 +67,8 @@ def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison)
         cells += [_number(found.mean_cv_star)]
         if several:
             cells += [*_correlation(found.correlation)]
-            cells += [f"{found.findings.upheld} of {found.findings.total}"]
+            upheld, total = found.findings
+            cells += [f"{upheld} of {total}" if total else "–"]
         if metric in comparison.curves:
             curve = comparison.curves[metric]
             cells += [*_correlation(curve), str(curve.n)]
@@ -92,6 +93,8 @@ def _summary(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         yield (
             f"findings (type IV): {findings.upheld} of {findings.total} pairs of systems have the "
             f"same one ahead ({100 * findings.share:.1f} %)"
+            if findings.total
+            else "findings (type IV): none, for no metric has two systems with values in all runs"
         )
     else:
         yield "findings (type IV): none, for they compare systems, and each run has one"

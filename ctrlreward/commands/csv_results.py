@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import TypeAlias
 
+from ctrlreward.commands.reading import CsvRow, decode, parse_csv
 from ctrlreward.functional.reproducibility import Table
 
-# Line number in the file, and its cells by column.
-CsvRow: TypeAlias = tuple[int, dict[str, str]]
 # Line number, study, metric, system, value.
 _Cell: TypeAlias = tuple[int, str, str, str, float]
 
@@ -33,19 +31,9 @@ def read_csv(path: Path, wanted: Mapping[str, str]) -> tuple[list[str], list[Csv
     """The header, and the rows that have the wanted cells.
 
     Raises:
-        ValueError: The file is empty, a row is too short or too long, or no row is wanted.
+        ValueError: The file is no CSV, it lacks a column, or no row is wanted.
     """
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file)
-        header = list(reader.fieldnames or ())
-        rows: list[CsvRow] = []
-        for row in reader:
-            if None in row or None in row.values():
-                raise ValueError(
-                    f"{path}:{reader.line_num} has not the {len(header)} columns of the header: "
-                    f"{', '.join(header)}"
-                )
-            rows.append((reader.line_num, row))
+    header, rows = parse_csv(decode(path.read_bytes(), path), path)
     for column in wanted:
         _check_column(path, header, column)
     kept = [(n, row) for n, row in rows if all(row[c] == value for c, value in wanted.items())]

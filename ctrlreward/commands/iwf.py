@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
@@ -12,6 +10,8 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ctrlreward.commands.reading import decode
+from ctrlreward.commands.terminal import shows_progress, user_errors
 from ctrlreward.functional.sentences import sentence_splitter as find_splitter
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.weights import load_tokenizer
@@ -73,13 +73,13 @@ def read_sentences(paths: Sequence[Path], split: Callable[[str], list[str]]) -> 
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable="CI" in os.environ or not sys.stderr.isatty(),
+        disable=not shows_progress(),
     ) as bar:
         task = bar.add_task("counting", total=sum(path.stat().st_size for path in paths))
         for path in paths:
             with path.open("rb") as file:
                 for number, line in enumerate(file, 1):
-                    yield from split(_decoded(line, path, number))
+                    yield from split(decode(line, path, number).strip())
                     bar.advance(task, len(line))
 
 
@@ -96,21 +96,10 @@ def _files(corpus: str) -> list[Path]:
     return paths
 
 
-def _decoded(line: bytes, path: Path, number: int) -> str:
-    try:
-        return line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}:{number} is no UTF-8 text: convert the file, as with iconv -t utf-8"
-        ) from error
-
-
 def run(arguments: list[str]) -> None:
     """Runs the command."""
     parser = ArgumentParser(prog="ctrlreward iwf", description=_DESCRIPTION)
     parser.add_function_arguments(iwf, as_positional=True)
     options = parser.parse_args(arguments)
-    try:
+    with user_errors(parser):
         iwf(**options)
-    except (ValueError, OSError, ImportError) as error:
-        parser.error(str(error))

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from ctrlreward.commands.presets import PUBLISHED, Published, Rated
 from ctrlreward.commands.scoring import arrow
+from ctrlreward.commands.terminal import plain_console
 from ctrlreward.functional.correlation import (
     Correlations,
     Estimate,
@@ -80,7 +80,7 @@ def print_judgements(
         rated: The file.
         metrics: Directions of those scores whose direction is known.
     """
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH)
+    console = plain_console(None if sys.stdout.isatty() else _WIDTH)
     clusters = len(set(rated.clusters or range(len(rated.samples))))
     for level in dict.fromkeys(judgement.level for judgement in judgements):
         table = Table(title=f"{rated.file}, {level} level", box=box.SIMPLE, title_justify="left")
@@ -122,9 +122,10 @@ def draw_scatter(
     """Draws every score over every rating, a panel each, as a PNG.
 
     Raises:
+        ValueError: The file is no .png.
         ImportError: matplotlib is not installed.
     """
-    require_matplotlib()
+    require_plot(path)
     from matplotlib.figure import Figure
 
     shape = (len(scores), len(rated.ratings))
@@ -152,12 +153,15 @@ def draw_scatter(
     figure.savefig(path, dpi=130)
 
 
-def require_matplotlib() -> None:
+def require_plot(path: Path) -> None:
     """Raises before anything is scored, not after, where a plot can't be drawn.
 
     Raises:
+        ValueError: The file is no .png.
         ImportError: matplotlib is not installed.
     """
+    if path.suffix != ".png":
+        raise ValueError(f"plot = {path}: give a file that ends in .png")
     if find_spec("matplotlib") is None:
         raise ImportError("a plot needs matplotlib: pip install 'ctrlreward[demo]'")
 

@@ -8,10 +8,12 @@ from typing import Any
 from jsonargparse import ArgumentParser, auto_cli
 
 import ctrlreward.scorers  # noqa: F401 — so that scorers are known by their short names
-from ctrlreward.commands.meta_report import Outputs, fit_halves, report, score_rated
+from ctrlreward.commands.meta_report import Outputs, fit_halves, report, report_halves, score_rated
 from ctrlreward.commands.presets import Rated, read_ctc, read_ctrleval, read_li2018
 from ctrlreward.commands.score import name_components
 from ctrlreward.commands.tables import Columns, Record, numbers, read_records, to_samples
+from ctrlreward.commands.terminal import user_errors
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.base import Scorer
@@ -25,11 +27,9 @@ def run(arguments: list[str]) -> None:
     """Scores a rated file and says how well the scores agree with the ratings."""
     commands: dict[str, Any] = {"ctrleval": ctrleval, "ctc": ctc, "li2018": li2018, "rated": rated}
     prog = "ctrlreward meta-eval"
-    spelled = [_spelled(argument) for argument in arguments]
-    try:
-        auto_cli(commands, args=spelled, prog=prog, description=__doc__, as_positional=False)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        ArgumentParser(prog=prog).error(str(error))
+    given = ["--fit_gm=true" if argument == "--fit_gm" else argument for argument in arguments]
+    with user_errors(ArgumentParser(prog=prog)):
+        auto_cli(commands, args=given, prog=prog, description=__doc__, as_positional=False)
 
 
 def ctrleval(
@@ -183,8 +183,9 @@ def li2018(
     for name in ("accuracy", "log_likelihood"):  # what GM does not look at
         components.pop(name, None)
     values = score_rated(file, components, outputs)
-    halves = fit_halves(file, values, seed) if fit_gm else None
-    report(file, values, components, outputs, halves)
+    record = report(file, values, components, outputs)
+    if fit_gm:
+        report_halves(fit_halves(file, values, seed), record, outputs)
 
 
 def rated(
@@ -222,6 +223,8 @@ def rated(
     """
     if not (ratings and (scorers or metrics)):
         raise ValueError("give --ratings, and --scorers or --metrics (columns of the file) or both")
+    if scores and not scorers:
+        raise ValueError("--scores takes --scorers: the file has its --metrics already")
     outputs = Outputs(output, scores, plot, resamples, seed)
     records = read_records(data)
     found = {name: numbers(records, name) for name in metrics or ()}
@@ -231,26 +234,25 @@ def rated(
         raise ValueError(f"{', '.join(twice)} is both a column and a score: give --names")
     file = Rated(
         data.name,
-        to_samples(records, columns),
+        to_samples(records, columns) if scorers else Samples([""] * len(records)),  # none is read
         {name: numbers(records, name) for name in ratings},
-        _column(records, cluster),
-        _column(records, system),
+        _clusters(records, cluster) if cluster else None,
+        _systems(records, system) if system else None,
     )
     report(file, found | score_rated(file, components, outputs), components, outputs)
 
 
-def _column(records: list[Record], name: str | None) -> tuple[str, ...] | None:
-    if name is None:
-        return None
-    if name not in records[0]:
+def _clusters(records: list[Record], name: str) -> tuple[str, ...]:
+    column = _systems(records, name)
+    for row, cluster in enumerate(column):
+        if cluster is None:
+            raise ValueError(f"{name}[{row}] is empty: give each row its cluster")
+    return tuple(str(cluster) for cluster in column)
+
+
+def _systems(records: list[Record], name: str) -> tuple[str | None, ...]:
+    """The cells as text; None where a row has none."""
+    if not any(name in record for record in records):
         raise ValueError(f"there is no column {name!r}: the file has {', '.join(records[0])}")
-    return tuple(str(record.get(name)) for record in records)
-
-
-def _spelled(argument: str) -> str:
-    """Options with dashes as parameters are named, and the flag with its value."""
-    option, equals, value = argument.partition("=")
-    if not option.startswith("--"):
-        return argument
-    option = "--" + option[2:].replace("-", "_")
-    return "--fit_gm=true" if option == "--fit_gm" and not equals else option + equals + value
+    cells = (record.get(name) for record in records)
+    return tuple(None if cell in ("", None) else str(cell) for cell in cells)

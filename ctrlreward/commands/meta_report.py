@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +14,13 @@ from ctrlreward.commands.judgement import (
     draw_scatter,
     judge,
     print_judgements,
-    require_matplotlib,
+    require_plot,
     to_record,
 )
 from ctrlreward.commands.presets import Rated
 from ctrlreward.commands.scoring import score_in_chunks
-from ctrlreward.commands.tables import Record, check_suffix, encode, write_atomically
+from ctrlreward.commands.tables import Record, check_suffix, encode
+from ctrlreward.files import write_whole
 from ctrlreward.functional.preferences import (
     Agreement,
     Thresholds,
@@ -45,6 +47,10 @@ class Outputs:
         plot: File for scatter plots, PNG.
         resamples: Draws of the bootstrap.
         seed: Of the draws.
+
+    Raises:
+        ValueError: A file has an unknown suffix or is a folder, or a number is out of range.
+        ImportError: What a file takes is not installed.
     """
 
     output: Path | None
@@ -52,6 +58,20 @@ class Outputs:
     plot: Path | None
     resamples: int
     seed: int
+
+    def __post_init__(self) -> None:
+        if self.resamples < 1 or self.seed < 0:
+            raise ValueError(
+                f"resamples = {self.resamples} and seed = {self.seed}: give one resample or more, "
+                "and a seed of 0 or more"
+            )
+        if self.scores is not None:
+            check_suffix(self.scores)
+        if self.plot is not None:
+            require_plot(self.plot)
+        for path in (self.output, self.scores, self.plot):
+            if path is not None and path.is_dir():
+                raise ValueError(f"{path} is a folder: name a file")
 
 
 @dataclass(frozen=True)
@@ -81,19 +101,18 @@ def score_rated(
     That file has `rating/<name>` and `score/<name>` beside the texts.
 
     Raises:
-        ValueError: The file for the scores has an unknown suffix.
-        ImportError: What the files for scores or plot take is not installed.
+        ValueError: A rating is infinite.
     """
-    if outputs.scores is not None:
-        check_suffix(outputs.scores)
-    if outputs.plot is not None:
-        require_matplotlib()
+    for name, ratings in rated.ratings.items():
+        if np.isinf(ratings).any():
+            row = int(np.flatnonzero(np.isinf(ratings))[0])
+            raise ValueError(f"{rated.file}: {name}[{row}] is infinite: give finite ratings")
     scores = score_in_chunks(components, rated.samples, _CHUNK)
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}
         content = encode(outputs.scores.suffix, _records(rated), columns)
-        write_atomically(outputs.scores, content)
+        write_whole(outputs.scores, content)
     return scores
 
 
@@ -102,8 +121,7 @@ def report(
     scores: Mapping[str, Scores],
     components: Mapping[str, Component],
     outputs: Outputs,
-    halves: Halves | None = None,
-) -> None:
+) -> dict[str, Any]:
     """Prints how the scores agree with the ratings, and writes the files that were asked for.
 
     Args:
@@ -111,21 +129,18 @@ def report(
         scores: By name, each of shape (n,).
         components: Where the directions of the scores are known from.
         outputs: What to write.
-        halves: Of fitted thresholds, where any were fitted.
+
+    Returns:
+        What the file for the correlations holds.
     """
     judgements = judge(rated, scores, outputs.resamples, outputs.seed)
-    if outputs.output is not None:
-        record = to_record(judgements, rated, outputs.resamples, outputs.seed)
-        if halves is not None:
-            record["gm"] = asdict(halves)
-        content = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(outputs.output, content.encode())
+    record = to_record(judgements, rated, outputs.resamples, outputs.seed)
+    _write_record(record, outputs)
     metrics = {name: component.metric for name, component in components.items()}
     print_judgements(judgements, rated, metrics)
-    if halves is not None:
-        print_halves(halves)
     if outputs.plot is not None:
         draw_scatter(judgements, rated, scores, outputs.plot)
+    return record
 
 
 def fit_halves(rated: Rated, scores: Mapping[str, Scores], seed: int) -> Halves:
@@ -144,7 +159,7 @@ def fit_halves(rated: Rated, scores: Mapping[str, Scores], seed: int) -> Halves:
     halves = [np.where(half, ratings, np.nan) for half in (first, ~first)]
     learned, judged = (pairwise_preferences(half, items) for half in halves)
     preferred, rejected = (sides[places] for places in learned)
-    fit = fit_gm(preferred, rejected, seed)
+    fit = fit_gm(preferred, rejected, seed=seed)
     better, worse = (sides[places] for places in judged)
     return Halves(
         fit.thresholds,
@@ -155,14 +170,27 @@ def fit_halves(rated: Rated, scores: Mapping[str, Scores], seed: int) -> Halves:
     )
 
 
-def print_halves(halves: Halves) -> None:
-    """Prints the agreement of GM with held-out preferences, fitted and by default."""
+def report_halves(halves: Halves, record: dict[str, Any], outputs: Outputs) -> None:
+    """Prints the agreement of GM with held-out preferences, and adds it to what is written.
+
+    Args:
+        halves: Under fitted thresholds and by default.
+        record: What `report` gave.
+        outputs: What to write.
+    """
+    agreements = {"fitted": halves.fitted._asdict(), "default": halves.default._asdict()}
+    _write_record({**record, "gm": {**asdict(halves), **agreements}}, outputs)
     numbers = ", ".join(f"{threshold:.1f}" for threshold in halves.thresholds)
     print(f"GM, thresholds fitted to {halves.fitted_pairs} preferences: ({numbers})")
     print(f"On {halves.judged_pairs} preferences between outputs for other items it agrees with")
     for name, agreement in (("fitted", halves.fitted), ("the paper's", halves.default)):
         shares = f"{agreement.agreed:.1%} (ties, counted as not agreed: {agreement.tied:.1%})"
         print(f"  {name} thresholds: {shares}")
+
+
+def _write_record(record: dict[str, Any], outputs: Outputs) -> None:
+    if outputs.output is not None:
+        write_whole(outputs.output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def _records(rated: Rated) -> list[Record]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.commands.reading import decode, numbered_lines, parse_csv, parse_json
+from ctrlreward.commands.tables import numbers
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -84,7 +84,9 @@ def read_ctrleval(path: Path) -> Rated:
     """
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in numbered_lines(decode(path.read_bytes(), path)):
+        if not line.strip():
+            continue
         cells = line.split("\t")
         try:
             label, prefix, text, *values = cells
@@ -93,8 +95,8 @@ def read_ctrleval(path: Path) -> Rated:
                 raise ValueError
         except ValueError:
             raise ValueError(
-                f"{path}, line {number} has {len(cells)} cells: give label, prefix, text and the "
-                f"ratings {', '.join(names)}, separated by tabs"
+                f"{path}:{number} has {len(cells)} cells: give label, prefix, text and the "
+                f"ratings {', '.join(names)} as numbers, separated by tabs"
             ) from None
         rows.append((text, prefix, label))
     texts, prefixes, labels = _transposed(rows, path)
@@ -108,10 +110,10 @@ def read_ctc(path: Path) -> Rated:
     Clusters are dialogs and documents.
 
     Raises:
-        ValueError: The file has neither's keys.
+        ValueError: The file has neither's keys, or a text is null.
     """
-    records = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(records, list) or not records:
+    records = parse_json(decode(path.read_bytes(), path), path)
+    if not (isinstance(records, list) and records and all(isinstance(r, dict) for r in records)):
         raise ValueError(f"{path} is no JSON list of rated outputs")
     names: tuple[str, ...]
     if "response" in records[0]:
@@ -141,8 +143,7 @@ def read_li2018(path: Path) -> Rated:
     Raises:
         ValueError: A column is absent, or a rating is no number.
     """
-    with open(path, encoding="utf-8", newline="") as file:
-        records: list[dict[str, Any]] = list(csv.DictReader(file))
+    records = [row for _, row in parse_csv(decode(path.read_bytes(), path), path)[1]]
     if not records:
         raise ValueError(f"{path} has no rows")
     sources = _strings(records, "source", path)
@@ -183,11 +184,6 @@ def deal_systems(names: Sequence[str], items: Sequence[str]) -> tuple[str | None
     )
 
 
-def _lines(path: Path) -> list[str]:
-    with open(path, encoding="utf-8") as file:
-        return [line.rstrip("\n") for line in file if line.strip()]
-
-
 def _transposed(rows: Sequence[tuple[str, ...]], path: Path) -> list[tuple[str, ...]]:
     if not rows:
         raise ValueError(f"{path} has no rows")
@@ -195,23 +191,18 @@ def _transposed(rows: Sequence[tuple[str, ...]], path: Path) -> list[tuple[str, 
 
 
 def _strings(records: Sequence[dict[str, Any]], key: str, path: Path) -> tuple[str, ...]:
-    return tuple(str(_value(record, key, i, path)) for i, record in enumerate(records))
+    for row, record in enumerate(records):
+        if key not in record:
+            raise ValueError(f"{path}: row {row} lacks {key!r}; it has {', '.join(record)}")
+        if record[key] is None:
+            raise ValueError(f"{path}: row {row} has null as {key!r}: give a text, or drop the row")
+    return tuple(str(record[key]) for record in records)
 
 
 def _ratings(
     records: Sequence[dict[str, Any]], keys: Sequence[str], path: Path
 ) -> dict[str, Scores]:
-    ratings = {}
-    for key in keys:
-        values = [_value(record, key, i, path) for i, record in enumerate(records)]
-        try:
-            ratings[key] = np.array(values, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{path}: a {key} is no number: {error}") from None
-    return ratings
-
-
-def _value(record: dict[str, Any], key: str, row: int, path: Path) -> Any:
-    if key not in record:
-        raise ValueError(f"{path}: row {row} lacks {key!r}; it has {', '.join(record)}")
-    return record[key]
+    try:
+        return {key: numbers(records, key) for key in keys}
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ctrlreward.commands import csv_results
+from ctrlreward.commands.reading import CsvRow, decode, parse_json
 from ctrlreward.commands.wandb_file import read_wandb_history
 from ctrlreward.functional.reproducibility import Table
 
@@ -84,13 +84,13 @@ def _read_folder(name: str, folder: Path) -> Run:
         from ctrlreward.callbacks.history import read_history
 
         history = read_history(folder / "metrics.jsonl")
-        run = _logged(name, [(row["step"], _numbers(row)) for row in history])
+        run = _logged(name, [_history_row(row, folder / "metrics.jsonl") for row in history])
         return _with_report(run, folder / "summary.json")
     if (folder / "metrics.csv").is_file():
         _, rows = csv_results.read_csv(folder / "metrics.csv", {})
         return _logged(name, _csv_history(folder / "metrics.csv", rows))
     for file in sorted(folder.glob("*.wandb")):
-        return _logged(name, [_wandb_row(row) for row in read_wandb_history(file)])
+        return _logged(name, [_history_row(row, file) for row in read_wandb_history(file)])
     summary = folder / "files" / "wandb-summary.json"
     if summary.is_file():
         return Run(name, {"": _one_system(_numbers(_load_json(summary)))})
@@ -123,7 +123,7 @@ def _with_report(run: Run, summary: Path) -> Run:
     return Run(run.name, {"": {**run.studies[""], **_one_system(measured)}}, run.curves)
 
 
-def _csv_history(path: Path, rows: Sequence[csv_results.CsvRow]) -> list[Row]:
+def _csv_history(path: Path, rows: Sequence[CsvRow]) -> list[Row]:
     """Rows of Lightning's `CSVLogger`, which leaves cells empty where nothing was logged."""
     found: list[Row] = []
     for line, cells in rows:
@@ -132,13 +132,18 @@ def _csv_history(path: Path, rows: Sequence[csv_results.CsvRow]) -> list[Row]:
             for metric, text in cells.items()
             if text and metric not in _BOOKKEEPING
         }
-        found.append((int(csv_results.number(path, line, "step", cells["step"])), metrics))
+        step = csv_results.number(path, line, "step", cells.get("step", ""))
+        if not isfinite(step):
+            raise ValueError(f"{path}:{line} has no step: give one in each row, in a column step")
+        found.append((int(step), metrics))
     return found
 
 
-def _wandb_row(row: Mapping[str, Any]) -> Row:
-    step = next(row[name] for name in _STEPS if name in row)
-    return int(step), _numbers(row)
+def _history_row(row: Mapping[str, Any], path: Path) -> Row:
+    steps = [row[name] for name in _STEPS if name in row]
+    if not steps:
+        raise ValueError(f"{path} has a row without {' or '.join(_STEPS)}: {', '.join(row)}")
+    return int(steps[0]), _numbers(row)
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
@@ -178,10 +183,7 @@ def _read_json(path: Path) -> Table:
 
 
 def _load_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON ({error})") from error
+    content = parse_json(decode(path.read_bytes(), path), path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}: give an object")
     return content

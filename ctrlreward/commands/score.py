@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentParser
-from rich.console import Console
 
 import ctrlreward.scorers  # so that scorers are known by their short names
-from ctrlreward.commands.scoring import ScoreLog, score_in_chunks, summary
+from ctrlreward.commands.scoring import ScoreLog, alone, score_in_chunks, summary
 from ctrlreward.commands.tables import (
     Columns,
+    Record,
     check_suffix,
     encode,
+    parse_records,
     read_records,
     to_samples,
-    write_atomically,
 )
+from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
 
 # Where and in what portions a scorer runs may change between a run and its continuation.
@@ -38,12 +41,10 @@ def run(arguments: list[str]) -> None:
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
     identity = _identity(config.as_dict()["scorers"])
-    options = parser.instantiate(config).as_dict()
-    options.pop("config")
-    try:
+    with user_errors(parser):
+        options = parser.instantiate(config).as_dict()
+        options.pop("config")
         score_file(**options, identity=identity)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        parser.error(str(error))
 
 
 def score_file(
@@ -72,13 +73,15 @@ def score_file(
 
     Raises:
         ValueError: Two scores, or a score and a column of the input, have the same name; or a run
-            can't go on because input or scorers have changed.
+            can't go on because input, columns or scorers have changed; or the output is there and
+            is not that of this input; or another process is writing it.
     """
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give a positive number of rows")
     check_suffix(output)
     components = name_components(scorers, names)
-    records = read_records(input)
+    content = input.read_bytes()
+    records = parse_records(content, input)
     samples = to_samples(records, columns)
     taken = [name for name in components if any(name in record for record in records)]
     if taken:
@@ -86,19 +89,26 @@ def score_file(
             f"{input} has columns that are named like scores, {', '.join(taken)}: give the scorers "
             "--names, one each, which are put before the names of their scores"
         )
+    carried = encode(output.suffix, records, {})  # what can't be stored fails before it is scored
     partial = output.with_name(f"{output.name}.partial.jsonl")
-    if output.exists() and not partial.exists():
-        _require_finished(output, len(records), components)
-        print(f"{output} is finished: delete it to score {input} again")
-        return
-    encode(output.suffix, records, {})  # what can't be stored should fail before it is scored
-    digest = hashlib.sha256(input.read_bytes()).hexdigest()
-    log = ScoreLog(partial, {"input": digest, "scorers": [identity, list(components)]})
-    scores = score_in_chunks(components, samples, chunk, log)
-    write_atomically(output, encode(output.suffix, records, scores))
-    partial.unlink()
+    with alone(output):
+        if output.exists() and not partial.exists():
+            _require_finished(output, parse_records(carried, output), components)
+            print(
+                f"{output} is finished: delete it to score {input} again, as with other --columns "
+                "or other options of the scorers, which are not compared"
+            )
+            return
+        run = {
+            "input": hashlib.sha256(content).hexdigest(),
+            "columns": asdict(columns),
+            "scorers": [identity, list(components)],
+        }
+        scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, run))
+        write_whole(output, encode(output.suffix, records, scores))
+        partial.unlink()
     metrics = {name: component.metric for name, component in components.items()}
-    Console().print(summary(scores, metrics))
+    plain_console().print(summary(scores, metrics))
 
 
 def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> dict[str, Component]:
@@ -140,12 +150,23 @@ def _identity(configuration: Any) -> Any:
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
 
 
-def _require_finished(output: Path, rows: int, components: dict[str, Component]) -> None:
-    records = read_records(output)
-    lacking = [name for name in components if name not in records[0]]
-    if lacking or len(records) != rows:
+def _require_finished(
+    output: Path, carried: list[Record], components: dict[str, Component]
+) -> None:
+    """Raises where a file has not the scores, or not the columns that the input would give it."""
+    found = read_records(output)
+    lacking = [name for name in components if name not in found[0]]
+    if lacking or len(found) != len(carried):
         raise ValueError(
-            f"{output} exists and is no finished output of this command: it has {len(records)} "
-            f"rows for {rows} and lacks {', '.join(lacking) or 'no score'}. Name another file, or "
-            "delete it"
+            f"{output} exists and is no finished output of this command: it has {len(found)} "
+            f"rows for {len(carried)} and lacks {', '.join(lacking) or 'no score'}. Name another "
+            "file, or delete it"
         )
+    for place, (row, wanted) in enumerate(zip(found, carried, strict=True)):
+        for name, value in wanted.items():
+            if repr(row.get(name)) != repr(value):  # as text, in which NaN is like NaN
+                raise ValueError(
+                    f"{output} exists and was made from other rows: {name}[{place}] is "
+                    f"{row.get(name)!r} in it, and would be {value!r}. Name another file, or "
+                    "delete it to score anew"
+                )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ctrlreward.commands.terminal import shows_progress
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
 
@@ -92,6 +93,30 @@ class ScoreLog:
             )
 
 
+@contextmanager
+def alone(output: Path) -> Iterator[None]:
+    """Keeps other processes from scoring into the same file meanwhile.
+
+    Raises:
+        ValueError: Another one is at it.
+    """
+    path = output.with_name(f".{output.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(
+            f"another process is scoring into {output}: wait for it, or name another output"
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # where a file that is open can't be deleted
+            path.unlink()
+        lock.release()
+
+
 def score_in_chunks(
     components: Mapping[str, Component],
     samples: Samples,
@@ -108,6 +133,9 @@ def score_in_chunks(
         samples: What is scored.
         chunk: Rows that are scored, and stored, at a time.
         log: Where chunks are stored, and taken from instead of being scored again.
+
+    Raises:
+        ValueError: The log has more rows than there are samples.
     """
     by_scorer: dict[Scorer, dict[str, Component]] = {}
     for name, component in components.items():
@@ -116,6 +144,10 @@ def score_in_chunks(
     with _progress(len(samples) * len(by_scorer)) as show:
         for place, (scorer, own) in enumerate(by_scorer.items()):
             done = log.rows(place) if log else 0
+            if log and done > len(samples):
+                raise ValueError(
+                    f"{log.path} has {done} rows of {len(samples)}: delete it to start anew"
+                )
             parts = [log.columns(place)] if log and done else []
             size = chunk if scorer.pointwise else len(samples)
             show(type(scorer).__name__, done)
@@ -152,7 +184,7 @@ def arrow(metric: Metric) -> str:
 @contextmanager
 def _progress(rows: int) -> Iterator[Callable[[str, int], None]]:
     """A bar on standard error at a terminal; silent elsewhere and in CI."""
-    if "CI" in os.environ or not sys.stderr.isatty():
+    if not shows_progress():
         yield lambda scorer, done: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,13 +13,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ctrlreward.commands.reading import decode, numbered_lines, parse_csv, parse_json
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Scores
 
 Record: TypeAlias = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-_LONGEST_CELL = 2**31 - 1  # of CSV; the library's own limit is shorter than some documents
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,17 @@ def check_suffix(path: Path) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
+    """The rows of a file, as `parse_records` gives them."""
+    check_suffix(path)
+    return parse_records(path.read_bytes(), path)
+
+
+def parse_records(content: bytes, path: Path) -> list[Record]:
     """The rows of a file, by its suffix; the values of a CSV file are strings.
+
+    Args:
+        content: Of the file.
+        path: The file.
 
     Raises:
         ValueError: The suffix is unknown, there is no row, or one is not like the others; names
@@ -73,10 +82,11 @@ def read_records(path: Path) -> list[Record]:
     """
     check_suffix(path)
     if path.suffix == ".parquet":
-        records = _parquet().read_table(path).to_pylist()
+        records = _parse_parquet(content, path)
+    elif path.suffix == ".csv":
+        records = [row for _, row in parse_csv(decode(content, path), path)[1]]
     else:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            records = _read_csv(path, file) if path.suffix == ".csv" else _read_jsonl(path, file)
+        records = _parse_jsonl(decode(content, path), path)
     if not records:
         raise ValueError(f"{path} has no rows")
     return records
@@ -88,7 +98,7 @@ def to_samples(records: Sequence[Record], columns: Columns) -> Samples:
     Raises:
         ValueError: The text, or a column that was renamed, is not there (lists those that are),
             or a row lacks a column that the first has.
-        TypeError: A value is no string.
+        TypeError: A value is no string; names the row.
     """
     present = {}
     for key, name in asdict(columns).items():
@@ -101,7 +111,7 @@ def to_samples(records: Sequence[Record], columns: Columns) -> Samples:
             )
     return Samples(
         **{
-            name: [_value(records, i, present[key]) for i in range(len(records))]
+            name: [_string(records, i, present[key], key) for i in range(len(records))]
             for name, key in JSON_KEYS.items()
             if key in present
         }
@@ -135,7 +145,8 @@ def encode(suffix: str, records: Sequence[Record], scores: Mapping[str, Scores])
     are written as JSON into cells of CSV.
 
     Raises:
-        ValueError: A column can't be stored in Parquet, because its values differ in type.
+        ValueError: A column can't be stored: in Parquet because its values differ in type, in JSON
+            because it has no form for them (dates, infinity).
     """
     lists = {name: [None if np.isnan(v) else float(v) for v in s] for name, s in scores.items()}
     if suffix == ".parquet":
@@ -145,54 +156,28 @@ def encode(suffix: str, records: Sequence[Record], scores: Mapping[str, Scores])
         for i, record in enumerate(records)
     ]
     if suffix == ".jsonl":
-        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, _names([*records, lists]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return buffer.getvalue().encode()
+        return "".join(_json_line(row) for row in rows).encode()
+    return _csv(_names([*records, lists]), rows).encode()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that is there whole or not at all, and its folder where it lacks."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
-
-
-def _read_csv(path: Path, file: io.TextIOBase) -> list[Record]:
-    csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.DictReader(file, strict=True)
-    records: list[Record] = []
-    try:
-        for record in reader:
-            if None in record or None in record.values():
-                width = len(reader.fieldnames or ())
-                raise csv.Error(f"not as many cells as the header, which has {width}")
-            records.append(record)
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: {error}") from None
-    return records
-
-
-def _read_jsonl(path: Path, file: io.TextIOBase) -> list[Record]:
+def _parse_jsonl(text: str, path: Path) -> list[Record]:
     records = []
-    for number, line in enumerate(file, 1):
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
+    for number, line in numbered_lines(text):
+        record = parse_json(line, path, number)
         if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number} is no JSON object: {line.strip()[:40]}")
+            raise ValueError(f"{path}:{number} is no JSON object: {line[:40]}")
         records.append(record)
     return records
+
+
+def _parse_parquet(content: bytes, path: Path) -> list[Record]:
+    parquet = _parquet()
+    import pyarrow
+
+    try:
+        return parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} can't be read as Parquet: {error}") from None
 
 
 def _value(records: Sequence[Record], row: int, name: str) -> Any:
@@ -201,13 +186,50 @@ def _value(records: Sequence[Record], row: int, name: str) -> Any:
     return records[row][name]
 
 
+def _string(records: Sequence[Record], row: int, name: str, key: str) -> str:
+    value = _value(records, row, name)
+    if not isinstance(value, str):
+        aside = "" if key == "text" else f", or leave the column aside with --columns.{key}=null"
+        kind = type(value).__name__
+        raise TypeError(f"{name}[{row}] = {value!r} is a {kind}: give strings{aside}")
+    return value
+
+
 def _names(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """All columns, in the order in which they first occur."""
     return list(dict.fromkeys(name for record in records for name in record))
 
 
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+def _json_line(row: Record) -> str:
+    cells = (f"{json.dumps(name, ensure_ascii=False)}: {_json(row[name], name)}" for name in row)
+    return "{" + ", ".join(cells) + "}\n"
+
+
+def _json(value: Any, name: str) -> str:
+    """A value of the column `name`; NaN, of which Parquet and Python's JSON know, is null."""
+    try:
+        missing = isinstance(value, float) and np.isnan(value)
+        return json.dumps(None if missing else value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the column {name!r} holds {str(value)[:40]}, for which JSON has no form: write "
+            ".parquet instead"
+        ) from None
+
+
+def _csv(names: Sequence[str], rows: Sequence[Record]) -> str:
+    buffer = io.StringIO(newline="")
+    plain = csv.writer(buffer, lineterminator="\n")
+    # The other leaves a lone \r bare, which ends a line for whoever reads the file.
+    quoting = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    for cells in (names, *([_cell(row.get(name), name) for name in names] for row in rows)):
+        bare = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (quoting if bare else plain).writerow(cells)
+    return buffer.getvalue()
+
+
+def _cell(value: Any, name: str) -> Any:
+    return _json(value, name) if isinstance(value, dict | list) else value
 
 
 def _parquet() -> ModuleType:

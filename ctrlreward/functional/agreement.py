@@ -175,7 +175,8 @@ def krippendorff_alpha(
         level: Of measurement; how far two ratings are apart.
 
     Returns:
-        At most 1 (all agree); 0 is chance; NaN where only one rating occurs at all.
+        At most 1 (all agree); 0 is chance; NaN where the items with two ratings or more, which
+        alone count, have only one rating or none.
 
     Raises:
         ValueError: The items have not equally many ratings, or fewer than two; or a rating is no
@@ -186,7 +187,7 @@ def krippendorff_alpha(
         import krippendorff
     except ImportError as error:
         raise _not_installed("Krippendorff's α", "krippendorff") from error
-    rows = _rectangle(ratings)
+    rows = [row for row in _rectangle(ratings) if sum(r is not None for r in row) > 1]
     present = [rating for row in rows for rating in row if rating is not None]
     codes: dict[str | float, float]
     if level == "nominal":

@@ -58,8 +58,8 @@ def sample_correlations(
 
     Rows of one cluster (outputs for one prefix, or about one document) are alike, so whole
     clusters are drawn with replacement, as many as there are (see `paired_bootstrap`). With few
-    clusters the intervals come out somewhat narrow. Time and memory of the intervals grow with
-    the square of the number of clusters: a second for 3,000, half a minute for 10,000.
+    clusters the intervals come out somewhat narrow. The time for the intervals grows with the
+    square of the number of rows: a second for 3,000, half a minute for 10,000 of as many clusters.
 
     Args:
         scores: Shape (n,). NaN, a sample that failed, leaves its row out.
@@ -71,7 +71,8 @@ def sample_correlations(
 
     Returns:
         The correlations over rows. NaN, with a note that says why, where fewer than three rows
-        are left or one side is constant, and for the interval where there is a single cluster.
+        are left or one side is constant, and for the interval where there is a single cluster or
+        no draw has a correlation.
 
     Raises:
         ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
@@ -86,12 +87,13 @@ def sample_correlations(
     if note:
         return _undefined(len(x), failed, note)
     if members.max() == 0:
-        return _correlations(x, y, failed, None, confidence)
+        reason = "all rows are of one cluster"
+        return _correlations(x, y, failed, _NO_DRAWS, confidence, reason)
     draws = _draws(members, resamples, seed)
     weights = _blocks(draws, members)
     moments = np.concatenate([_weighted_pearson_and_spearman(x, y, block) for block in weights])
     drawn = (*moments.T, _weighted_kendall(x, y, members, draws))
-    return _correlations(x, y, failed, drawn, confidence)
+    return _correlations(x, y, failed, drawn, confidence, "in no draw do both sides vary")
 
 
 def system_correlations(
@@ -107,7 +109,8 @@ def system_correlations(
 
     The systems stay the same and whole clusters of rows (inputs) are drawn with replacement, so
     an interval says what other inputs would have given for these systems, not what other systems
-    would have. Draws in which a system has no row, or one side is constant, are left out.
+    would have. Draws in which a system has no row, or one side is constant, are left out. Means
+    that differ by no more than their rounding are ties.
 
     Args:
         scores: Shape (n,). NaN, a sample that failed, leaves its row out.
@@ -121,7 +124,8 @@ def system_correlations(
 
     Returns:
         The correlations over systems; `failed` still counts rows. NaN, with a note that says
-        why, where there are fewer than three systems or one side is constant.
+        why, where there are fewer than three systems or one side is constant, and for the interval
+        where the rows of each system are of one cluster or no draw has a correlation.
 
     Raises:
         ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
@@ -139,13 +143,15 @@ def system_correlations(
     note = _degenerate(means_x, means_y, "system")
     if note:
         return _undefined(len(means_x), failed, note)
-    if members.max() == 0:
-        return _correlations(means_x, means_y, failed, None, confidence)
+    if len(set(zip(places.tolist(), members.tolist(), strict=True))) == len(means_x):
+        reason = "the rows of each system are of one cluster"
+        return _correlations(means_x, means_y, failed, _NO_DRAWS, confidence, reason)
     draws = _draws(members, resamples, seed)
     drawn_x, drawn_y = (_system_means(side, members, places, draws) for side in (x, y))
     present = ~np.isnan(drawn_x).any(axis=1)
     drawn = _rowwise(drawn_x[present], drawn_y[present])
-    return _correlations(means_x, means_y, failed, drawn, confidence)
+    reason = "in no draw do all systems have rows and both sides vary"
+    return _correlations(means_x, means_y, failed, drawn, confidence, reason)
 
 
 # What is asked for
@@ -198,22 +204,27 @@ def _undefined(n: int, failed: int, note: str) -> Correlations:
 
 
 def _correlations(
-    x: Floats, y: Floats, failed: int, drawn: Sequence[Floats] | None, confidence: float
+    x: Floats, y: Floats, failed: int, drawn: Sequence[Floats], confidence: float, reason: str
 ) -> Correlations:
-    """The values of x and y themselves, with the percentile intervals of what was drawn."""
+    """The values of x and y themselves, with the percentile intervals of what was drawn.
+
+    `reason` says why, where no draw has a value.
+    """
     measures: tuple[Callable[..., Any], ...] = (stats.pearsonr, stats.spearmanr, stats.kendalltau)
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     estimates = []
     for place, measure in enumerate(measures):
-        defined = np.empty(0) if drawn is None else drawn[place][~np.isnan(drawn[place])]
+        defined = drawn[place][~np.isnan(drawn[place])]
         ends = np.quantile(defined, tails) if len(defined) else (np.nan, np.nan)
         estimates.append(Estimate(float(measure(x, y).statistic), *map(float, ends)))
     pearson, spearman, kendall = estimates
-    note = "all rows are of one cluster: no intervals" if drawn is None else ""
+    note = "" if all(np.isfinite(e.low) for e in estimates) else f"{reason}: no intervals"
     return Correlations(len(x), failed, pearson, spearman, kendall, note)
 
 
 # Draws: all that matters of one is how often it holds each cluster
+
+_NO_DRAWS = (np.empty(0),) * 3
 
 
 def _draws(members: Ints, resamples: int, seed: int) -> Ints:
@@ -263,39 +274,40 @@ def _ranks(values: Floats, weights: Floats) -> Floats:
 def _weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats:
     """τ-b of each draw, shape (draws,).
 
-    Concordant minus discordant pairs of a draw are a quadratic form of its cluster counts d:
-    Σ d_c d_e K_ce, where K_ce sums sgn(x_i - x_j) · sgn(y_i - y_j) over i in c and j in e. So
-    are the pairs that are not tied in x, or in y.
+    Concordant minus discordant pairs of a draw, in which cluster e is d_e times, are
+    Σ d_c(i) d_e K_ie over rows i and clusters e, where K_ie sums sgn(x_i - x_j) · sgn(y_i - y_j)
+    over j in e. So are the pairs that are not tied in x, or in y.
     """
     order = np.argsort(members, kind="stable")
-    x, y = x[order], y[order]
-    count = draws.shape[1]
-    starts = np.searchsorted(members[order], np.arange(count + 1))
+    x, y, members = x[order], y[order], members[order]
+    starts = np.searchsorted(members, np.arange(draws.shape[1]))
     often = draws.astype(np.float32)  # sums of pairs stay below 2^24, exact in float32
     forms = np.zeros((3, len(draws)))
-    step = max(1, _PIECE * count // len(x) ** 2)
-    for first in range(0, count, step):
-        last = min(first + step, count)
-        rows = slice(starts[first], starts[last])
+    step = max(1, _PIECE // len(x))
+    for first in range(0, len(x), step):
+        rows = slice(first, first + step)
         signs_x, signs_y = (np.sign(side[rows, None] - side).astype(np.float32) for side in (x, y))
         for form, pairs in zip(
             forms, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
         ):
-            by_rows = np.add.reduceat(pairs, starts[first:last] - starts[first], axis=0)
-            by_clusters = np.add.reduceat(by_rows, starts[:-1], axis=1)
-            form += (often @ by_clusters.T * draws[:, first:last]).sum(axis=1, dtype=np.float64)
+            by_clusters = np.add.reduceat(pairs, starts, axis=1)
+            form += (often @ by_clusters.T * draws[:, members[rows]]).sum(axis=1, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(forms[0] / np.sqrt(forms[1] * forms[2]))
 
 
 def _system_means(values: Floats, members: Ints, places: Ints, draws: Ints) -> Floats:
-    """Mean of each system in each draw, shape (draws, systems); NaN where it has no row."""
+    """Mean of each system in each draw, shape (draws, systems); NaN where it has no row.
+
+    Rounded to 12 digits of the largest value, so that equal means of different sums are equal.
+    """
     shape = (draws.shape[1], places.max(initial=-1) + 1)
     cells = members * shape[1] + places
     sums = np.bincount(cells, values, minlength=shape[0] * shape[1]).reshape(shape)
     counts = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+    scale = np.abs(values).max(initial=0) or 1.0
     with np.errstate(invalid="ignore"):
-        return np.asarray((draws @ sums) / (draws @ counts))
+        return np.asarray(scale * np.round((draws @ sums) / (draws @ counts) / scale, 12))
 
 
 def _rowwise(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:

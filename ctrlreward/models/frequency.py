@@ -13,6 +13,7 @@ import numpy.typing as npt
 import wordfreq
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 
 # Tokenised at a time: enough to keep a fast tokenizer busy, little enough for any memory.
@@ -125,7 +126,7 @@ class InverseFrequency:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the published format, as `from_file` reads it."""
-        Path(path).write_text("".join(f"{w:.17g}\n" for w in self.weights), encoding="utf-8")
+        write_whole(Path(path), "".join(f"{w:.17g}\n" for w in self.weights))
 
     def require(self, vocabulary: int) -> InverseFrequency:
         """These weights, or an error that says that they belong to another vocabulary.

@@ -43,7 +43,7 @@ def test_published_scores_of_three_systems(
     cells = {system: published for system, (_, _, published) in PAIRS.items()}
     assert study["metrics"]["sentiment"]["cv_star"] == pytest.approx(cells, abs=0.0051)
     assert study["mean_cv_star"] == pytest.approx(statistics.mean(cells.values()), abs=0.0051)
-    assert study["findings"] == {"upheld": 2, "total": 3}
+    assert study["findings"] == {"upheld": 2, "total": 3, "share": pytest.approx(2 / 3)}
     printed = capsys.readouterr().out
     assert [f"run {i}: {name}" for i, name in enumerate(two_tables, 1)] == printed.splitlines()[:2]
     assert "CV* (type I): 3.37 %, mean of 1 metrics; of two runs, about their diff" in printed
@@ -111,7 +111,7 @@ def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) 
     settings = ["system", "prompting", "dataset", "max_len"]
     rows = "task=topic,measure=accuracy,class=overall"
     runs = [f"{file}:seed={seed},{rows}" for seed in (3443, 789)]
-    found = compared([*runs, "--system_columns", *settings], tmp_path)
+    found = compared([*runs, "--system-columns", *settings], tmp_path)
     values: dict[tuple[str, ...], dict[str, float]] = {}
     with open(file, newline="") as opened:
         for row in csv.DictReader(opened):
@@ -129,6 +129,28 @@ def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) 
         expected = cv_star([of["3443"], of["789"]])
         assert cells[metric, " ".join(system)] == pytest.approx(expected)
     assert all(agreement["findings"]["total"] == 36 * 35 / 2 for agreement in metrics.values())
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('{"acc[train]": 1.0, "[/b]": 2.0, "x:a:": 3.0}')
+    main(["compare", str(file), str(file)])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("acc[train]", "[/b]", "x:a:"))
+
+
+def test_no_findings_without_two_common_systems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.json").write_text('{"A": {"x": 1, "y": null}, "B": {"x": null, "y": 2}}')
+    (tmp_path / "b.json").write_text('{"A": {"x": 2, "y": 1}, "B": {"x": 1, "y": 3}}')
+    found = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
+    findings = found["studies"][""]["findings"]
+    assert findings == {"upheld": 0, "total": 0, "share": None}
+    printed = capsys.readouterr().out
+    assert "findings (type IV): none, for no metric has two systems with values" in printed
+    assert "nan" not in printed.split("left out")[0]
+    assert "0 of 0" not in printed
 
 
 def test_many_gaps_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,6 +172,9 @@ def test_many_gaps_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["a.json", "b.json"], "the runs have no metric in common; run 1 has x, run 2 has y"),
         (["a.json", "c.csv"], "the runs have no study in common; there are"),
         (["a.json"], "run_b"),
+        (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
+        (["logged", "logged"], "logged/metrics.csv:2 has no step: give one in each row"),
+        (["twice.csv", "a.json"], "twice.csv has several columns 'x': rename all but one"),
     ],
 )
 def test_errors_name_the_fix(
@@ -163,6 +188,9 @@ def test_errors_name_the_fix(
     Path("a.json").write_text('{"x": 1}')
     Path("b.json").write_text('{"y": 1}')
     Path("c.csv").write_text("study,x\none,1\n")
+    Path("twice.csv").write_text("x,x\n1,2\n")
+    Path("logged").mkdir()
+    Path("logged", "metrics.csv").write_text("x\n1\n")
     with pytest.raises(SystemExit) as exit:
         main(["compare", *arguments])
     assert exit.value.code == 2

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from ctrlreward import Samples
@@ -165,11 +166,50 @@ def test_what_was_scored_is_kept_when_a_judgement_fails(
     assert len(read_records(Path("rows.jsonl"))) == len(MINE)
 
 
-def test_a_scatter_plot_on_request(mine: tuple[list[int], list[int], list[str]]) -> None:
+def test_a_scatter_plot_on_request(
+    mine: tuple[list[int], list[int], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        drawn.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     main([*COMMAND, "--scorers+=stubs.Length", "--plot=pictures/scatter.png"])
-    content = Path("pictures/scatter.png").read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    assert len(content) > 5_000
+    assert Path("pictures/scatter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    lengths, good, _ = mine
+    for panel, side in zip(drawn[0].axes, (1, -1), strict=True):
+        points = np.ma.filled(panel.collections[0].get_offsets(), np.nan)
+        expected = sorted(zip((side * rating for rating in good), lengths, strict=True))
+        assert sorted(map(tuple, points[~np.isnan(points).any(axis=1)])) == expected
+
+
+def test_metrics_of_the_file_need_no_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.csv").write_text("m,good\n1,2\n2,1\n3,5\n5,6\n")
+    command = ["rated", "--data=mine.csv", "--ratings=[good]", "--metrics=[m]"]
+    main(["meta-eval", *command, "--output=found.json"])
+    row = rows_of("found.json")["m", "good", "sample"]
+    assert row["kendall"]["value"] == pytest.approx(stats.kendalltau([1, 2, 3, 5], [2, 1, 5, 6])[0])
+    error = fails(*command, "--scores=rows.csv", capsys=capsys)
+    assert "--scores takes --scorers: the file has its --metrics already" in error
+
+
+@pytest.mark.parametrize("nothing", [None, "", "absent"])
+def test_rows_of_no_system_are_left_out_and_of_no_cluster_named(
+    nothing: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = [dict(row, by="abcd"[i % 4]) for i, row in enumerate(MINE)]
+    for row in rows[3::4]:
+        row |= {"by": nothing}
+        if nothing == "absent":
+            del row["by"]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main([*COMMAND, "--scorers+=stubs.Length", "--output=found.json"])
+    assert rows_of("found.json")["length", "good", "system"]["n"] == 3
+    error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by", capsys=capsys)
+    assert "by[3] is empty: give each row its cluster" in error
 
 
 def test_a_score_that_always_fails_says_so(
@@ -322,7 +362,24 @@ def test_li2018_fits_thresholds_to_half_of_the_items(
     assert (gm["fitted_pairs"], gm["judged_pairs"]) == (pairs[0], pairs[1])
     printed = capsys.readouterr().out
     assert re.search(r"fitted thresholds: +[\d.]+%", printed)
-    assert f"paper's thresholds: {gm['default'][0]:.1%}" in printed
+    assert f"paper's thresholds: {gm['default']['agreed']:.1%}" in printed
+    assert len(gm["thresholds"]) == 4
+
+
+def test_a_fit_that_fails_leaves_the_report(
+    transfers: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seeds: list[int] = []
+
+    def failing(*_: Any, seed: int) -> None:
+        seeds.append(seed)
+        raise ValueError("no fit")
+
+    monkeypatch.setattr("ctrlreward.commands.meta_report.fit_gm", failing)
+    options = ["--classifier=folder", "--fit-gm", "--output=found.json", "--resamples=20"]
+    assert "no fit" in fails("li2018", "--data=rated.csv", *options, "--seed=7", capsys=capsys)
+    assert seeds == [7]
+    assert ("gm", "mean", "sample") in rows_of("found.json")
 
 
 def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: None) -> None:
@@ -382,13 +439,23 @@ def test_names_of_several_systems_are_dealt_out() -> None:
     ("arguments", "message"),
     [
         (["ctrleval", "--data=none.txt"], "No such file or directory: 'none.txt'"),
-        (["ctrleval", "--data=bad.txt"], "bad.txt, line 1 has 2 cells: give label, prefix, text"),
+        (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells: give label, prefix, text"),
         (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document'; it has text"),
+        (["ctc", "--data=null.json"], "null.json: row 0 has null as 'summary': give a text"),
+        (["ctc", "--data=words.json"], "words.json: consistency[0] = 'high' is no number"),
+        (["ctc", "--data=bad.txt"], "bad.txt:2 is not JSON: Expecting value"),
         (["ctc", "--data=empty.json"], "empty.json is no JSON list of rated outputs"),
         (["li2018", "--data=bad.csv"], "bad.csv: row 0 lacks 'source'; it has text"),
+        (["li2018", "--data=short.csv"], "short.csv:2 has not the 2 columns of the header"),
+        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is no UTF-8 text: convert the file"),
+        (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] is infinite"),
+        (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot = x.foo: give a file that ends"),
+        (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples = 0 and seed = 0: give one"),
+        (["ctrleval", "--data=none.txt", "--output=."], ". is a folder: name a file"),
+        (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo ends in '.foo': give .jsonl"),
         (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm takes a --classifier"),
         (
-            ["rated", "--data=bad.csv", "--ratings=[good]", "--metrics=[text]"],
+            ["rated", "--data=good.csv", "--ratings=[good]", "--metrics=[text]"],
             "text[0] = 'a' is no number",
         ),
         (
@@ -396,16 +463,27 @@ def test_names_of_several_systems_are_dealt_out() -> None:
             "give --ratings, and --scorers or --metrics",
         ),
         (
-            ["rated", "--data=bad.csv", "--ratings=[text]", "--scorers+=stubs.Length",
+            ["rated", "--data=good.csv", "--ratings=[good]", "--scorers+=stubs.Length",
              "--system=by"],
-            "text[0] = 'a' is no number",
+            "there is no column 'by': the file has text, good",
         ),
     ],
 )  # fmt: skip
 def test_bad_arguments(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Path("bad.txt").write_text("positive\tThe sea\n")
+    stub_scorers(monkeypatch)
+    Path("bad.txt").write_text("\npositive\tThe sea\n")
+    Path("latin.txt").write_bytes(b"positive\ta\ta\t1\t1\t1\npositive\tcaf\xe9\n")
+    Path("infinite.txt").write_text("positive\ta\ta\t1\tinf\t1\n")
+    Path("short.csv").write_text("source,output\na\n")
+    Path("good.csv").write_text("text,good\na,1\n")
+    summary = {"document": "a", "summary": "b", "system": "c", "consistency": "high"}
+    Path("words.json").write_text(json.dumps([summary]))
+    Path("null.json").write_text(json.dumps([{**summary, "summary": None}]))
     Path("bad.json").write_text('[{"text": "a"}]')
     Path("empty.json").write_text("[]")
     Path("bad.csv").write_text("text\na\n")

@@ -159,6 +159,11 @@ def test_wandb_is_named_where_it_is_not_installed(
         read_run(str(offline))
 
 
+def test_cells_may_be_long(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.csv", f"system,note,x\nA,{'n' * 200_000},1\n")
+    assert read_run(file, ["system", "note"]).studies[""]["x"].popitem()[1] == 1.0
+
+
 # Errors
 
 
@@ -173,6 +178,7 @@ def test_wandb_is_named_where_it_is_not_installed(
         ("system,x\n", r"has no row beside the header"),
         ("step,x\n", r"has no row beside the header"),
         ("step,x\n1,\n", r"holds no logged number"),
+        ("step,x\n1,2\n,3\n", r"a\.csv:3 has no step: give one in each row"),
     ],
 )
 def test_a_wrong_csv_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -200,6 +206,12 @@ def test_a_wrong_selection_raises(tmp_path: Path) -> None:
 def test_a_wrong_json_raises(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_run(write(tmp_path / "a.json", text))
+
+
+def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
+    write(tmp_path / "metrics.jsonl", '{"x": 1.0}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl has a row without .* or _step: x"):
+        read_run(str(tmp_path))
 
 
 def test_what_is_no_run_raises(tmp_path: Path) -> None:

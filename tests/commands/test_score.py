@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import fcntl
 import json
 import multiprocessing
 import os
@@ -19,8 +21,15 @@ import yaml
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.scoring import ScoreLog
-from ctrlreward.commands.tables import Columns, encode, numbers, read_records, to_samples
+from ctrlreward.commands.scoring import ScoreLog, score_in_chunks
+from ctrlreward.commands.tables import (
+    Columns,
+    encode,
+    numbers,
+    parse_records,
+    read_records,
+    to_samples,
+)
 from ctrlreward.scorers import Distinct, Perplexity
 from ctrlreward.scorers.base import Metric, Scorer, Scores
 
@@ -34,6 +43,8 @@ class Letters(Scorer):
     calls: list[int]  # rows of each call, by all of them
 
     def __init__(self, letter: str = "e", device: str = "cpu") -> None:
+        if len(letter) != 1:
+            raise ValueError(f"letter = {letter!r}: give one")
         self.letter = letter
 
     @property
@@ -235,7 +246,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
         target=main, args=(["score", "in.jsonl", "out.csv", *STOPPED],)
     )
     process.start()
-    process.join()
+    process.join(60)
     monkeypatch.delenv("KILL_AT")
     assert process.exitcode == -signal.SIGKILL
     assert not Path("out.csv").exists()
@@ -247,6 +258,8 @@ def test_goes_on_where_it_stopped(stopped: None, capsys: pytest.CaptureFixture[s
     options = ["--scorers+=stubs.Letters", "--scorers.letter=t", *STOPPED[1:]]
     error = fails("in.jsonl", "out.csv", *options, capsys=capsys)
     assert "out.csv.partial.jsonl was begun with another scorers" in error
+    error = fails("in.jsonl", "out.csv", *STOPPED, "--columns.label=text", capsys=capsys)
+    assert "out.csv.partial.jsonl was begun with another columns" in error
     kept = Path("in.jsonl").read_text()
     write_jsonl("in.jsonl", RECORDS[:-1])
     error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
@@ -277,6 +290,35 @@ def test_a_finished_file_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) ->
     error = fails(*command[:2], "--scorers+=stubs.Rank", capsys=capsys)
     assert "out.jsonl exists and is no finished output of this command" in error
     assert "lacks rank" in error
+
+
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+def test_a_finished_file_of_other_texts_is_not_taken_for_this_one(
+    output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["in.jsonl", output, "--scorers+=stubs.Letters"]
+    write_jsonl("in.jsonl", [record | {"none": None} for record in RECORDS])
+    main(["score", *command])
+    main(["score", *command])
+    assert f"{output} is finished" in capsys.readouterr().out
+    changed = [record | {"none": None} for record in RECORDS]
+    changed[3]["text"] = "a new text"
+    write_jsonl("in.jsonl", changed)
+    error = fails(*command, capsys=capsys)
+    assert f"{output} exists and was made from other rows: text[3] is 'text number 3, eee'" in error
+    assert "would be 'a new text'" in error
+
+
+def test_two_processes_do_not_score_into_one_file(capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    command = ["in.jsonl", "out.jsonl", "--scorers+=stubs.Letters"]
+    with open(".out.jsonl.lock", "w") as held:  # as another process would
+        fcntl.flock(held, fcntl.LOCK_EX)
+        error = fails(*command, capsys=capsys)
+        assert "another process is scoring into out.jsonl: wait for it" in error
+        assert Letters.calls == []
+    main(["score", *command])
+    assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
 # Errors
@@ -311,6 +353,10 @@ def test_a_finished_file_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) ->
             "there is no column 'wanted' for label",
         ),
         (
+            ["in.jsonl", "o.csv", "--scorers+=stubs.Letters", "--scorers.letter=ab"],
+            "letter = 'ab': give one",
+        ),
+        (
             ["none.jsonl", "o.csv", "--scorers+=stubs.Letters"],
             "No such file or directory: 'none.jsonl'",
         ),
@@ -328,19 +374,23 @@ def test_bad_arguments(
     ("name", "content", "message"),
     [
         ("in.jsonl", "", "in.jsonl has no rows"),
-        ("in.jsonl", '{"text": "a"}\n{"te', "in.jsonl, line 2 is no JSON"),
-        ("in.jsonl", '["a"]\n', "in.jsonl, line 1 is no JSON object"),
+        ("in.jsonl", '{"text": "a"}\n{"te', "in.jsonl:2 is not JSON: Untermin"),
+        ("in.jsonl", '["a"]\n', "in.jsonl:1 is no JSON object"),
         (
             "in.csv",
-            "text,id\na,1\nb\n",
-            "in.csv, line 3: not as many cells as the header, which has 2",
+            "text,id\na,1\n\nb\n",
+            "in.csv:4 has not the 2 columns of the header: text, id",
         ),
-        ("in.csv", 'text,id\n"a,1\n', "in.csv, line .: unexpected end of data"),
+        ("in.csv", 'text,id\n"a,1\n', "in.csv:. is no CSV: unexpected end of data"),
+        ("in.csv", "text,id,text\na,1,b\n", "in.csv has several columns 'text': rename all"),
+        ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is no UTF-8 text: convert the file"),
+        ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is no UTF-8 text: convert the file"),
+        ("in.parquet", "text", "in.parquet can't be read as Parquet"),
         ("in.txt", "a", r"in\.txt ends in '\.txt': give \.jsonl, \.csv, \.parquet"),
     ],
 )
 def test_bad_files(name: str, content: str, message: str) -> None:
-    Path(name).write_text(content)
+    Path(name).write_text(content, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ValueError, match=message):
         read_records(Path(name))
 
@@ -348,8 +398,10 @@ def test_bad_files(name: str, content: str, message: str) -> None:
 def test_rows_without_a_column_are_named() -> None:
     with pytest.raises(ValueError, match="row 1 has no 'label', which the first row has"):
         to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns())
-    with pytest.raises(TypeError, match=r"texts\[1\] = None is a NoneType"):
+    with pytest.raises(TypeError, match=r"text\[1\] = None is a NoneType: give strings$"):
         to_samples([{"text": "a"}, {"text": None}], Columns())
+    with pytest.raises(TypeError, match=r"aside with --columns\.label=null"):
+        to_samples([{"text": "a", "label": 1}], Columns())
 
 
 def test_columns_are_read_by_their_names_or_left_aside() -> None:
@@ -386,6 +438,44 @@ def test_lists_are_json_in_cells() -> None:
         ".csv", [{"a": ["x", 1]}, {"a": "plain"}], {"s": np.array([0.1, NAN])}
     ).decode()
     assert content == 'a,s\n"[""x"", 1]",0.1\nplain,\n'
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_what_is_written_is_read_back(suffix: str) -> None:
+    ends = ["\r", "\n", "\r\n", '"', ",", "", " ", "\u2028", "a\rb", 'x,"\r",y', "\ufeff", "'"]
+    records = [{"a\rb": "", "text": text, 'say "it"': end} for text in ends for end in ends]
+    content = encode(suffix, records, {"s": np.arange(len(records))})
+    found = parse_records(content, Path(f"file{suffix}"))
+    assert [row | {"s": float(row["s"])} for row in found] == [
+        row | {"s": float(place)} for place, row in enumerate(records)
+    ]
+
+
+def test_json_says_which_column_it_has_no_form_for() -> None:
+    line = encode(".jsonl", [{"a": NAN, "b": [1.5]}], {"s": np.array([NAN])})
+    assert json.loads(line) == {"a": None, "b": [1.5], "s": None}
+    day = datetime.date(2020, 2, 1)
+    for suffix, value in ((".jsonl", day), (".jsonl", np.inf), (".csv", [day]), (".jsonl", [NAN])):
+        with pytest.raises(ValueError, match=r"the column 'when' holds .* JSON has no form"):
+            encode(suffix, [{"when": value}], {})
+    assert encode(".csv", [{"when": day}], {}) == b"when\n2020-02-01\n"
+
+
+def test_names_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    command = ["score", "in.jsonl", "out.csv", *["--scorers+=stubs.Letters"] * 2]
+    main([*command, "--names", '["e[bold]", "x:a:"]'])
+    printed = capsys.readouterr().out
+    assert "e[bold].letters" in printed
+    assert "x:a:.letters" in printed
+
+
+def test_a_log_of_more_rows_is_of_another_run(tmp_path: Path) -> None:
+    log = ScoreLog(tmp_path / "log.jsonl", {"input": "x"})
+    log.append(0, {"letters": np.zeros(3)})
+    components = {"letters": Letters()["letters"]}
+    with pytest.raises(ValueError, match=r"log\.jsonl has 3 rows of 2: delete it to start anew"):
+        score_in_chunks(components, Samples(["a", "b"]), 4, log)
 
 
 def test_a_log_gives_back_what_it_was_given(tmp_path: Path) -> None:

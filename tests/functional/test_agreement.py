@@ -4,6 +4,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -209,6 +210,31 @@ def test_alpha_equals_the_example_of_its_package() -> None:
     assert krippendorff_alpha(items, "interval") == pytest.approx(0.810845, abs=1e-6)
     named = [["abcd"[r - 1] if r else None for r in item] for item in items]
     assert krippendorff_alpha(named) == pytest.approx(0.691358, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ratings",
+    [
+        [["a", None], ["b", None]],
+        [["a", "a"], ["b", None]],
+        [[None, None], [None, None]],
+        [["a", "a"], ["a", "a"]],
+    ],
+)
+def test_alpha_is_nan_where_the_pairs_have_one_rating_or_none(
+    ratings: list[list[str | None]], recwarn: pytest.WarningsRecorder
+) -> None:
+    assert math.isnan(krippendorff_alpha(ratings))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval", "ratio"])
+def test_ratings_without_a_partner_do_not_count(level: Any) -> None:
+    pairs = [[1, 2], [2, 2], [3, 3], [4, 3], [1, 1]]
+    alone = [[5, None], [None, 2]]
+    assert krippendorff_alpha(pairs + alone, level) == pytest.approx(
+        krippendorff_alpha(pairs, level)
+    )
 
 
 @pytest.mark.parametrize("measure", [fleiss_kappa, krippendorff_alpha])

@@ -207,10 +207,32 @@ def test_one_cluster_has_values_and_no_intervals() -> None:
     for found in (
         sample_correlations([1, 2, 3], [1, 3, 2], "aaa"),
         system_correlations([1, 2, 3], [1, 3, 2], "xyz", "aaa"),
+        system_correlations([1, 2, 3], [1, 3, 2], "xyz", "abc"),
     ):
         assert found.kendall.value == pytest.approx(1 / 3)
         assert np.isnan([found.kendall.low, found.kendall.high, found.pearson.low]).all()
-        assert found.note == "all rows are of one cluster: no intervals"
+        assert found.note.endswith("of one cluster: no intervals")
+
+
+def test_no_interval_where_no_draw_has_a_correlation() -> None:
+    # Each of 40 systems has two clusters of its own: hardly a draw holds them all.
+    systems = np.repeat(np.arange(40), 2).tolist()
+    random = np.random.default_rng(6)
+    found = system_correlations(*random.normal(size=(2, 80)), systems, resamples=5)
+    assert np.isfinite(found.pearson.value)
+    assert np.isnan([found.pearson.low, found.kendall.high]).all()
+    assert found.note == "in no draw do all systems have rows and both sides vary: no intervals"
+
+
+def test_equal_means_of_different_sums_are_ties() -> None:
+    scores, systems = [0.3, 0.3, 0.0, 0.2, 0.2, 0.2, 0.5, 0.5, 0.5], list("aaabbbccc")
+    assert np.mean(scores[:3]) != np.mean(scores[3:6])  # by their rounding
+    found = system_correlations(scores, [3, 3, 3, 1, 1, 1, 2, 2, 2], systems, [1, 2, 3] * 3)
+    for name in ("spearman", "kendall"):
+        value = MEASURES[name]([0.2, 0.2, 0.5], [3, 1, 2]).statistic
+        assert getattr(found, name).value == pytest.approx(value)
+    constant = system_correlations(scores[:6] + [0.2] * 3, [3, 3, 3, 1, 1, 1, 2, 2, 2], systems)
+    assert constant.note == "every system has the score 0.2"
 
 
 def test_draws_that_are_constant_are_left_out() -> None:
