@@ -70,8 +70,8 @@ class Samples:
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
             if not text.startswith(prefix):
                 raise ValueError(
-                    f"prefixes[{i}] = {_shorten(prefix)} does not start "
-                    f"texts[{i}] = {_shorten(text)}: give the text with its prefix"
+                    f"prefixes[{i}] = {shortened(prefix)} does not start "
+                    f"texts[{i}] = {shortened(text)}: give the text with its prefix"
                 )
 
     def __len__(self) -> int:
@@ -215,15 +215,18 @@ class Samples:
 def _strings(name: str, column: object) -> tuple[str, ...]:
     if isinstance(column, str) or not isinstance(column, Iterable):
         raise TypeError(
-            f"{name} = {_shorten(column)} is a {type(column).__name__}: give a list of strings"
+            f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of strings"
         )
     items = tuple(column)
     for i, item in enumerate(items):
         if not isinstance(item, str):
-            raise TypeError(f"{name}[{i}] = {_shorten(item)} is a {type(item).__name__}, not a str")
+            raise TypeError(
+                f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
+            )
     return items
 
 
-def _shorten(item: object, width: int = 40) -> str:
+def shortened(item: object, width: int = 40) -> str:
+    """What a message calls a text, or whatever stands in its place: its `repr`, cut to a width."""
     shown = repr(item)
     return shown if len(shown) <= width else shown[: width - 2] + "…" + shown[-1]

@@ -6,21 +6,16 @@ https://arxiv.org/abs/2109.06379, sec. 3.2. Copy this file to change them.
 
 from __future__ import annotations
 
-import math
 import random
-import shutil
-from abc import abstractmethod
 from itertools import chain
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader
-from torchmetrics import MeanSquaredError, PearsonCorrCoef
+from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score
 from transformers import (
     AutoModelForSequenceClassification,
@@ -28,14 +23,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ctrlreward.models.pairs import EncodedPair, encode_pairs, pad_pairs
-from ctrlreward.models.texts import max_tokens
+from ctrlreward.models.pairs import EncodedPair
 from ctrlreward.models.trained_aligner import ALIGNED
-from ctrlreward.models.weights import load_tokenizer, resolve
+from ctrlreward.recipes.aligner_trainer import AlignerTrainer, Batch
 from ctrlreward.recipes.alignment_data import AlignmentPair
 from ctrlreward.recipes.alignment_file import PairFile, read_pairs
-
-Batch = list[AlignmentPair]
 
 
 class AlignmentData(pl.LightningDataModule):
@@ -43,9 +35,13 @@ class AlignmentData(pl.LightningDataModule):
 
     Args:
         pairs: The file and what it is built from.
-        validation_share: Of the texts, put aside with all their pairs.
+        validation_share: Of the texts, put aside with what was made from them; training may still
+            meet such a text as the unrelated b of another. Above 0, below 1.
         batch_size: Pairs a step.
         seed: Of the split and the order.
+
+    Raises:
+        ValueError: `validation_share` is out of its range.
     """
 
     def __init__(
@@ -56,6 +52,10 @@ class AlignmentData(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if not 0 < validation_share < 1:
+            raise ValueError(
+                f"validation_share = {validation_share}: give a share above 0, below 1"
+            )
         self.file = pairs
         self.validation_share = validation_share
         self.batch_size = batch_size
@@ -71,7 +71,8 @@ class AlignmentData(pl.LightningDataModule):
         pairs = read_pairs(self.file.file)
         sources = sorted({pair.source for pair in pairs})
         random.Random(self.seed).shuffle(sources)
-        aside = set(sources[: max(1, round(self.validation_share * len(sources)))])
+        share = round(self.validation_share * len(sources))
+        aside = set(sources[: max(1, min(share, len(sources) - 1))])
         self.pairs["validation"] = [pair for pair in pairs if pair.source in aside]
         self.pairs["train"] = [pair for pair in pairs if pair.source not in aside]
 
@@ -93,123 +94,16 @@ class AlignmentData(pl.LightningDataModule):
         )
 
 
-class _AlignerTrainer(pl.LightningModule):
-    """What both trainings share: pairs in, a step of AdamW, the best folder kept.
-
-    Args:
-        encoder: Pretrained encoder to start from: local folder, hub id or short name.
-        folder: Where the trained model is written: after each validation that is the best so far.
-        learning_rate: Of AdamW; it rises over the first tenth of the steps, then falls to 0.
-        weight_decay: Of AdamW.
-    """
-
-    model: PreTrainedModel
-
-    def __init__(
-        self,
-        encoder: str = "minilm-l6",
-        folder: str = "runs/aligner",
-        learning_rate: float = 1e-4,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.folder = folder
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.best = math.inf
-
-    @abstractmethod
-    def load_encoder(self, location: str) -> PreTrainedModel:
-        """The encoder with a new head."""
-
-    @abstractmethod
-    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
-        """Mean loss of a batch; in validation the metrics are brought up to date."""
-
-    def configure_model(self) -> None:
-        """Loads the encoder."""
-        self.tokenizer = load_tokenizer(self.encoder)
-        self.model = self.load_encoder(resolve(self.encoder)).train()  # it comes in eval mode
-        self.limit = max_tokens(self.tokenizer, self.model.config)
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW, whose rate rises and falls."""
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), self.learning_rate, weight_decay=self.weight_decay
-        )
-        steps = int(self.trainer.estimated_stepping_batches)
-        warmup = max(1, steps // 10)
-
-        def rate(step: int) -> float:
-            return min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
-
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Logs `train_loss`."""
-        loss = self._judge(batch)
-        self.log("train_loss", loss, batch_size=len(batch))
-        return loss
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Logs `val_loss`."""
-        loss = self._judge(batch)
-        self.log("val_loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
-
-    def on_validation_end(self) -> None:
-        """Writes the folder if this validation is the best."""
-        if self.trainer.sanity_checking:
-            return
-        loss = self.trainer.callback_metrics["val_loss"].item()
-        if loss < self.best:
-            self.best = loss
-            self._save()
-
-    def on_fit_end(self) -> None:
-        """Writes the folder where no validation has."""
-        if math.isinf(self.best):
-            self._save()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the best loss, so that a resumed run overwrites the folder only with a better."""
-        checkpoint["best_val_loss"] = self.best
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Takes the best loss over."""
-        self.best = checkpoint["best_val_loss"]
-
-    def _judge(self, batch: Batch) -> Tensor:
-        encoded = encode_pairs(self.tokenizer, [(p.a, p.b) for p in batch], self.limit)
-        inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
-        return self.loss(encoded, batch, self.model(**inputs).logits)
-
-    def _save(self) -> None:
-        """Beside the folder first, so that one that exists is whole."""
-        if not self.trainer.is_global_zero:
-            return
-        folder = Path(self.folder).expanduser()
-        unfinished = folder.with_name(f".{folder.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        self.model.save_pretrained(unfinished)
-        self.tokenizer.save_pretrained(unfinished)
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-
-
-class TokenAlignerTrainer(_AlignerTrainer):
+class TokenAlignerTrainer(AlignerTrainer):
     """Trains D: for each token of a whether b bears it out. `TokenAligner` loads its folder.
 
     Logs `val_f1_hallucinated` (of the tokens that are not borne out, at probability 0.5) and
     `val_auc` beside the losses, which are cross-entropies over tokens.
     """
 
-    def configure_model(self) -> None:
-        """Loads the encoder and the metrics."""
-        super().configure_model()
-        self.f1 = BinaryF1Score()
-        self.auc = BinaryAUROC()
+    def new_metrics(self) -> MetricCollection:
+        """Both of the probability that a token is hallucinated."""
+        return MetricCollection({"val_f1_hallucinated": BinaryF1Score(), "val_auc": BinaryAUROC()})
 
     def load_encoder(self, location: str) -> PreTrainedModel:
         """The encoder with a new head of two labels."""
@@ -219,6 +113,7 @@ class TokenAlignerTrainer(_AlignerTrainer):
             id2label=labels,
             label2id={label: place for place, label in labels.items()},
             use_safetensors=True,
+            trust_remote_code=False,
             dtype=torch.float32,
         )
 
@@ -231,21 +126,20 @@ class TokenAlignerTrainer(_AlignerTrainer):
         labels = torch.tensor(list(chain(*rows)), dtype=torch.long, device=logits.device)
         chosen = logits[own.to(logits.device)]
         if not self.training:
-            wrong = chosen.softmax(dim=-1)[:, 0]
-            self.f1(wrong, 1 - labels)
-            self.auc(wrong, 1 - labels)
-            self.log_dict({"val_f1_hallucinated": self.f1, "val_auc": self.auc})
+            self.metrics.update(chosen.softmax(dim=-1)[:, 0], 1 - labels)
         return cross_entropy(chosen, labels)
 
 
-class RegressionAlignerTrainer(_AlignerTrainer):
+class RegressionAlignerTrainer(AlignerTrainer):
     """Trains R: how much of a is borne out by b. `RegressionAligner` loads its folder.
 
     Logs `val_mse` and `val_pearson` beside the losses, which are squared errors.
 
     Args:
         encoder: Pretrained encoder to start from: local folder, hub id or short name.
-        folder: Where the trained model is written: after each validation that is the best so far.
+        folder: Where the trained model is written: after each validation of a fit that is the best
+            so far, or at its end where none ran. A folder with a model in it is replaced, one with
+            something else is refused.
         learning_rate: Of AdamW; it rises over the first tenth of the steps, then falls to 0.
         weight_decay: Of AdamW.
         target: What is estimated: the share of a's tokens that are aligned, or their number.
@@ -262,11 +156,9 @@ class RegressionAlignerTrainer(_AlignerTrainer):
         super().__init__(encoder, folder, learning_rate, weight_decay)
         self.target = target
 
-    def configure_model(self) -> None:
-        """Loads the encoder and the metrics."""
-        super().configure_model()
-        self.mse = MeanSquaredError()
-        self.pearson = PearsonCorrCoef()
+    def new_metrics(self) -> MetricCollection:
+        """Both of the estimated values."""
+        return MetricCollection({"val_mse": MeanSquaredError(), "val_pearson": PearsonCorrCoef()})
 
     def load_encoder(self, location: str) -> PreTrainedModel:
         """The encoder with a new head of one output."""
@@ -275,6 +167,7 @@ class RegressionAlignerTrainer(_AlignerTrainer):
             num_labels=1,
             problem_type="regression",
             use_safetensors=True,
+            trust_remote_code=False,
             dtype=torch.float32,
         )
 
@@ -286,9 +179,7 @@ class RegressionAlignerTrainer(_AlignerTrainer):
         wanted = sums / counts if self.target == "mean" else sums
         values = logits.squeeze(-1)
         if not self.training:
-            self.mse(values, wanted)
-            self.pearson(values, wanted)
-            self.log_dict({"val_mse": self.mse, "val_pearson": self.pearson})
+            self.metrics.update(values, wanted)
         return mse_loss(values, wanted)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from ctrlreward.models.span_filling import Fillings, Template
@@ -117,7 +116,7 @@ def refill(text: str, spans: Sequence[Span], fillings: Fillings) -> tuple[str, t
 
 
 def not_in(text: str, spans: Sequence[Span], others: Sequence[str]) -> tuple[Span, ...]:
-    """The words of the text's spans that the other span of the same place does not hold.
+    """The words of the text's spans that what each is held against does not hold.
 
     A filling may say again what was masked. Whether b bears a word out is a fact of the pair, not
     of how it came about, so such a word counts as aligned.
@@ -177,7 +176,8 @@ def make_pairs(
         pairs.append(AlignmentPair(source, refilled, text, wrong))
         pairs.append(AlignmentPair(source, other, refilled, lost))
     shorter = " ".join("".join(as_template(other, spans).parts).split())
-    pairs.append(AlignmentPair(source, other, shorter, tuple(spans)))
+    left_out = not_in(other, spans, [shorter] * len(spans))
+    pairs.append(AlignmentPair(source, other, shorter, left_out))
     nothing_shared = not_in(text, [(0, len(text))], [stranger])
     pairs.append(AlignmentPair(source, text, stranger, nothing_shared))
     return pairs
@@ -185,7 +185,9 @@ def make_pairs(
 
 def _lines(files: Sequence[str]) -> Iterator[str]:
     for file in files:
-        yield from Path(file).read_text(encoding="utf-8").splitlines()
+        # Not `splitlines`, for which a line also ends at characters that texts may hold.
+        with open(file, encoding="utf-8") as lines:
+            yield from lines
 
 
 def _plain(text: str) -> str:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
+from ctrlreward.files import write_whole
 from ctrlreward.models.paraphraser import Paraphraser
 from ctrlreward.models.span_filling import SpanFiller, load_span_filler
 from ctrlreward.recipes.alignment_data import (
@@ -31,19 +34,22 @@ class PairFile:
     Args:
         file: Where the pairs are kept; one that was cut off is gone on with.
         texts: Files of one text a line.
-        count: How many of the texts are used.
+        count: How many of the texts are used, 2 or more: each has another as its unrelated one.
         exclude: Files whose lines are not; see `alignment_data.read_texts`.
         infiller: The model that fills masked spans: a decoder-only one, a BART or a T5.
         paraphraser: An encoder-decoder that says a text in other words; None edits lightly.
         paraphraser_prompt: What it reads, with `{text}`.
         mask_share: Smallest and largest share of a text's words that is masked.
-        max_spans: Most spans that they lie in.
+        max_spans: Most spans that they lie in, 1 or more.
         temperature: Of the sampled fillings.
         top_p: Of the sampled fillings.
         min_words: Shorter texts are not used.
         device: Where the models run.
         dtype: Of the models; None picks by device.
         seed: Of the choice of texts, of masking and of filling.
+
+    Raises:
+        ValueError: `count`, `mask_share` or `max_spans` is out of its range.
     """
 
     file: str
@@ -62,11 +68,21 @@ class PairFile:
     dtype: str | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ValueError(f"count = {self.count}: give 2 or more")
+        if self.max_spans < 1:
+            raise ValueError(f"max_spans = {self.max_spans}: give 1 or more")
+        low, high = self.mask_share
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"mask_share = {self.mask_share}: give two shares of 0 to 1 in order")
+
     def build(self) -> None:
         """Builds the file, or what is missing of it.
 
         Raises:
-            ValueError: There are fewer texts than `count`, or the file was begun otherwise.
+            ValueError: There are fewer texts than `count`, the file was begun otherwise, or it and
+                its `.state` don't fit each other.
         """
         models = [self.infiller, self.paraphraser, self.paraphraser_prompt]
         build_pairs(
@@ -77,7 +93,7 @@ class PairFile:
             share=self.mask_share,
             max_spans=self.max_spans,
             seed=self.seed,
-            settings=str([*models, self.temperature, self.top_p]),
+            settings=str([*models, self.temperature, self.top_p, self.dtype]),
         )
 
     def _load_filler(self) -> SpanFiller:
@@ -110,7 +126,8 @@ def build_pairs(
 
     A chunk of texts is written when it is done, and `<file>.state` then says how far the file is
     good: what a killed run left behind it is cut off. A chunk's chances come from `seed` and its
-    number, so a resumed file equals one that was made at once.
+    number, so a resumed file equals one that was made at once. A second process that builds the
+    same file waits for the first, by `<file>.lock`.
 
     Args:
         file: Where to; one `AlignmentPair` a line, as an object.
@@ -124,27 +141,23 @@ def build_pairs(
         settings: Names the models; a file of other settings is not gone on with.
 
     Raises:
-        ValueError: The file was begun with other texts or settings.
+        ValueError: The file was begun with other texts or settings, has no `.state`, or is shorter
+            than that says.
     """
     identity = json.dumps([settings, list(share), max_spans, seed, chunk, list(texts)])
     state = _State(Path(file), hashlib.sha256(identity.encode()).hexdigest())
-    done = state.resume()
-    if done >= len(texts):
-        return
-    filler, paraphrase = load_filler(), load_paraphrase()
-    for start in range(done, len(texts), chunk):
-        state.append(
-            _chunk_pairs(
-                texts,
-                range(start, min(start + chunk, len(texts))),
-                filler,
-                paraphrase,
-                share,
-                max_spans,
-                seed,
-            ),
-            min(start + chunk, len(texts)),
-        )
+    if state.path.is_file() and state.done() == len(texts):
+        return  # without a lock: a finished file may lie where nothing can be written
+    state.path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{file}.lock"):
+        starts = range(state.done(), len(texts), chunk)
+        if not starts:  # another process has built it meanwhile
+            return
+        filler, paraphrase = load_filler(), load_paraphrase()
+        for start in starts:
+            places = range(start, min(start + chunk, len(texts)))
+            pairs = _chunk_pairs(texts, places, filler, paraphrase, share, max_spans, seed)
+            state.append(pairs, places.stop)
 
 
 def _chunk_pairs(
@@ -178,8 +191,8 @@ def _chunk_pairs(
 
 def read_pairs(file: str) -> list[AlignmentPair]:
     """The pairs of a file that `build_pairs` wrote."""
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
+    with open(file, encoding="utf-8", newline="\n") as lines:  # other line ends stand in texts
+        rows = [json.loads(line) for line in lines]
     return [
         AlignmentPair(
             row["source"], row["a"], row["b"], tuple((s, e) for s, e in row["hallucinated"])
@@ -195,12 +208,20 @@ class _State:
         self.file = file
         self.path = file.with_name(file.name + ".state")
         self.identity = identity
+        self.bytes = 0
 
-    def resume(self) -> int:
-        """Texts that are done; cuts off what was written of others."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+    def done(self) -> int:
+        """Texts whose pairs the file holds. Changes nothing on the disk.
+
+        Raises:
+            ValueError: The file was begun otherwise, has no state, or is shorter than that says.
+        """
         if not self.path.is_file():
-            self.file.write_bytes(b"")
+            if self.file.exists():
+                raise ValueError(
+                    f"{self.file} is there without {self.path.name}, which says how far it is "
+                    "good: remove it, or name another file"
+                )
             return 0
         state = json.loads(self.path.read_text(encoding="utf-8"))
         if state["identity"] != self.identity:
@@ -208,16 +229,28 @@ class _State:
                 f"{self.file} was begun with other texts or settings: remove it and "
                 f"{self.path.name}, or name another file"
             )
-        os.truncate(self.file, state["bytes"])
+        size = self.file.stat().st_size if self.file.exists() else 0
+        if size < state["bytes"]:
+            raise ValueError(
+                f"{self.file} has {size} bytes, {state['bytes']} by {self.path.name}: put the "
+                f"whole file back, or remove {self.path.name} and what there is of the file"
+            )
+        self.bytes = state["bytes"]
         return int(state["texts"])
 
     def append(self, pairs: Sequence[AlignmentPair], texts: int) -> None:
-        """Writes pairs, and that so many texts are done."""
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(pair._asdict(), ensure_ascii=False) + "\n" for pair in pairs)
+        """Writes pairs behind what is good, and that so many texts are done."""
+        if not self.path.is_file():  # first, so that a file without a state is none of ours
+            self._write(0)
+        lines = [json.dumps(pair._asdict(), ensure_ascii=False) + "\n" for pair in pairs]
+        with open(self.file, "ab") as file:
+            file.truncate(self.bytes)
+            file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
-        state = {"identity": self.identity, "texts": texts, "bytes": self.file.stat().st_size}
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(unfinished, self.path)
+        self.bytes = self.file.stat().st_size
+        self._write(texts)
+
+    def _write(self, texts: int) -> None:
+        state = {"identity": self.identity, "texts": texts, "bytes": self.bytes}
+        write_whole(self.path, json.dumps(state))

@@ -10,8 +10,12 @@ import numpy.typing as npt
 
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
+
+# The encoder's vectors are float64, twice as large as those that are kept.
+_TEXTS_AT_A_TIME = 4096
 
 
 class TokenAlignment(NamedTuple):
@@ -63,7 +67,10 @@ class EmbeddingAligner:
         no values; where b has none they are NaN.
         """
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        tokens = dict(zip(texts, self._tokens(texts), strict=True))
+        tokens: dict[str, _Tokens] = {}
+        for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+            some = texts[start : start + _TEXTS_AT_A_TIME]
+            tokens.update(zip(some, self._tokens(some), strict=True))
         return [
             TokenAlignment(tokens[a].spans, best_cosines(tokens[a].vectors, tokens[b].vectors))
             for a, b in pairs
@@ -71,13 +78,11 @@ class EmbeddingAligner:
 
     def _tokens(self, texts: list[str]) -> list[_Tokens]:
         """Each text's own tokens."""
-        if not texts:
-            return []
         embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
         encoded = self.encoder.tokenizer(
             texts,
             truncation=True,
-            max_length=self.encoder.max_tokens,
+            max_length=max(1, *map(len, embedded)),  # as far as the encoder read
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
         )
@@ -91,16 +96,12 @@ class EmbeddingAligner:
 
 class _Tokens(NamedTuple):
     spans: Spans
-    vectors: npt.NDArray[np.float64]
+    vectors: npt.NDArray[np.float32]
 
 
 def _own_tokens(
     vectors: npt.NDArray[np.float64], offsets: list[tuple[int, int]], special: list[int]
 ) -> _Tokens:
     own = [place for place, added in enumerate(special) if not added]
-    return _Tokens(tuple((offsets[i][0], offsets[i][1]) for i in own), vectors[own])
-
-
-def shortened(text: str, width: int = 40) -> str:
-    """What a warning calls a text: how it begins, in quotes."""
-    return repr(text if len(text) <= width else text[: width - 1] + "…")
+    spans = tuple((offsets[i][0], offsets[i][1]) for i in own)
+    return _Tokens(spans, vectors[own].astype(np.float32))  # no digit lost: models have no more

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterable, Sequence
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ctrlreward.models.texts import Ids, pad_rows
+from ctrlreward.samples import shortened
+
+log = logging.getLogger(__name__)
 
 
 def sampled(model: PreTrainedModel, temperature: float, top_p: float) -> GenerationConfig:
@@ -31,6 +35,24 @@ def searched(model: PreTrainedModel, beams: int) -> GenerationConfig:
     return config
 
 
+def readable(texts: Sequence[str], rows: Sequence[Ids], limit: int) -> list[int]:
+    """Which texts are short enough for a model; one warning names the others.
+
+    Args:
+        texts: Any number.
+        rows: Token ids of each.
+        limit: Tokens that the model takes.
+    """
+    long = [i for i, row in enumerate(rows) if len(row) > limit]
+    if long:
+        others = f" (and {len(long) - 1} more)" if len(long) > 1 else ""
+        log.warning(
+            "%s has %d tokens, more than the %d that the model can take: it is passed over%s",
+            *(shortened(texts[long[0]]), len(rows[long[0]]), limit, others),
+        )
+    return [i for i, row in enumerate(rows) if len(row) <= limit]
+
+
 def write(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -40,7 +62,8 @@ def write(
 ) -> list[str]:
     """What the model writes behind (decoder-only) or for (encoder-decoder) each row of token ids.
 
-    Special tokens are left out, but those that part the fillings of a T5.
+    Special tokens are left out, but for the sentinels that part the fillings of a T5. A text in
+    which the model wrote a mask or an unknown token has a hole there, and becomes "".
     """
     pad = tokenizer.pad_token_id or 0
     ids, mask = pad_rows(rows, pad, model.device)
@@ -49,16 +72,32 @@ def write(
         shifts = torch.tensor([width - len(row) for row in rows], device=model.device)
         places = (torch.arange(width, device=model.device) - shifts[:, None]) % width
         ids, mask = ids.gather(1, places), mask.gather(1, places)
+    config = copy.deepcopy(config)
+    config.update(max_new_tokens=max_new_tokens, pad_token_id=pad)
     written = model.generate(  # type: ignore[operator]  # the type says Tensor | Module
-        input_ids=ids,
-        attention_mask=mask,
-        generation_config=config,
-        max_new_tokens=max_new_tokens,
-        pad_token_id=pad,
+        input_ids=ids, attention_mask=mask, generation_config=config
     )
-    new = written if model.config.is_encoder_decoder else written[:, ids.shape[1] :]
-    named = (tokenizer.pad_token, tokenizer.bos_token, tokenizer.eos_token)
-    texts: list[str] = tokenizer.batch_decode(new)
-    for token in filter(None, named):
-        texts = [text.replace(token, "") for text in texts]
-    return texts
+    if model.config.is_encoder_decoder:
+        return [_text(tokenizer, (), row) for row in written.tolist()]
+    new = written[:, ids.shape[1] :].tolist()
+    return [_text(tokenizer, row, more) for row, more in zip(rows, new, strict=True)]
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, before: Ids, new: Sequence[int]) -> str:
+    """The text of the new tokens.
+
+    They are decoded behind those before them: alone, some tokenizers leave out their first space.
+    """
+    ends = {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id}
+    if ({tokenizer.mask_token_id, tokenizer.unk_token_id} - ends).intersection(new):
+        return ""
+    special = {
+        place
+        for place, token in tokenizer.added_tokens_decoder.items()
+        if token.special and not token.content.startswith("<extra_id_")
+    }
+
+    def decoded(ids: Iterable[int]) -> str:
+        return str(tokenizer.decode([i for i in ids if i not in special]))
+
+    return decoded([*before, *new])[len(decoded(before)) :]

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.models.texts import Ids, pad_rows
+from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class EncodedPair(NamedTuple):
         places: Which of `ids` are tokens of a.
         spans: Where these stand in a: the first character and the one after the last.
         has_b: Whether b has a token.
+        left_out: Tokens of a and of b that were cut off.
     """
 
     ids: Ids
@@ -33,6 +35,7 @@ class EncodedPair(NamedTuple):
     places: Ids
     spans: tuple[tuple[int, int], ...]
     has_b: bool
+    left_out: tuple[int, int] = (0, 0)
 
 
 def encode_pairs(
@@ -40,8 +43,8 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Pairs (a, b), encoded by the tokenizer's own rule for two texts.
 
-    Only b is cut where a pair is longer than the model reads, with one warning for all; where a
-    alone leaves no room for b, the longer of the two is.
+    Only b is cut where a pair is longer than the model reads; where a alone leaves no room for b,
+    the longer of the two is. `warn_of_cuts` says so.
 
     Args:
         tokenizer: The model's own, a fast one.
@@ -57,18 +60,11 @@ def encode_pairs(
         verbose=False,
     )
     encoded = [_pair(batch, row) for row in range(len(pairs))]
-    long = [i for i, pair in enumerate(encoded) if len(pair.ids) > limit]
-    if long:
-        others = f" (and of {len(long) - 1} more pairs)" if len(long) > 1 else ""
-        log.warning(
-            "pairs[%d] has %d tokens; the model reads %d: the end of b is left out%s",
-            *(long[0], len(encoded[long[0]].ids), limit, others),
-        )
-    for i in long:
+    for i, pair in enumerate(encoded):
+        if len(pair.ids) <= limit:
+            continue
         a, b = pairs[i]
-        room = limit - tokenizer.num_special_tokens_to_add(pair=True) - len(encoded[i].places)
-        if room < 1:
-            log.warning("pairs[%d]: a alone has %d tokens and is cut", i, len(encoded[i].places))
+        room = limit - tokenizer.num_special_tokens_to_add(pair=True) - len(pair.places)
         cut = tokenizer(
             [a],
             [b],
@@ -76,8 +72,38 @@ def encode_pairs(
             max_length=limit,
             return_offsets_mapping=True,
         )
-        encoded[i] = _pair(cut, 0)
+        short = _pair(cut, 0)
+        of_a = len(pair.places) - len(short.places)
+        of_b = len(pair.ids) - len(short.ids) - of_a
+        encoded[i] = short._replace(left_out=(of_a, of_b))
     return encoded
+
+
+def warn_of_cuts(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
+    """One warning for all texts a that were cut, and one for all pairs of which only b was.
+
+    Args:
+        pairs: What was encoded.
+        encoded: What `encode_pairs` made of it.
+        limit: Tokens that the model reads.
+    """
+    for what, cut in {
+        "a leaves no room for b, and is cut": [
+            i for i, pair in enumerate(encoded) if pair.left_out[0]
+        ],
+        "the end of b is left out": [
+            i for i, pair in enumerate(encoded) if pair.left_out[1] and not pair.left_out[0]
+        ],
+    }.items():
+        if cut:
+            first = encoded[cut[0]]
+            a, b = (shortened(text) for text in pairs[cut[0]])
+            others = f" (and of {len(cut) - 1} more pairs)" if len(cut) > 1 else ""
+            tokens = len(first.ids) + sum(first.left_out)
+            log.warning(
+                "(%s, %s) has %d tokens; the model reads %d: %s%s",
+                *(a, b, tokens, limit, what, others),
+            )
 
 
 def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> dict[str, Tensor]:

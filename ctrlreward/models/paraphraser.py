@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from transformers import AutoModelForSeq2SeqLM
 
 from ctrlreward.models.batching import run_batched
-from ctrlreward.models.generation import searched, write
+from ctrlreward.models.generation import readable, searched, write
+from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
 
@@ -42,17 +43,27 @@ class Paraphraser:
         self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = batch_tokens
+        self.limit = max_tokens(self.tokenizer, self.model.config)
         self.search = searched(self.model, beams)
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
-        """One paraphrase a text, in the given order; "" where the model writes nothing."""
-        rows = [self.tokenizer(self.prompt.replace("{text}", text)).input_ids for text in texts]
+        """One paraphrase a text, in the given order; "" where the model writes none.
+
+        Texts longer than the model reads have none, with a warning.
+        """
+        prompts = [self.prompt.replace("{text}", text) for text in texts]
+        encoded = [tuple(self.tokenizer(prompt, verbose=False).input_ids) for prompt in prompts]
+        fitting = readable(texts, encoded, self.limit)
+        rows = [encoded[i] for i in fitting]
 
         def forward(batch: list[int]) -> list[str]:
             chosen = [rows[i] for i in batch]
-            longest = 2 * max(len(row) for row in chosen)
+            longest = min(self.limit, 2 * max(len(row) for row in chosen))
             written = write(self.model, self.tokenizer, chosen, self.search, longest)
             return [text.strip() for text in written]
 
         description = f"{self.name}: {len(rows)} texts"
-        return run_batched([len(row) for row in rows], self.batch_tokens, forward, description)
+        lengths = [len(row) for row in rows]
+        written = run_batched(lengths, self.batch_tokens, forward, description)
+        found = dict(zip(fitting, written, strict=True))
+        return [found.get(i, "") for i in range(len(texts))]

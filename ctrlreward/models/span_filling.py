@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from ctrlreward.models.batching import run_batched
-from ctrlreward.models.generation import sampled, write
+from ctrlreward.models.generation import readable, sampled, write
+from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.weights import load_config, load_frozen, load_tokenizer
 
 
@@ -29,6 +30,9 @@ class Template(NamedTuple):
 
 Fillings = tuple[str, ...]
 
+# Where no word goes on: no letter between two letters.
+_WORDS_PART = r"(?!(?<=\w)\w)"
+
 
 class SpanFiller(Protocol):
     """A frozen model that fills blanks without having seen what stood there."""
@@ -36,7 +40,8 @@ class SpanFiller(Protocol):
     def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
         """For each template a filling per blank; None where the model wrote none that fits.
 
-        Equal arguments give equal fillings.
+        Templates longer than the model reads are passed over, with a warning. Equal arguments give
+        equal fillings.
         """
 
 
@@ -88,6 +93,7 @@ class CausalSpanFiller:
         self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = batch_tokens
+        self.limit = max_tokens(self.tokenizer, self.model.config)
         self.sampling = sampled(self.model, temperature, top_p)
 
     def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
@@ -97,7 +103,9 @@ class CausalSpanFiller:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             for blank in range(max((len(t.sizes) for t in templates), default=0)):
-                open_ones = [i for i, t in enumerate(templates) if len(t.sizes) > blank]
+                open_ones = [
+                    i for i, t in enumerate(templates) if len(t.sizes) > blank and all(filled[i])
+                ]
                 sizes = [
                     max(1, templates[i].sizes[blank] + lengths.choice((-1, 0, 0, 1)))
                     for i in open_ones
@@ -108,20 +116,28 @@ class CausalSpanFiller:
         return [tuple(row) if all(row) else None for row in filled]
 
     def _continue(self, prompts: list[str], sizes: list[int]) -> list[str]:
-        """So many words behind each prompt; "" where the line ends at once."""
+        """So many words behind each prompt; "" where there are none."""
         start = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
-        rows = [
-            self.tokenizer(start + prompt, add_special_tokens=False).input_ids for prompt in prompts
+        encoded = [
+            tuple(self.tokenizer(start + prompt, add_special_tokens=False, verbose=False).input_ids)
+            for prompt in prompts
         ]
+        room = _tokens_for(max(sizes, default=0))
+        fitting = readable(prompts, encoded, self.limit - room)
+        rows = [encoded[i] for i in fitting]
 
         def forward(batch: list[int]) -> list[str]:
-            words = max(sizes[i] for i in batch)
+            places = [fitting[i] for i in batch]
+            longest = _tokens_for(max(sizes[i] for i in places))
             chosen = [rows[i] for i in batch]
-            texts = write(self.model, self.tokenizer, chosen, self.sampling, 3 * words // 2 + 2)
-            return [_words(text, sizes[i]) for text, i in zip(texts, batch, strict=True)]
+            texts = write(self.model, self.tokenizer, chosen, self.sampling, longest)
+            return [_words(prompts[i], t, sizes[i]) for t, i in zip(texts, places, strict=True)]
 
         description = f"{self.name}: {len(rows)} blanks"
-        return run_batched([len(row) for row in rows], self.batch_tokens, forward, description)
+        lengths = [len(row) for row in rows]
+        written = run_batched(lengths, self.batch_tokens, forward, description)
+        found = dict(zip(fitting, written, strict=True))
+        return [found.get(i, "") for i in range(len(prompts))]
 
 
 class Seq2SeqSpanFiller:
@@ -147,6 +163,7 @@ class Seq2SeqSpanFiller:
         self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = batch_tokens
+        self.limit = max_tokens(self.tokenizer, self.model.config)
         self.sampling = sampled(self.model, temperature, top_p)
         family = self.model.config.model_type
         families: dict[str, tuple[Callable[[int], str], Callable[[Template, str], Fillings | None]]]
@@ -170,24 +187,34 @@ class Seq2SeqSpanFiller:
             )
             for template in templates
         ]
-        rows = [self.tokenizer(source).input_ids for source in sources]
+        encoded = [tuple(self.tokenizer(source, verbose=False).input_ids) for source in sources]
+        fitting = readable(sources, encoded, self.limit)
+        rows = [encoded[i] for i in fitting]
 
-        def forward(batch: list[int]) -> list[Fillings | None]:
+        def forward(batch: list[int]) -> list[str]:
             chosen = [rows[i] for i in batch]
-            longest = 2 * max(len(row) for row in chosen)
-            texts = write(self.model, self.tokenizer, chosen, self.sampling, longest)
-            return [self._read(templates[i], text) for i, text in zip(batch, texts, strict=True)]
+            longest = min(self.limit, 2 * max(len(row) for row in chosen))
+            return write(self.model, self.tokenizer, chosen, self.sampling, longest)
 
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             description = f"{self.name}: {len(rows)} texts"
-            return run_batched([len(row) for row in rows], self.batch_tokens, forward, description)
+            lengths = [len(row) for row in rows]
+            written = run_batched(lengths, self.batch_tokens, forward, description)
+        found = dict(zip(fitting, written, strict=True))
+        return [
+            self._read(template, found[i]) if i in found else None
+            for i, template in enumerate(templates)
+        ]
 
 
 def whole_text_fillings(template: Template, text: str) -> Fillings | None:
-    """What stands at the blanks of a text that was written anew; None where it was changed."""
+    """What stands at the blanks of a text that was written anew; None where it was changed.
+
+    A filling that goes on with a kept word (`theatre` where `the` was kept) changes it.
+    """
     kept = [r"\s+".join(re.escape(word) for word in part.split()) for part in template.parts]
-    pattern = r"\s*(\S.*?)\s*".join(kept)
+    pattern = rf"\s*{_WORDS_PART}(\S.*?){_WORDS_PART}\s*".join(kept)
     match = re.fullmatch(pattern, text.strip(), flags=re.IGNORECASE | re.DOTALL)
     return tuple(filling.strip() for filling in match.groups()) if match else None
 
@@ -213,7 +240,13 @@ def _prompt(template: Template, filled: Sequence[str]) -> str:
     return context + left.rstrip()
 
 
-def _words(text: str, count: int) -> str:
-    """The first so many words of the text's first line."""
+def _tokens_for(words: int) -> int:
+    return 3 * words // 2 + 2
+
+
+def _words(before: str, text: str, count: int) -> str:
+    """The first so many words of the text's first line; "" where it goes on with a word before."""
+    if re.fullmatch(r"\w\w", before[-1:] + text[:1]):
+        return ""
     line = text.lstrip(" ").split("\n", 1)[0]
     return " ".join(line.split()[:count])

@@ -17,7 +17,7 @@ from transformers import (
 
 from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.models.batching import run_batched
-from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs
+from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_of_cuts
 from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.trained_head import TrainedHead
 from ctrlreward.models.weights import load_frozen, load_tokenizer
@@ -26,7 +26,6 @@ Values = npt.NDArray[np.float64]
 
 # The label of a token that b bears out, as the recipe writes it into a model's `id2label`.
 ALIGNED = "aligned"
-_UNNAMED = {0: "LABEL_0", 1: "LABEL_1"}
 
 
 class TokenAligner:
@@ -34,16 +33,19 @@ class TokenAligner:
 
     The discriminative aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec.
     3.2. Values are 0 to 1, higher is better aligned. `ctrlreward.recipes.alignment` trains one.
+    Tokens are the pieces of words that the model reads, each with a value of its own; the paper's
+    package gives a whole word the mean of its pieces, so there a long word weighs no more.
 
     Args:
-        model: Local folder or hub id of a token classifier. One of its labels is "aligned", or
-            it has two labels without names, of which the second means aligned.
+        model: Local folder or hub id of a token classifier of which one label is "aligned". Labels
+            without names are refused: in the paper's own models the first of two means aligned,
+            in others the second.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included.
 
     Raises:
-        ValueError: The model has no trained head, or no label that means aligned.
+        ValueError: The model has no trained head, or no label of that name.
     """
 
     def __init__(
@@ -53,7 +55,6 @@ class TokenAligner:
         dtype: str | None = None,
         batch_tokens: int = 8192,
     ) -> None:
-        self.name = model
         head = TrainedHead(AutoModelForTokenClassification, "token classifier")
         self.model = load_frozen(head, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
@@ -68,7 +69,8 @@ class TokenAligner:
         """
 
         def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
-            values = logits.double().softmax(dim=-1)[..., self._aligned].cpu().numpy()
+            # Not every device has float64.
+            values = logits.float().cpu().double().softmax(dim=-1)[..., self._aligned].numpy()
             return [row[list(pair.places)] for row, pair in zip(values, batch, strict=True)]
 
         encoded, values = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
@@ -103,7 +105,6 @@ class RegressionAligner:
         dtype: str | None = None,
         batch_tokens: int = 8192,
     ) -> None:
-        self.name = model
         head = TrainedHead(AutoModelForSequenceClassification, "regression of one output")
         self.model = load_frozen(head, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
@@ -113,6 +114,8 @@ class RegressionAligner:
                 f"model = {model!r} has {self.model.config.num_labels} outputs: "
                 "give a regression, which has 1"
             )
+        if self.model.config.pad_token_id is None:  # decoders look for the last token before it
+            self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
         """For each pair (a, b) one span, the whole of a, and its value, in the given order.
@@ -122,7 +125,7 @@ class RegressionAligner:
         """
 
         def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
-            return list(logits.double().cpu().numpy())
+            return list(logits.float().cpu().double().numpy())
 
         encoded, values = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
         alignments = []
@@ -144,7 +147,9 @@ def _run(
 ) -> tuple[list[EncodedPair], list[Values]]:
     """Each pair as it is read, and what `read` makes of its logits; equal pairs run once."""
     distinct = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
-    encoded = encode_pairs(tokenizer, list(distinct), max_tokens(tokenizer, model.config))
+    limit = max_tokens(tokenizer, model.config)
+    encoded = encode_pairs(tokenizer, list(distinct), limit)
+    warn_of_cuts(list(distinct), encoded, limit)
 
     def forward(batch: list[int]) -> list[Values]:
         rows = [encoded[i] for i in batch]
@@ -162,8 +167,6 @@ def _aligned_label(name: str, config: PretrainedConfig) -> int:
     for place, label in labels.items():
         if label.lower() == ALIGNED:
             return place
-    if labels == _UNNAMED:
-        return 1
     raise ValueError(
         f"model = {name!r} has the labels {', '.join(labels.values())}: name the one that means "
         f"{ALIGNED!r} so in id2label of its config.json"

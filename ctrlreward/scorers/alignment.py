@@ -13,9 +13,9 @@ import numpy as np
 
 from ctrlreward.functional.alignment import AGGREGATES, preservation
 from ctrlreward.functional.stop_words import ENGLISH_STOP_WORDS
-from ctrlreward.models.aligner import Aligner, EmbeddingAligner, TokenAlignment, shortened
+from ctrlreward.models.aligner import Aligner, EmbeddingAligner, TokenAlignment
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.aligned_text import AlignedText, aligned_text
 from ctrlreward.scorers.aspects import ASPECTS, Aspect
 from ctrlreward.scorers.base import Metric, Scorer, Scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import groupby
 
 import numpy as np
 from rich.style import Style
@@ -16,7 +17,8 @@ def highlight(directions: Mapping[str, AlignedText], threshold: float = 0.5) -> 
 
     A line for each direction, its name and score in front. Tokens whose alignment is below the
     threshold stand on red, the deeper the lower it is, and in brackets with their value, so that
-    they can be told in print too. Tokens that the score leaves out are dim.
+    they can be told in print too. Tokens that the score leaves out are dim. Tokens that are parts
+    of one character stand there once, with the lowest of their values.
 
     Args:
         directions: One item of what `Alignment.explain` gives.
@@ -37,7 +39,8 @@ def highlight(directions: Mapping[str, AlignedText], threshold: float = 0.5) -> 
 def _marked(aligned: AlignedText, threshold: float) -> Text:
     result = Text()
     end = 0
-    for token in aligned.tokens:
+    for _, parts in groupby(aligned.tokens, key=lambda token: (token.start, token.end)):
+        token = min(parts, key=lambda token: token.value)
         result.append(aligned.text[end : token.start])
         word = aligned.text[token.start : token.end]
         if not token.counted:
@@ -52,7 +55,7 @@ def _marked(aligned: AlignedText, threshold: float) -> Text:
 
 
 def _red(token: AlignedToken, threshold: float) -> Style:
-    """From pale at the threshold to full red one below it, where no cosine or probability is."""
+    """From pale at the threshold to full red 1 below it."""
     depth = min(1.0, threshold - token.value)
     rest = round(190 * (1 - depth))
     return Style(color="black", bgcolor=f"rgb(255,{rest},{rest})")

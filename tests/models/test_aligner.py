@@ -74,10 +74,30 @@ def test_a_long_text_is_cut_and_named_by_its_beginning(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         (alignment,) = aligner.align([(long, "food")])
     assert caplog.messages == [
-        "'a rather long review of food food food …' has 5008 tokens; the model reads 512: "
+        "'a rather long review of food food foo…' has 5008 tokens; the model reads 512: "
         "the rest is left out"
     ]
     assert len(alignment.spans) == 510
+
+
+def test_an_encoder_without_a_limit(
+    aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = aligner.align(PAIRS[:1])[0]
+    monkeypatch.setattr(aligner.encoder, "max_tokens", int(1e30))  # as of T5
+    found = aligner.align(PAIRS[:1])[0]
+    assert found.spans == expected.spans
+    assert found.values.tolist() == expected.values.tolist()
+
+
+def test_many_texts_are_read_some_at_a_time(
+    aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = aligner.align(PAIRS)
+    monkeypatch.setattr("ctrlreward.models.aligner._TEXTS_AT_A_TIME", 2)
+    for found, alignment in zip(aligner.align(PAIRS), expected, strict=True):
+        assert found.spans == alignment.spans
+        np.testing.assert_allclose(found.values, alignment.values, atol=1e-5)
 
 
 def test_texts_without_tokens(aligner: EmbeddingAligner) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
@@ -24,6 +26,20 @@ def test_equals_one_text_at_a_time(tiny_bart: str, batch_tokens: int) -> None:
     made = paraphrase(TEXTS)
     assert [text[: len(start)] for text, start in zip(made, expected, strict=True)] == expected
     assert all("<" + token not in text for text in made for token in ("pad>", "s>", "/s>"))
+
+
+def test_texts_that_are_too_long_have_none(
+    tiny_bart: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    paraphrase = Paraphraser(tiny_bart, beams=1)
+    nearly = "food" + " food" * 55
+    assert 50 < len(paraphrase.tokenizer(nearly).input_ids) <= 64
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        made = paraphrase([TEXTS[0], "food " * 80, nearly])
+    assert [bool(text) for text in made] == [True, False, True]
+    assert [message.split(" has ")[0] for message in caplog.messages] == [
+        "'food food food food food food food food…'"
+    ]
 
 
 def test_a_prompt_without_the_text_is_refused(tiny_bart: str) -> None:

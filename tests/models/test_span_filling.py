@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from transformers import PegasusConfig, PegasusForConditionalGeneration
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
 
+from ctrlreward.models.generation import write
 from ctrlreward.models.span_filling import (
     Template,
     load_span_filler,
@@ -17,17 +29,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_decoder_only_model_fills_every_blank_anew(tiny_llama: Callable[[str], str]) -> None:
-    filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"), batch_tokens=60)
-    templates = [
-        Template(("", " was cold and ", " said sorry ."), (2, 1)),
-        Template(("we loved the ", " !"), (3,)),
+    filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!,"), batch_tokens=60)
+    templates = [  # what random letters follow ends in no letter: they would go on with the word
+        Template(("", " was cold , ", " said sorry ."), (2, 1)),
+        Template(("what a view ! ", " !"), (3,)),
     ]
     many = templates * 4
     made = filler.fill(many, seed=3)
     assert made == filler.fill(many, seed=3)
     assert made != filler.fill(many, seed=4)
     written = [(row, template) for row, template in zip(made, many, strict=True) if row is not None]
-    assert written
+    assert len(written) > 1
     for row, template in written:
         for filling, size in zip(row, template.sizes, strict=True):
             assert 1 <= len(filling.split()) <= size + 1
@@ -42,6 +54,49 @@ def test_fillings_are_read_from_a_text_that_was_written_anew() -> None:
         "cold to eat",
     )
     assert whole_text_fillings(template, "A soup was (too) cold .") is None
+
+
+def test_a_filling_that_goes_on_with_a_kept_word_is_none() -> None:
+    template = Template(("we loved the ", " view ."), (1,))
+    assert whole_text_fillings(template, "we loved theatre view .") is None
+    assert whole_text_fillings(template, "we loved the overview .") is None
+    assert whole_text_fillings(template, "we loved the old view .") == ("old",)
+
+
+def test_a_decoder_only_model_may_not_go_on_with_a_kept_word(
+    tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
+    answers = ["s were", " was", ", so", "never"]
+    monkeypatch.setattr("ctrlreward.models.span_filling.write", lambda *_: answers)
+    befores = ["the waiter ", "the waiter ", "the waiter ", ""]
+    made = filler.fill([Template((before, " rude ."), (1,)) for before in befores], seed=0)
+    assert made[:2] == [None, ("was",)]
+    assert made[2] in ((",",), (", so",))
+    assert made[3] == ("never",)
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_bart"])
+def test_templates_that_are_too_long_are_passed_over_and_named(
+    family: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = request.getfixturevalue(family)
+    folder, long, limit = (
+        (made, "soup " * 90, 64)
+        if family == "tiny_bart"
+        else (made("abcdefghijklmnopqrstuvwxyz ."), "soup " * 110, 512 - 3)
+    )
+    filler = load_span_filler(folder)
+    templates = [Template((long, " was ", " ."), (1, 1)), Template(("", " ."), (1,))] * 2
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        fillings = filler.fill(templates, seed=2)
+    assert [row is None for row in fillings[::2]] == [True, True]
+    assert len(caplog.messages) == 1
+    message = caplog.messages[0]
+    assert message.endswith(
+        f"more than the {limit} that the model can take: it is passed over (and 1 more)"
+    )
+    assert "soup soup soup" in message
 
 
 def test_fillings_are_read_behind_sentinels() -> None:
@@ -64,9 +119,17 @@ def test_an_encoder_decoder_is_asked_at_its_masks(
         "tiny_t5": "<extra_id_0> All of it <extra_id_1> nobody <extra_id_2>",
     }
     template = Template(("", " was cold and ", " said sorry."), (2, 1))
-    made = filler.fill([template] * 3, seed=1)
-    assert made == filler.fill([template] * 3, seed=1)
-    assert made == [None] * 3  # what random weights write fits nowhere
+    written: list[list[str]] = []
+
+    def recorded(*arguments: Any) -> list[str]:
+        written.append(write(*arguments))
+        return written[-1]
+
+    monkeypatch.setattr("ctrlreward.models.span_filling.write", recorded)
+    for seed in (1, 1, 2):
+        assert filler.fill([template] * 3, seed) == [None] * 3  # random weights fit nowhere
+    assert written[0] == written[1] != written[2]
+    assert any(written[0])
 
     asked = []
 
@@ -78,6 +141,42 @@ def test_an_encoder_decoder_is_asked_at_its_masks(
     assert filler.fill([template], seed=1) == [("All of it", "nobody")]
     assert [mask in asked[0] for mask in masks] == [True, True]
     assert asked[0].count("<mask>") + asked[0].count("<extra_id_") == 2
+
+
+def test_what_no_text_can_hold_is_not_written(tiny_bart: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
+    good = tokenizer("fine food").input_ids
+    unknown, mask = tokenizer.unk_token_id, tokenizer.mask_token_id
+    rows = [[2, *good, 1], [2, *good[:-1], mask, 2], [2, *good[:-1], unknown, 2]]
+    config, asked = GenerationConfig(do_sample=False), []
+
+    def generate(generation_config: GenerationConfig, **_: Any) -> torch.Tensor:
+        asked.append((generation_config.max_new_tokens, generation_config.pad_token_id))
+        return torch.tensor(rows)
+
+    model: Any = SimpleNamespace(
+        device="cpu", config=SimpleNamespace(is_encoder_decoder=True), generate=generate
+    )
+    assert write(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
+    assert asked == [(7, 1)]
+    assert config.max_new_tokens is None
+
+
+def test_the_space_in_front_of_what_is_written_is_kept() -> None:
+    vocabulary = {"<pad>": 0, "▁the": 1, "▁soup": 2, "s": 3}
+    pieces = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    pieces.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="<pad>")
+    assert tokenizer.decode([2]) == "soup"
+    model: Any = SimpleNamespace(
+        device="cpu",
+        config=SimpleNamespace(is_encoder_decoder=False),
+        generate=lambda input_ids, **_: torch.cat(
+            [input_ids, torch.tensor([[2, 0], [3, 2]])], dim=1
+        ),
+    )
+    assert write(model, tokenizer, [(1,), (1, 2)], GenerationConfig(), 2) == [" soup", "s soup"]
 
 
 def test_another_family_is_refused(tmp_path: Path, tiny_bart: str) -> None:

@@ -19,6 +19,8 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    LlamaConfig,
+    LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
 )
 
@@ -38,7 +40,7 @@ PAIRS = [
     ("the food was good", "good food"),
     ("good food", "the food was good"),
 ]
-LABELS = {0: "aligned", 1: "hallucinated"}  # not where a model without names has it
+LABELS = {0: "aligned", 1: "hallucinated"}  # the recipe has them the other way round
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -131,7 +133,8 @@ def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         (long,) = aligner.align([("the food was good", "bad " * 20)])
     assert caplog.messages == [
-        "pairs[0] has 27 tokens; the model reads 16: the end of b is left out"
+        "('the food was good', 'bad bad bad bad bad bad bad bad bad b…') has 27 tokens; "
+        "the model reads 16: the end of b is left out"
     ]
     (short,) = aligner.align([("the food was good", "bad " * 9)])  # 4 + 9 + 3 special ones
     np.testing.assert_allclose(long.values, short.values, atol=1e-5)
@@ -139,23 +142,44 @@ def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        (cut,) = TokenAligner(by_token).align([("good " * 20, "bad")])
-    assert "pairs[0]: a alone has 20 tokens and is cut" in caplog.messages
+        cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
+    assert caplog.messages == [
+        "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens; the model reads 16: "
+        "a leaves no room for b, and is cut (and of 1 more pairs)"
+    ]
     assert len(cut.spans) == len(cut.values) == 12  # 16, less b and 3 special ones
 
 
-def test_a_model_without_label_names_means_aligned_by_the_second(tmp_path: Path) -> None:
-    folder = save(BertForTokenClassification, tmp_path, {0: "LABEL_0", 1: "LABEL_1"})
-    a, b = PAIRS[0]
-    (made,) = TokenAligner(folder).align([(a, b)])
-    expected = alone(AutoModelForTokenClassification, folder, a, b).softmax(-1)[1:5, 1]
-    np.testing.assert_allclose(made.values, expected, atol=1e-5)
-
-
-def test_other_labels_are_refused(tmp_path: Path) -> None:
-    folder = save(BertForTokenClassification, tmp_path, {0: "OK", 1: "BAD"})
-    with pytest.raises(ValueError, match="has the labels OK, BAD: name the one that means 'align"):
+@pytest.mark.parametrize("labels", [("OK", "BAD"), ("LABEL_0", "LABEL_1")])
+def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
+    folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))
+    named = ", ".join(labels)
+    with pytest.raises(ValueError, match=f"has the labels {named}: name the one that means 'align"):
         TokenAligner(folder)
+
+
+def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path, regression: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=14,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_labels=1,
+        pad_token_id=None,
+        initializer_range=1.0,
+    )
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(regression) / name).read_bytes())
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    made = RegressionAligner(str(tmp_path)).align(PAIRS)
+    for (a, b), alignment in zip(PAIRS, made, strict=True):
+        expected = alone(AutoModelForSequenceClassification, str(tmp_path), a, b)
+        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
 
 
 def test_more_outputs_are_no_regression(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ from ctrlreward.callbacks.history import read_history
 from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.recipes.alignment import aligned
+from ctrlreward.recipes.alignment import AlignmentData, TokenAlignerTrainer, aligned
 from ctrlreward.recipes.alignment_data import AlignmentPair
-from ctrlreward.recipes.alignment_file import read_pairs
+from ctrlreward.recipes.alignment_file import PairFile, read_pairs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "alignment"
 TEXTS = [
@@ -105,6 +106,10 @@ def configured(
     return make
 
 
+def written(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
 def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
     cli = configured("d", "TokenAlignerTrainer", 6)
     cli.trainer.fit(cli.model, cli.datamodule)
@@ -113,7 +118,9 @@ def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_pa
     assert len(losses) == 12  # twice an epoch
     assert min(losses) < losses[0]
     for name in ("val_f1_hallucinated", "val_auc"):
-        assert all(0 <= row[name] <= 1 for row in rows if name in row)
+        values = [row[name] for row in rows if name in row]
+        assert len(values) == 12
+        assert all(0 <= value <= 1 for value in values)
     trained = read_pairs(str(tmp_path / "pairs.jsonl"))
     kept = cli.datamodule.pairs
     assert sorted(kept["train"] + kept["validation"]) == sorted(trained)
@@ -134,6 +141,13 @@ def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_pa
         per_batch.append((len(chosen), -np.mean(np.log(values))))
     loss = sum(n * value for n, value in per_batch) / len(made)
     assert loss == pytest.approx(min(losses), rel=1e-4)
+
+    # A validation is of the trained model, and writes nothing.
+    before, module = written(tmp_path / "d" / "model"), cli.model.model
+    (again,) = cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
+    assert cli.model.model is module
+    assert again["val_loss"] == pytest.approx(losses[-1], rel=1e-2)  # a last step came behind it
+    assert written(tmp_path / "d" / "model") == before
 
 
 @pytest.mark.parametrize("target", ["mean", "sum"])
@@ -157,15 +171,84 @@ def test_r_learns_the_mean_or_the_sum(
     assert np.mean(errors) == pytest.approx(min(losses), rel=1e-3)
 
 
+def worse_when_judged(factor: float) -> Callable[..., torch.Tensor]:
+    """The loss of a token aligner, multiplied in validations."""
+    loss = TokenAlignerTrainer.loss
+
+    def changed(self: TokenAlignerTrainer, *arguments: Any) -> torch.Tensor:
+        return loss(self, *arguments) * (1 if self.training else factor)
+
+    return changed
+
+
+def test_only_a_better_validation_replaces_a_model(
+    configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    before, best = written(tmp_path / "d" / "model"), cli.model.best
+    assert best is not None
+    cli.trainer.save_checkpoint(tmp_path / "checkpoint")
+
+    monkeypatch.setattr(TokenAlignerTrainer, "loss", worse_when_judged(9.0))
+    resumed = configured("d", "TokenAlignerTrainer", 2)
+    resumed.trainer.fit(resumed.model, resumed.datamodule, ckpt_path=tmp_path / "checkpoint")
+    assert resumed.trainer.callback_metrics["val_loss"].item() > best
+    assert resumed.model.best == best
+    assert written(tmp_path / "d" / "model") == before
+
+    monkeypatch.setattr(TokenAlignerTrainer, "loss", worse_when_judged(float("nan")))
+    without = configured("d", "TokenAlignerTrainer", 1)
+    with pytest.warns(UserWarning, match="no validation had a finite loss: .*model was not writ"):
+        without.trainer.fit(without.model, without.datamodule)
+    assert written(tmp_path / "d" / "model") == before
+
+
+def test_a_trial_run_writes_no_model(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1, **{"trainer.fast_dev_run": "true"})
+    cli.trainer.fit(cli.model, cli.datamodule)
+    assert cli.trainer.global_step == 1
+    assert not (tmp_path / "d" / "model").exists()
+
+
+def test_without_validations_the_last_model_is_written(
+    configured: Callable[..., TrainCLI], tmp_path: Path
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1, **{"trainer.limit_val_batches": 0})
+    cli.trainer.fit(cli.model, cli.datamodule)
+    aligner = TokenAligner(str(tmp_path / "d" / "model"))
+    trained = cli.model.model.classifier.weight
+    torch.testing.assert_close(aligner.model.classifier.weight, trained.detach())
+
+
+def test_a_folder_of_other_things_is_refused(
+    configured: Callable[..., TrainCLI], tmp_path: Path
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
+    with pytest.raises(ValueError, match=rf"folder = '{tmp_path}' is there and holds no model"):
+        cli.trainer.fit(cli.model, cli.datamodule)
+    assert {"texts", "pairs.jsonl"} <= {file.name for file in tmp_path.iterdir()}
+    assert cli.trainer.global_step == 0
+
+
+@pytest.mark.parametrize("share", [0, 1.0])
+def test_both_splits_need_texts(share: float) -> None:
+    pairs = PairFile("pairs.jsonl", ["texts"], 2)
+    with pytest.raises(ValueError, match=rf"validation_share = {share}: give a share above 0"):
+        AlignmentData(pairs, validation_share=share)
+
+
 def test_pairs_are_not_built_twice(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
     configured("d", "TokenAlignerTrainer", 1).datamodule.prepare_data()
     again = configured(
         "r", "RegressionAlignerTrainer", 1, **{"data.init_args.pairs.device": "nowhere"}
     )
     again.datamodule.prepare_data()  # would fail if it loaded a model
-    changed = configured("d", "TokenAlignerTrainer", 1, **{"data.init_args.pairs.temperature": 0.5})
-    with pytest.raises(ValueError, match="begun with other texts or settings"):
-        changed.datamodule.prepare_data()
+    for name, value in {"temperature": 0.5, "dtype": "bfloat16"}.items():
+        setting = {f"data.init_args.pairs.{name}": value}
+        changed = configured("d", "TokenAlignerTrainer", 1, **setting)
+        with pytest.raises(ValueError, match="begun with other texts or settings"):
+            changed.datamodule.prepare_data()
 
 
 def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:

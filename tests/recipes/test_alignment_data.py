@@ -1,17 +1,19 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.models.span_filling import Fillings, Template
 from ctrlreward.recipes.alignment_data import (
-    AlignmentPair,
     as_template,
     edit_lightly,
     make_pairs,
@@ -20,7 +22,7 @@ from ctrlreward.recipes.alignment_data import (
     read_texts,
     refill,
 )
-from ctrlreward.recipes.alignment_file import build_pairs, read_pairs
+from ctrlreward.recipes.alignment_file import PairFile, build_pairs, read_pairs
 
 TEXTS = [
     "the soup was cold and nobody said sorry .",
@@ -98,6 +100,11 @@ def test_what_one_text_gives() -> None:
         ("soup was cold .", "soup was .", ["cold"]),
         ("the soup was cold .", "the bus was late .", ["soup", "cold"]),
     ]
+    # What b still holds is no loss, and a comma never is.
+    both = "the soup , the bread ."
+    shorter = make_pairs(3, (both, both, stranger), [(4, 20)], None)[1]
+    assert shorter.b == "the ."
+    assert [both[s:e] for s, e in shorter.hallucinated] == ["soup", "bread"]
     assert {pair.source for pair in pairs} == {3}
     assert len(make_pairs(3, (text, other, stranger), [(9, 13)], None)) == 3
 
@@ -161,15 +168,100 @@ def test_a_file_that_was_cut_off_becomes_the_same(tmp_path: Path) -> None:
     assert {pair.source for pair in read_pairs(str(cut))} == set(range(len(TEXTS)))
 
 
-def test_spans_of_the_file_are_words_that_b_lacks(tmp_path: Path) -> None:
-    build(tmp_path / "pairs.jsonl")
-    pairs = read_pairs(str(tmp_path / "pairs.jsonl"))
-    assert all(isinstance(pair, AlignmentPair) for pair in pairs)
+def test_spans_of_the_file_are_the_words_that_b_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    # A word that stands twice in a text is not the same in both places.
+    build(file, [text for text in TEXTS if len(set(text.split())) == len(text.split())])
+    pairs = read_pairs(str(file))
+    assert len({len(pair.hallucinated) for pair in pairs}) > 3
     for pair in pairs:
-        for start, end in pair.hallucinated:
-            assert 0 <= start < end <= len(pair.a)
-    assert any(pair.hallucinated for pair in pairs)
-    assert any(not pair.hallucinated for pair in pairs)
+        lacking = [word for word in re.findall(r"\w+", pair.a) if word not in pair.b.split()]
+        assert [pair.a[start:end] for start, end in pair.hallucinated] == lacking
+
+
+def test_a_line_ends_at_nothing_else(tmp_path: Path) -> None:
+    odd = [f"{TEXTS[0]} so{mark}there" for mark in ("\u2028", "\u2029", "\x85", "\x0b")]
+    (tmp_path / "texts").write_text("\n".join([*TEXTS, *odd]), encoding="utf-8")
+    texts = read_texts([str(tmp_path / "texts")], [], 11, 4, seed=0)
+    assert sorted(texts) == sorted([*TEXTS, *odd])
+    build(tmp_path / "pairs.jsonl", texts)
+    pairs = read_pairs(str(tmp_path / "pairs.jsonl"))
+    assert {pair.source for pair in pairs} == set(range(11))
+    assert set(odd) <= {pair.b for pair in pairs}
+
+
+def test_a_file_that_another_builds_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+
+    class Tried(Counter):
+        def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
+            with pytest.raises(Timeout):
+                FileLock(f"{file}.lock", timeout=0).acquire()
+            return super().fill(templates, seed)
+
+    build_pairs(str(file), TEXTS, Tried, lambda: None)
+    with FileLock(f"{file}.lock", timeout=0):  # given back
+        pass
+
+
+def test_a_file_that_does_not_fit_its_state_is_refused(tmp_path: Path) -> None:
+    file, state = tmp_path / "pairs.jsonl", tmp_path / "pairs.jsonl.state"
+    file.write_text("of somebody else")
+    with pytest.raises(ValueError, match=r"pairs.jsonl is there without pairs.jsonl.state"):
+        build(file)
+    assert file.read_text() == "of somebody else"
+    file.unlink()
+    build(file)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    told = rf"pairs.jsonl has {len(whole) - 20} bytes, {len(whole)} by pairs.jsonl.state: put the w"
+    with pytest.raises(ValueError, match=told):
+        build(file)
+    assert file.read_bytes() == whole[:-20]
+    file.unlink()
+    with pytest.raises(ValueError, match=rf"has 0 bytes, {len(whole)} by pairs.jsonl.state"):
+        build(file)
+    state.unlink()
+    build(file)
+    assert file.read_bytes() == whole
+
+
+def test_a_run_that_was_killed_in_its_first_chunk_is_gone_on_with(tmp_path: Path) -> None:
+    class Full:
+        def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
+            raise KeyboardInterrupt
+
+    file, whole = tmp_path / "pairs.jsonl", tmp_path / "whole.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        build_pairs(str(file), TEXTS, Full, lambda: None, chunk=2)
+    build(file)
+    build(whole)
+    assert file.read_bytes() == whole.read_bytes()
+
+
+def test_a_finished_file_is_only_read(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    build(file)
+    (tmp_path / "pairs.jsonl.lock").unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert build(file).calls == 0
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"count": 1}, "count = 1: give 2 or more"),
+        ({"max_spans": 0}, "max_spans = 0: give 1 or more"),
+        (
+            {"mask_share": (0.5, 0.2)},
+            r"mask_share = \(0.5, 0.2\): give two shares of 0 to 1 in order",
+        ),
+    ],
+)
+def test_settings_out_of_range(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PairFile(**{"file": "pairs.jsonl", "texts": [], "count": 2, **setting})
 
 
 def test_another_seed_is_another_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import (
     BertConfig,
 )
 
-from ctrlreward.models.aligner import TokenAlignment
+from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
 from ctrlreward.models.weights import resolve
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.aligned_text import to_records
@@ -388,7 +388,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             intermediate_size=32,
             num_hidden_layers=1,
             num_attention_heads=2,
-            num_labels=outputs,
+            id2label=dict(enumerate(["hallucinated", "aligned"][-outputs:])),
         )
         folders[method] = str(tmp_path_factory.mktemp(method))
         auto_class.from_config(config).save_pretrained(folders[method])
@@ -398,7 +398,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("method", ["discriminative", "regression"])
 def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str) -> None:
-    pairs = [("cold soup", "hot soup"), ("rude waiters", "a kind staff")]
+    pairs = [("cold soup", "hot soup"), ("rude staff", "a kind waiter")]
     aligner = load_aligner(trained[method], method)
     forth = [a.values.mean() for a in aligner.align(pairs)]
     back = [a.values.mean() for a in aligner.align([(b, a) for a, b in pairs])]
@@ -418,8 +418,9 @@ def test_an_encoder_is_no_trained_aligner(method: str) -> None:
         Alignment(method=method).score(Samples(["a"], sources=["b"]))
 
 
-def test_direction_and_release(scorer: Alignment) -> None:
-    assert all(metric.higher_is_better for metric in scorer.metrics.values())
-    released = with_model_of(scorer, "consistency")
-    released.to("cpu")
-    assert "aligner" not in vars(released)
+def test_a_move_frees_the_model_and_loads_it_there(scorer: Alignment) -> None:
+    moved = with_model_of(scorer, "consistency")
+    moved.to("meta")
+    assert "aligner" not in vars(moved)
+    assert isinstance(moved.aligner, EmbeddingAligner)
+    assert moved.aligner.encoder.model.device.type == "meta"

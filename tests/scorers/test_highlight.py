@@ -49,6 +49,16 @@ def test_the_lower_the_redder() -> None:
     assert str(styles["the"]) == "dim"
 
 
+def test_parts_of_a_character_stand_there_once() -> None:
+    values = (0.3, 0.1, 0.9, 0.2)
+    spans = ((0, 4), (5, 6), (5, 6), (6, 7))
+    tokens = tuple(AlignedToken(*s, v, True) for s, v in zip(spans, values, strict=True))
+    aligned = AlignedText("soup 🙂!", "soup", 0.4, tokens)
+    assert highlight({"x": aligned}).plain == "x  0.40  [soup 0.30] [🙂 0.10][! 0.20]"
+    tokens = (tokens[0], *tokens[2:0:-1], tokens[3])
+    assert "[🙂 0.10]" in highlight({"x": AlignedText("soup 🙂!", "soup", 0.4, tokens)}).plain
+
+
 def test_the_threshold_decides() -> None:
     assert highlight({"x": OUTPUT}, threshold=0.0).plain == "x  0.40  the cold  soup!"
     assert "[soup 0.90]" in highlight({"x": OUTPUT}, threshold=0.95).plain
