@@ -22,7 +22,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models.text_cnn import (
+    PADDING,
     TextCNN,
     TextCNNClassifier,
     TextCNNConfig,
@@ -32,9 +34,12 @@ from ctrlreward.models.text_cnn import (
 from ctrlreward.models.texts import pad_rows
 from ctrlreward.models.words import split_words
 
+# What a finished folder holds.
+_FILES = ("config.json", "model.safetensors", "evaluation.json")
+
 
 class Sentence(NamedTuple):
-    """A sentence and the place of its label."""
+    """The words of a sentence, one space apart, and the place of its label."""
 
     text: str
     label: int
@@ -43,8 +48,10 @@ class Sentence(NamedTuple):
 class SentenceData(pl.LightningDataModule):
     """Sentences by label, in files of one sentence a line.
 
-    Of the training files a share is put aside to choose the best epoch by. Repeated sentences
-    count once, so that none is on both sides, and none of the held-out sentences is trained on.
+    Sentences are the same where their words are, in upper or lower case and with any white space
+    between them. Of the training sentences a share is put aside to choose the best epoch by: a
+    sentence is on one side only, also where it has two labels, and counts once with each. None of
+    the held-out sentences is trained on.
 
     Args:
         train: A file for each label.
@@ -56,7 +63,8 @@ class SentenceData(pl.LightningDataModule):
         seed: Of the split and the order.
 
     Raises:
-        ValueError: The labels of both sets differ, or a file gives no sentence.
+        ValueError: The labels of both sets differ, the share is outside its range, a file gives
+            no sentence, or fewer than two are left to be trained on.
     """
 
     def __init__(
@@ -74,6 +82,10 @@ class SentenceData(pl.LightningDataModule):
                 f"train has the labels {', '.join(train)} and test {', '.join(test)}: "
                 "give files of the same labels"
             )
+        if not 0 < validation_share < 1:
+            raise ValueError(
+                f"validation_share = {validation_share}: give a share above 0 and below 1"
+            )
         self.files = {"train": train, "test": test}
         self.exclude = exclude
         self.validation_share = validation_share
@@ -85,15 +97,23 @@ class SentenceData(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Reads the files, leaves out what is held out, and splits the rest."""
         self.sentences["test"] = list(self._read(self.files["test"]))
-        barred = {_same(sentence.text) for sentence in self.sentences["test"]}
+        barred = {sentence.text for sentence in self.sentences["test"]}
         for file in self.exclude:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-            barred.update(_same(column) for line in lines for column in line.split("\t"))
+            columns = (column for line in _lines(file) for column in line.split("\t"))
+            barred.update(map(_plain, columns))
         distinct = dict.fromkeys(self._read(self.files["train"]))
-        kept = [sentence for sentence in distinct if _same(sentence.text) not in barred]
-        random.Random(self.seed).shuffle(kept)
-        aside = max(1, round(self.validation_share * len(kept)))
-        self.sentences["validation"], self.sentences["train"] = kept[:aside], kept[aside:]
+        kept = [sentence for sentence in distinct if sentence.text not in barred]
+        texts = list(dict.fromkeys(sentence.text for sentence in kept))
+        if len(texts) < 2:
+            raise ValueError(
+                f"{', '.join(self.files['train'].values())} hold {len(texts)} sentences that are "
+                "not held out: give two or more, one to train on and one to choose the epoch by"
+            )
+        random.Random(self.seed).shuffle(texts)
+        share = round(self.validation_share * len(texts))
+        aside = set(texts[: min(max(1, share), len(texts) - 1)])
+        self.sentences["validation"] = [s for s in kept if s.text in aside]
+        self.sentences["train"] = [s for s in kept if s.text not in aside]
 
     def train_dataloader(self) -> DataLoader[Sentence]:
         """Lists of `batch_size` sentences, in a new order each epoch."""
@@ -114,8 +134,7 @@ class SentenceData(pl.LightningDataModule):
 
     def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
         for label, file in enumerate(files.values()):
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-            texts = [line for line in lines if line.strip()]
+            texts = [_plain(line) for line in _lines(file) if line.strip()]
             if not texts:
                 raise ValueError(f"{file} holds no sentence: give one a line")
             yield from (Sentence(text, label) for text in texts)
@@ -126,16 +145,19 @@ class TextCNNTrainer(pl.LightningModule):
 
     Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is that of the trainer's
     checkpoint callback, without one the last. The folder is what `Accuracy(classifier=...)`
-    takes; `evaluation.json` in it holds `test_accuracy`.
+    takes; `evaluation.json` in it holds `test_accuracy`. A run with `fast_dev_run` writes nothing.
 
     Args:
-        folder: Where the model is written.
+        folder: Where the model is written, in place of an earlier one; nothing else may be in it.
         min_count: Words that occur less often in the training sentences are unknown.
         embedding_size: Width of a word's vector.
         widths: Words that a filter looks at.
         filters: How many there are of each width.
         dropout: Share of the features that are dropped in training.
         learning_rate: Of Adam at the start; it falls linearly to 0 at the trainer's last step.
+
+    Raises:
+        ValueError: At the start of the training, the folder holds something else than a model.
     """
 
     def __init__(
@@ -149,7 +171,7 @@ class TextCNNTrainer(pl.LightningModule):
         learning_rate: float = 2e-3,
     ) -> None:
         super().__init__()
-        self.folder = folder
+        self.folder = Path(folder).expanduser()
         self.min_count = min_count
         self.embedding_size = embedding_size
         self.widths = tuple(widths)
@@ -159,6 +181,8 @@ class TextCNNTrainer(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Builds the network for the vocabulary and the labels of the data."""
+        if stage == "fit":
+            _check_free(self.folder)
         data = self._data
         words = frequent_words((s.text for s in data.sentences["train"]), self.min_count)
         self.model = TextCNN(
@@ -191,15 +215,18 @@ class TextCNNTrainer(pl.LightningModule):
 
     def on_fit_end(self) -> None:
         """Writes the best epoch's folder, then reads it as its users do and judges the test."""
-        if not self.trainer.is_global_zero:
+        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if trial or not self.trainer.is_global_zero:
             return
         self._load_best()
-        save_text_cnn(self.model, self.folder)
         test = self._data.sentences["test"]
-        chosen = TextCNNClassifier(self.folder).probabilities([s.text for s in test]).argmax(1)
-        accuracy = float(np.mean(chosen == [s.label for s in test]))
-        report = json.dumps({"test_accuracy": accuracy, "test_sentences": len(test)})
-        (Path(self.folder).expanduser() / "evaluation.json").write_text(report, encoding="utf-8")
+        with whole_folder(self.folder) as folder:
+            save_text_cnn(self.model, folder)
+            classifier = TextCNNClassifier(str(folder))
+            chosen = classifier.probabilities([s.text for s in test]).argmax(axis=1)
+            accuracy = float(np.mean(chosen == [s.label for s in test]))
+            report = json.dumps({"test_accuracy": accuracy, "test_sentences": len(test)})
+            write_whole(folder / "evaluation.json", report)
         rank_zero_info(f"{self.folder}: accuracy {accuracy:.4f} on {len(test)} test sentences")
 
     @property
@@ -210,7 +237,7 @@ class TextCNNTrainer(pl.LightningModule):
     def _judge(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Mean loss, and for each sentence whether the decision is right."""
         rows = [self.model.config.encode(sentence.text) for sentence in batch]
-        logits = self.model(*pad_rows(rows, 0, self.device))
+        logits = self.model(*pad_rows(rows, PADDING, self.device))
         wanted = torch.tensor([sentence.label for sentence in batch], device=self.device)
         return cross_entropy(logits, wanted), logits.argmax(dim=1) == wanted
 
@@ -221,6 +248,20 @@ class TextCNNTrainer(pl.LightningModule):
             self.load_state_dict(best["state_dict"])
 
 
-def _same(text: str) -> str:
-    """Equal for texts that are the same words."""
+def _lines(file: str) -> list[str]:
+    return Path(file).expanduser().read_text(encoding="utf-8").splitlines()
+
+
+def _plain(text: str) -> str:
+    """All that the network sees of a text, equal for texts of the same words."""
     return " ".join(split_words(text))
+
+
+def _check_free(folder: Path) -> None:
+    """Makes sure that nothing but a model is lost where the folder is replaced."""
+    others = sorted({path.name for path in folder.glob("*")} - set(_FILES))
+    if others:
+        raise ValueError(
+            f"folder = {str(folder)!r} holds {others[0]}, which is no part of a TextCNN, and would "
+            "be replaced: give a folder for the model alone"
+        )

@@ -14,6 +14,8 @@ def test_public_names_are_where_the_docs_say() -> None:
     assert {"adjusted_gm", "distinct_n", "cv_star"} <= set(functional.__all__)
     assert {
         "CTRLEval",
+        "Alignment",
+        "AttributeClassifier",
         "Accuracy",
         "Similarity",
         "Perplexity",
@@ -28,5 +30,5 @@ def test_public_names_are_where_the_docs_say() -> None:
 
 def test_ctrleval_takes_the_documented_arguments() -> None:
     expected = ["model", "task", "aspects", "iwf", "sentence_splitter"]
-    expected += ["device", "dtype", "batch_tokens"]
+    expected += ["device", "dtype", "batch_tokens", "weights", "evaluators", "seed"]
     assert list(inspect.signature(CTRLEval).parameters) == expected

@@ -129,8 +129,9 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
     Returns:
         A value in the range of the scores; higher is better.
     """
-    total = weights.sum()
-    return float(scores @ weights / total) if total > 0 else float(scores.mean())
+    shares = normalised(weights)
+    counted = shares > 0  # nothing of a score of -inf is NaN
+    return float(scores[counted] @ shares[counted])
 
 
 def normalised(weights: Floats) -> Floats:

@@ -54,6 +54,7 @@ class GMFit(NamedTuple):
 def fit_gm(
     preferred: npt.ArrayLike,
     rejected: npt.ArrayLike,
+    *,
     scale: float | None = None,
     seed: int = 0,
 ) -> GMFit:
@@ -79,16 +80,18 @@ def fit_gm(
         preferred: Accuracy (or label probability), similarity and perplexity of the preferred
             side of each pair, shape (pairs, 3), in the units of `adjusted_gm`.
         rejected: The same of the other side, shape (pairs, 3).
-        scale: c, above 0: 1 is the paper's loss to the letter. None fits it.
+        scale: c, above 0 and finite: 1 is the paper's loss to the letter. None fits it.
         seed: Of the evolution; the same seed gives the same result.
 
     Raises:
         ValueError: The shapes are wrong or differ, there is no pair, a number is NaN or outside
-            its range, or the scale is not positive.
+            its range, or the scale is not positive and finite.
     """
-    if scale is not None and not scale > 0:
-        raise ValueError(f"scale = {scale}: give a number above 0, or None to fit it")
+    if scale is not None and not 0 < scale < np.inf:
+        raise ValueError(f"scale = {scale}: give a finite number above 0, or None to fit it")
     better, worse = _pairs(preferred, rejected)
+    # First, since it names a number outside its range, which the search would not.
+    default = pairwise_agreement(better, worse)
     # One output is in many pairs: its GM is computed once.
     outputs, places = np.unique(np.concatenate([better, worse]), axis=0, return_inverse=True)
     first, second = places.reshape(2, -1)
@@ -105,7 +108,7 @@ def fit_gm(
     best = _minimise(loss, outputs[:, 2], seed)
     least, factor = loss_and_scale(best)
     fitted = pairwise_agreement(better, worse, _four(best))
-    return GMFit(_four(best), factor, least, fitted, pairwise_agreement(better, worse))
+    return GMFit(_four(best), factor, least, fitted, default)
 
 
 def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:
@@ -132,10 +135,11 @@ def best_scale(gains: Floats) -> float:
     Args:
         gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
     """
-    if gains.sum() <= 0:
-        return 0.0
     rising = np.sort(gains[gains > 0])  # the largest of them bends first
+    # How fast the loss falls while the k smallest gains are short of the margin, at place k.
     fall = np.concatenate([[0.0], rising.cumsum()]) + gains[gains < 0].sum()
+    if fall[-1] <= 0:
+        return 0.0
     return float(1.0 / rising[np.flatnonzero(fall <= 0)[-1]])
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ctrlreward.models.classifier import Classifier, LabelProbabilities
-from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier
+from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
 
 
 def load_classifier(
@@ -25,8 +24,6 @@ def load_classifier(
         OSError: A hub id can't be reached.
     """
     config = Path(model).expanduser() / "config.json"
-    if config.is_file():
-        kind = json.loads(config.read_text(encoding="utf-8")).get("model_type")
-        if kind == MODEL_TYPE:
-            return TextCNNClassifier(model, device, dtype, batch_tokens)
+    if config.is_file() and read_config(config).get("model_type") == MODEL_TYPE:
+        return TextCNNClassifier(model, device, dtype, batch_tokens)
     return Classifier(model, device, dtype, batch_tokens)

@@ -154,7 +154,7 @@ class CausalLM:
             places.to(device),
             torch.tensor(tokens, dtype=torch.long, device=device),
         )
-        flat = values.double().cpu().numpy()
+        flat = values.cpu().double().numpy()
         parts = iter(np.split(flat, np.cumsum(counts)[:-1]))
         return [[next(parts) for _ in tree.paths] for tree in trees]
 

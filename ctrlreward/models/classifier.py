@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification
 from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run_distinct
 from ctrlreward.models.trained_head import TrainedHead
 from ctrlreward.models.weights import load_frozen, load_tokenizer
+from ctrlreward.samples import shortened
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -26,7 +27,7 @@ class LabelProbabilities(Protocol):
         """The labels it knows, one a column."""
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Float64, shape (texts, labels)."""
+        """Float64, shape (texts, labels); NaN for a text that has none."""
 
 
 class Classifier:
@@ -73,9 +74,9 @@ class Classifier:
         def forward(rows: list[Ids]) -> list[Probabilities]:
             ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
             logits = self.model(input_ids=ids, attention_mask=mask).logits
-            return list(logits.double().softmax(dim=-1).cpu().numpy())
+            return list(logits.cpu().double().softmax(dim=-1).numpy())
 
-        rows = encode_texts(self.tokenizer, texts, self.max_tokens)
+        rows = encode_texts(self.tokenizer, texts, self.max_tokens, lambda i: shortened(texts[i]))
         description = f"{self.name}: {len(rows)} texts"
         values = run_distinct(rows, self.batch_tokens, forward, description)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))

@@ -74,7 +74,7 @@ class Encoder:
         def pool(hidden: Tensor, mask: Tensor) -> list[Vectors]:
             weights = mask.unsqueeze(-1).to(hidden.dtype)
             means = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-            return list(normalize(means, dim=-1).double().cpu().numpy())
+            return list(normalize(means, dim=-1).cpu().double().numpy())
 
         return np.array(self._run(texts, name, pool), dtype=np.float64).reshape(-1, self.width)
 
@@ -94,7 +94,7 @@ class Encoder:
         """
 
         def split(hidden: Tensor, mask: Tensor) -> list[Vectors]:
-            values = hidden.double().cpu().numpy()
+            values = hidden.cpu().double().numpy()
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
         return self._run(texts, name, split)

@@ -166,7 +166,7 @@ class Seq2SeqInfiller:
             places.to(hidden.device),
             torch.tensor([t for _, f in fillings for t in f.scored], device=hidden.device).long(),
         )
-        parts = log_probs.double().cpu().split([len(f.scored) for _, f in fillings])
+        parts = log_probs.cpu().double().split([len(f.scored) for _, f in fillings])
         scores = iter(
             TokenScores(np.array(filling.scored, dtype=np.int64), part.numpy())
             for (_, filling), part in zip(fillings, parts, strict=True)

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from ctrlreward.files import write_whole
 from ctrlreward.models.texts import Ids, pad_rows, run_distinct
 from ctrlreward.models.weights import pick_dtype
 from ctrlreward.models.words import split_words
@@ -24,7 +26,8 @@ from ctrlreward.models.words import split_words
 # What tells such a folder from one that transformers wrote, under "model_type" in config.json.
 MODEL_TYPE = "ctrlreward-text-cnn"
 
-_PADDING, _UNKNOWN = 0, 1  # the words follow
+# Ids; those of the words follow.
+PADDING, _UNKNOWN = 0, 1
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class TextCNNConfig:
         dropout: Share of the features that are dropped in training, 0 to 1.
 
     Raises:
-        ValueError: A label or a word is named twice, or there are fewer than two labels.
+        ValueError: A label or a word is named twice, there are fewer than two labels, or a number
+            of the shape is not positive.
     """
 
     words: tuple[str, ...]
@@ -57,6 +61,11 @@ class TextCNNConfig:
                 raise ValueError(f"{name} holds {item!r} {times} times: name each once")
         if len(self.labels) < 2:
             raise ValueError(f"labels = {self.labels}: a classifier takes 2 labels or more")
+        if not self.widths or min(self.widths) < 1:
+            raise ValueError(f"widths = {self.widths}: give one or more, each 1 or more words")
+        for name, number in (("embedding_size", self.embedding_size), ("filters", self.filters)):
+            if number < 1:
+                raise ValueError(f"{name} = {number}: give 1 or more")
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -65,7 +74,7 @@ class TextCNNConfig:
     def encode(self, text: str) -> Ids:
         """Ids of the text's words, with padding up to the widest filter."""
         ids = [self._ids.get(word, _UNKNOWN) for word in split_words(text)]
-        return (*ids, *[_PADDING] * (max(self.widths) - len(ids)))
+        return (*ids, *[PADDING] * (max(self.widths) - len(ids)))
 
 
 class TextCNN(nn.Module):
@@ -78,7 +87,7 @@ class TextCNN(nn.Module):
         super().__init__()
         self.config = config
         size = config.embedding_size
-        self.embedding = nn.Embedding(len(config.words) + 2, size, padding_idx=_PADDING)
+        self.embedding = nn.Embedding(len(config.words) + 2, size, padding_idx=PADDING)
         self.convolutions = nn.ModuleList(
             nn.Linear(size * width, config.filters) for width in config.widths
         )
@@ -131,10 +140,10 @@ class TextCNNClassifier:
         self.device = torch.device(device)
         self.batch_tokens = batch_tokens
         path = Path(folder).expanduser()
-        self.config = _read_config(path / "config.json")
+        self.config = _parse(path / "config.json")
         self.labels = self.config.labels
         model = TextCNN(self.config)
-        model.load_state_dict(load_file(path / "model.safetensors"))
+        _load_weights(model, path / "model.safetensors")
         self.model = model.eval().requires_grad_(False).to(self.device, pick_dtype(dtype, device))
 
     def probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -144,8 +153,8 @@ class TextCNNClassifier:
         """
 
         def forward(rows: list[Ids]) -> list[npt.NDArray[np.float64]]:
-            logits = self.model(*pad_rows(rows, _PADDING, self.device))
-            return list(logits.double().softmax(dim=-1).cpu().numpy())
+            logits = self.model(*pad_rows(rows, PADDING, self.device))
+            return list(logits.cpu().double().softmax(dim=-1).numpy())
 
         rows = [self.config.encode(text) for text in texts]
         description = f"{self.name}: {len(rows)} texts"
@@ -160,19 +169,33 @@ def frequent_words(texts: Iterable[str], min_count: int) -> tuple[str, ...]:
 
 
 def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
-    """Writes `config.json` and `model.safetensors`; the folder is made where it is missing."""
+    """Writes `model.safetensors` and `config.json`; the folder is made where it is missing."""
     path = Path(folder).expanduser()
-    path.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
-    save_file(weights, path / "model.safetensors")
+    write_whole(path / "model.safetensors", save(weights))
     config = {"model_type": MODEL_TYPE, **asdict(model.config)}
-    (path / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    write_whole(path / "config.json", json.dumps(config, indent=1))
 
 
-def _read_config(file: Path) -> TextCNNConfig:
+def read_config(file: Path) -> dict[str, Any]:
+    """What a `config.json` holds, whoever wrote it.
+
+    Raises:
+        ValueError: It is missing, or holds no JSON object.
+    """
     if not file.is_file():
         raise ValueError(f"{file} is missing: give a folder that the text_cnn recipe wrote")
-    given = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds no JSON object: write the model's folder anew")
+    return content
+
+
+def _parse(file: Path) -> TextCNNConfig:
+    given = read_config(file)
     if given.pop("model_type", None) != MODEL_TYPE:
         raise ValueError(
             f'{file} has not "model_type": {MODEL_TYPE!r}: give a folder that the text_cnn '
@@ -184,4 +207,17 @@ def _read_config(file: Path) -> TextCNNConfig:
             f"{file} has the fields {', '.join(given)}; a TextCNN has {', '.join(sorted(known))}"
         )
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    return TextCNNConfig(**values)
+    try:
+        return TextCNNConfig(**values)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _load_weights(model: TextCNN, file: Path) -> None:
+    try:
+        model.load_state_dict(load_file(file))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise ValueError(
+            f"{file} is missing or doesn't hold the weights that config.json beside it describes: "
+            f"write the folder anew with the text_cnn recipe ({error})"
+        ) from error

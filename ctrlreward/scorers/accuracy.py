@@ -65,6 +65,8 @@ class Accuracy(Scorer):
         """
         wanted = self._columns(samples.require("labels", "Accuracy"))
         kept = present("accuracy", texts=samples.texts)
+        if not kept:
+            return {name: np.full(len(samples), np.nan) for name in self.metrics}
         probabilities = self.classifier.probabilities([samples.texts[i] for i in kept])
         chosen = probabilities[np.arange(len(kept)), wanted[kept]]
         decided = (probabilities.argmax(axis=1) == wanted[kept]).astype(np.float64)

@@ -171,12 +171,20 @@ class AttributeClassifier(Scorer):
 
     def _score(self, samples: Samples, wanted: Sequence[Wanted]) -> dict[str, Scores]:
         n = len(samples)
-        kept = [i for i in present("attributes", texts=samples.texts) if _named(wanted, i)]
+        kept = []
+        for i in present("attributes", texts=samples.texts):
+            if wanted[i]:
+                kept.append(i)
+            else:
+                log.warning("labels[%d] names no attribute: attributes is NaN", i)
         means = {name: np.zeros(n) for name in _NAMES}
         counts = spread([len(wanted[i]) for i in kept], kept, n)
-        parts = {}
+        parts: dict[str, Scores] = {}
         for attribute, part in self.parts.items():
             rows = [i for i in kept if attribute in wanted[i]]
+            if not rows:
+                parts |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
+                continue
             labels = [wanted[i][attribute] for i in rows]
             scores = part.score(Samples([samples.texts[i] for i in rows], labels=labels))
             for name in _NAMES:
@@ -191,8 +199,9 @@ class AttributeClassifier(Scorer):
             asked = _parse(label, next(iter(self.parts)) if len(self.parts) == 1 else None)
             if asked is None:
                 raise ValueError(
-                    f"labels[{i}] = {label!r} doesn't name each attribute once: write "
-                    f"{attribute_label(dict.fromkeys(self.parts, '…'))!r}"
+                    f"labels[{i}] = {label!r} is not of the form "
+                    f"{attribute_label(dict.fromkeys(self.parts, '…'))!r}: name the attributes "
+                    "that are wanted, none of them twice"
                 )
             for attribute, value in asked.items():
                 self._check(f"labels[{i}] = {label!r}", attribute, value)
@@ -234,12 +243,6 @@ def _parse(label: str, only: str | None) -> dict[str, str] | None:
     if start or len(set(names)) < len(names):
         return None
     return {name: value.strip() for name, value in zip(names, values, strict=True)}
-
-
-def _named(wanted: Sequence[Wanted], i: int) -> bool:
-    if not wanted[i]:
-        log.warning("labels[%d] names no attribute: attributes is NaN", i)
-    return bool(wanted[i])
 
 
 def _over(values: Sequence[float]) -> MeanAndDeviation:

@@ -101,10 +101,9 @@ class CTRLEval(Scorer):
         self.task = task if isinstance(task, Task) else Task.load(task)
         self.aspects = tuple(aspects)
         self.weights = weights
-        if evaluators is None:
-            self.evaluators = self.task.evaluators
-        else:
-            self.evaluators = self.task.subset(evaluators, seed)
+        self.evaluators = (
+            self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
+        )
         self.split = find_splitter(sentence_splitter)
         self.device = device
         self.dtype = dtype
@@ -248,12 +247,16 @@ class CTRLEval(Scorer):
     ) -> Explanation:
         """Coherence or consistency of one text, from each pattern's one target."""
         targets = [target for (target,) in found]
+        weighting = self._weighting(aspect)
+        beta = np.ones(len(targets))
+        if weighting is beta_weights:  # no other reads β, and the table behind it may be large
+            beta = np.array([self.iwf.sentence_weight(target.ids) for target in targets])
         return explanation(
             aspect,
             [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks],
             np.array([target.log_probs.mean() for target in targets]),
-            np.array([self.iwf.sentence_weight(target.ids) for target in targets]),
-            self._weighting(aspect),
+            beta,
+            weighting,
         )
 
     def _relevance(self, found: list[list[TokenScores]], label: str) -> Explanation:

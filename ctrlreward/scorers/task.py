@@ -40,7 +40,7 @@ class Task:
 
     Raises:
         ValueError: There is no prompt, one lacks a slot, labels have different numbers of words,
-            or a label or word is no text.
+            or a prompt, a label or a word is no text.
     """
 
     prompts: Sequence[str]
@@ -49,19 +49,16 @@ class Task:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError(f"prompts is empty: give patterns with {TEXT_SLOT} and {WORD_SLOT}")
-        for i, prompt in enumerate(self.prompts):
+        for i, prompt in enumerate(_texts("prompts", self.prompts)):
             for slot in (TEXT_SLOT, WORD_SLOT):
                 if prompt.count(slot) != 1:
                     raise ValueError(
                         f"prompts[{i}] = {prompt!r} holds {slot} {prompt.count(slot)} times: "
                         "write it once"
                     )
-        for label, words in self.verbalizers.items():
+        for label, words in _words_by_label(self.verbalizers).items():
             _require_text(f"label {label!r}", label)
-            if isinstance(words, str):
-                raise ValueError(f"verbalizers[{label!r}] = {words!r}: give a list of words")
-            for i, word in enumerate(words):
-                _require_text(f"verbalizers[{label!r}][{i}] = {word!r}", word)
+            _texts(f"verbalizers[{label!r}]", words)
         counts = {label: len(words) for label, words in self.verbalizers.items()}
         if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
             raise ValueError(
@@ -107,10 +104,10 @@ class Task:
         and `prompts` or, each put behind and before the text, `phrases`.
 
         Raises:
-            ValueError: There is no such task or file, or it lacks a key.
+            ValueError: There is no such task or file, it lacks a key, or what it holds is no task.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
-        path = built_in if built_in.is_file() else Path(name)
+        path = built_in if built_in.is_file() else Path(name).expanduser()
         if not path.is_file():
             known = sorted(f.name[:-5] for f in _BUILT_IN.iterdir() if f.name.endswith(".yaml"))
             raise ValueError(
@@ -120,8 +117,8 @@ class Task:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or "verbalizers" not in content:
             raise ValueError(f"{path} lacks the key 'verbalizers'")
-        prompts = list(content.get("prompts", []))
-        for phrase in content.get("phrases", []):
+        prompts = list(_texts(f"{path}: prompts", content.get("prompts", [])))
+        for phrase in _texts(f"{path}: phrases", content.get("phrases", [])):
             prompts += [f"{TEXT_SLOT} {phrase}", f"{phrase} {TEXT_SLOT}"]
         return Task(prompts, content["verbalizers"])
 
@@ -134,8 +131,22 @@ class Task:
         return Task(_lines(prompts), words)
 
 
+def _words_by_label(verbalizers: object) -> Mapping[object, object]:
+    if not isinstance(verbalizers, Mapping):
+        raise ValueError(f"verbalizers = {verbalizers!r}: give each label a list of words")
+    return verbalizers
+
+
+def _texts(name: str, values: object) -> Sequence[str]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{name} = {values!r}: give a list of texts")
+    for i, value in enumerate(values):
+        _require_text(f"{name}[{i}] = {value!r}", value)
+    return values
+
+
 def _require_text(name: str, value: object) -> None:
-    # YAML reads an unquoted no, yes, on or 1984 as something else.
+    # YAML reads an unquoted no, yes, on or 1984 as something else, and a colon parts it.
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{name} is no text: write a word or a phrase, in quotes")
 

@@ -84,6 +84,14 @@ def test_with_all_weights_zero_the_mean_is_plain() -> None:
     assert weighted_mean(np.array([-1.0, -4.0]), np.array([3.0, 0.0])) == -1.0
 
 
+def test_a_score_without_weight_does_not_count() -> None:
+    scores = np.array([-np.inf, -2.0, -3.0])
+    assert weighted_mean(scores, WEIGHTINGS["max"](scores, np.ones(3))) == -2
+    assert weighted_mean(scores, WEIGHTINGS["min"](scores, np.ones(3))) == -np.inf
+    assert weighted_mean(scores, np.array([0.0, 1.0, 3.0])) == -2.75
+    assert weighted_mean(scores, np.ones(3)) == -np.inf
+
+
 # The ablations of Table 5.
 
 TWINS: dict[str, Callable[[list[float], list[float]], float]] = {

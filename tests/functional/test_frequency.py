@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.frequency import inverse_frequency
+from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 
 counts = st.lists(st.integers(0, 1000), min_size=1)
 
@@ -23,6 +23,14 @@ def test_the_rarer_token_has_the_larger_weight(counts: list[int], sentences: int
     present = sorted(count for count in counts if count)
     weights = inverse_frequency(present, sentences)
     assert (np.diff(weights) <= 0).all()
+
+
+@given(counts, st.integers(1000, 10**9))
+def test_the_logarithm_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
+    expected = [math.log((1 + sentences) / count) if count else 0.0 for count in counts]
+    found = log_inverse_frequency(counts, sentences)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    assert (found >= 0).all()
 
 
 def test_a_published_weight() -> None:

@@ -124,7 +124,7 @@ def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixt
     long = "good " * 5000
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         values = Classifier(folder).probabilities([long, "bad"])
-    message = "texts[0] has 5002 tokens; the model reads 16: the rest is left out"
+    message = f"'{('good ' * 8)[:37]}…' has 5002 tokens; the model reads 16: the rest is left out"
     assert caplog.messages == [message]
     np.testing.assert_allclose(values, one_by_one(folder, [long, "bad"]), atol=1e-6)
 

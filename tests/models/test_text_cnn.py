@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,6 +120,20 @@ def test_vocabularies_and_labels_that_are_none(
         TextCNNConfig(words, labels)
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"widths": ()}, r"widths = \(\): give one or more, each 1 or more words"),
+        ({"widths": (3, 0)}, r"widths = \(3, 0\): give one or more"),
+        ({"filters": 0}, "filters = 0: give 1 or more"),
+        ({"embedding_size": -1}, "embedding_size = -1: give 1 or more"),
+    ],
+)
+def test_shapes_that_are_none(shape: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TextCNNConfig(("a",), LABELS, **shape)
+
+
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"config\.json is missing: give a folder that"):
         TextCNNClassifier(str(tmp_path))
@@ -127,6 +144,8 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
     [
         ({"model_type": "bert"}, r"has not \"model_type\": 'ctrlreward-text-cnn': give a folder"),
         ({"stride": 2}, r"has the fields .*, stride; a TextCNN has dropout, embedding_size"),
+        ({"filters": 0}, r"config\.json: filters = 0: give 1 or more"),
+        ({"filters": "many"}, r"config\.json: '<' not supported"),
     ],
 )
 def test_a_configuration_of_something_else(
@@ -136,3 +155,34 @@ def test_a_configuration_of_something_else(
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(ValueError, match=message):
         TextCNNClassifier(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", ""])
+def test_a_configuration_that_is_no_object(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json holds no JSON object: write"):
+        TextCNNClassifier(str(tmp_path))
+
+
+def words_added(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "words": [*WORDS, "new"]}))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "model.safetensors").unlink(),
+        lambda folder: (folder / "model.safetensors").write_bytes(b"half"),
+        words_added,
+    ],
+)
+def test_weights_that_do_not_belong_to_the_configuration(
+    folder: str, tmp_path: Path, spoil: Callable[[Path], object]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    spoil(copy)
+    message = r"copy.model\.safetensors is missing or doesn't hold the weights .*: write the folder"
+    with pytest.raises(ValueError, match=message):
+        TextCNNClassifier(str(copy))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,62 @@ def test_what_is_held_out_is_not_trained_on(files: tuple) -> None:
     assert sorted(kept) == sorted(expected)  # each once
     assert len(data.sentences["validation"]) == round(0.25 * len(kept))
     assert data.sentences["test"] == [("the lake was awful .", 0), ("the lake was lovely .", 1)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_variants_and_labels_of_a_sentence_fall_on_one_side(tmp_path: Path, seed: int) -> None:
+    """Of each sentence three variants, and both labels."""
+    lines = [line for text in GOOD for line in (text, text.upper(), text.replace(" ", "  "))]
+    train = {label: written(tmp_path / label, lines) for label in ("no", "yes")}
+    test = {label: written(tmp_path / f"test.{label}", ["other"]) for label in train}
+    data = SentenceData(train, test, validation_share=0.5, seed=seed)
+    data.setup("fit")
+    sides = {split: data.sentences[split] for split in ("train", "validation")}
+    for sentences in sides.values():
+        texts = {sentence.text for sentence in sentences}
+        assert len(texts) == 6
+        assert sorted(sentences) == sorted(Sentence(text, k) for text in texts for k in (0, 1))
+    assert {s.text for s in sides["train"]}.isdisjoint(s.text for s in sides["validation"])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_two_sentences_are_enough(tmp_path: Path, share: float) -> None:
+    train = {label: written(tmp_path / label, [f"so {label}"]) for label in ("no", "yes")}
+    test = {label: written(tmp_path / f"test.{label}", ["other"]) for label in train}
+    data = SentenceData(train, test, validation_share=share)
+    data.setup("fit")
+    assert [len(data.sentences[split]) for split in ("train", "validation")] == [1, 1]
+
+
+def test_fewer_than_two_sentences_raise(files: tuple, tmp_path: Path) -> None:
+    _, test, _ = files
+    train = {label: written(tmp_path / label, ["So  bad"]) for label in ("negative", "positive")}
+    data = SentenceData(train, test)
+    with pytest.raises(
+        ValueError, match="positive hold 1 sentences that are not held out: give two or"
+    ):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_a_share_that_is_none(files: tuple, share: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"validation_share = .*: give a share above 0 and below 1"
+    ):
+        SentenceData(*files, validation_share=share)
+
+
+def test_files_in_the_home_folder(
+    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    train, test, exclude = files
+    home = [{k: v.replace(str(tmp_path), "~") for k, v in side.items()} for side in (train, test)]
+    data = SentenceData(*home, ["~/left_out"])
+    data.setup("fit")
+    other = SentenceData(train, test, exclude)
+    other.setup("fit")
+    assert data.sentences == other.sentences
 
 
 def test_the_seed_decides_split_and_order(files: tuple) -> None:
@@ -146,6 +203,50 @@ def test_training_writes_the_best_epochs_folder(
     assert {"val_loss", "val_accuracy"} <= set().union(*rows)
 
 
+def trained(files: tuple, folder: Path, **options: Any) -> TextCNNTrainer:
+    model = TextCNNTrainer(str(folder), min_count=1, embedding_size=4, widths=[1], filters=2)
+    Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        default_root_dir=str(folder.parent),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    ).fit(model, SentenceData(*files))
+    return model
+
+
+def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
+    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    trained(files, folder)
+    written_names = {path.name for path in folder.iterdir()}
+    assert written_names == {"config.json", "model.safetensors", "evaluation.json"}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    trained(files, folder, fast_dev_run=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(TextCNNClassifier, "probabilities", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trained(files, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"model"}
+    model = trained(files, folder).model
+    for name, weight in TextCNNClassifier(str(folder)).model.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
+
+
+def test_a_folder_that_holds_something_else_is_refused(files: tuple, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    written(folder / "thesis.txt", ["years of work"])
+    with pytest.raises(ValueError, match=r"model' holds thesis\.txt, which is no part of a TextC"):
+        trained(files, folder)
+    assert (folder / "thesis.txt").is_file()
+
+
 def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: Path) -> None:
     def first(label: int) -> str:
         file = data_dir / "yelp_shen" / f"sentiment.test.{label}"
@@ -153,7 +254,9 @@ def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: 
 
     test = {n: str(data_dir / "li2018" / f"sentiment.test.{i}") for i, n in enumerate(["-", "+"])}
     data = SentenceData({"-": first(0), "+": first(1)}, test, batch_size=64)
-    model = TextCNNTrainer(str(tmp_path / "model"), embedding_size=32, filters=16)
+    model = TextCNNTrainer(
+        str(tmp_path / "model"), embedding_size=32, filters=16, learning_rate=0.01
+    )
     torch.manual_seed(0)
     Trainer(
         accelerator="cpu",

@@ -305,9 +305,9 @@ def test_directions_and_ranges() -> None:
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("negative", r"labels\[1\] = 'negative' doesn't name each .* 'sentiment=… topic=…'"),
-        ("a topic=world", r"labels\[1\] = 'a topic=world' doesn't name each attribute once"),
-        ("topic=world topic=sports", r"labels\[1\] = .* doesn't name each attribute once"),
+        ("negative", r"labels\[1\] = 'negative' is not of the form 'sentiment=… topic=…'"),
+        ("a topic=world", r"labels\[1\] = 'a topic=world' is not of the form"),
+        ("topic=world topic=sports", r"labels\[1\] = .* none of them twice"),
         ("tone=calm", r"labels\[1\] = 'tone=calm': .* no classifier for 'tone', only for senti"),
         ("topic=war", r"labels\[1\] = 'topic=war': 'war' is no label .* 'topic', .* world, sports"),
         ("topic=", r"labels\[1\] = 'topic=': '' is no label of the classifier for 'topic'"),

@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.samples import Samples
@@ -38,28 +40,53 @@ def published(golden_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(published: list[dict[str, Any]], golden_dir: Path, data_dir: Path) -> dict[str, Scores]:
+def score_published(
+    published: list[dict[str, Any]], golden_dir: Path, data_dir: Path
+) -> Callable[[str], dict[str, Scores]]:
     sentences = {row["text"]: row["sentences"] for row in published}
-    scorer = CTRLEval(
-        str(golden_dir / "pegasus-tiny"),
-        iwf=data_dir / "ctrleval" / "iwf_full.txt",
-        sentence_splitter=sentences.__getitem__,
-    )
     columns = {"texts": "text", "prefixes": "prefix", "labels": "label"}
-    return scorer.score(
-        Samples(**{name: [row[key] for row in published] for name, key in columns.items()})
-    )
+    samples = Samples(**{name: [row[key] for row in published] for name, key in columns.items()})
+
+    @cache
+    def score(dtype: str) -> dict[str, Scores]:
+        return CTRLEval(
+            str(golden_dir / "pegasus-tiny"),
+            iwf=data_dir / "ctrleval" / "iwf_full.txt",
+            sentence_splitter=sentences.__getitem__,
+            dtype=dtype,
+        ).score(samples)
+
+    return score
 
 
 @pytest.mark.parametrize("aspect", ASPECTS)
 def test_equals_the_published_implementation(
-    aspect: str, published: list[dict[str, Any]], found: dict[str, Scores]
+    aspect: str,
+    published: list[dict[str, Any]],
+    score_published: Callable[[str], dict[str, Scores]],
 ) -> None:
     expected = np.array([row[aspect] for row in published])
-    assert found[aspect].dtype == np.float64
-    assert found[aspect].shape == (60,)
-    np.testing.assert_allclose(found[aspect], expected, rtol=0, atol=1e-4)
+    found = score_published("float32")[aspect]
+    assert found.dtype == np.float64
+    assert found.shape == (60,)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
     assert expected.std() > 0.01  # the texts are told apart
+
+
+@pytest.mark.parametrize(
+    ("aspect", "bound"), [("coherence", 0.05), ("consistency", 0.05), ("attribute_relevance", 5e-3)]
+)
+def test_bfloat16_stays_near_it_and_orders_alike(
+    aspect: str,
+    bound: float,
+    published: list[dict[str, Any]],
+    score_published: Callable[[str], dict[str, Scores]],
+) -> None:
+    expected = np.array([row[aspect] for row in published])
+    found = score_published("bfloat16")[aspect]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
+    assert np.abs(found - expected).max() > 1e-4  # it did run in another precision
+    assert spearmanr(found, expected).statistic >= 0.99
 
 
 # What holds of any model; the tiny PEGASUS stands for it.

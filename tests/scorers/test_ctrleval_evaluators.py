@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from string import ascii_letters
@@ -140,6 +141,27 @@ def test_a_subset_leaves_the_other_aspects_as_they_are(scorer: CTRLEval) -> None
     assert (few["attribute_relevance"] != more["attribute_relevance"]).all()
 
 
+@pytest.mark.parametrize("weights", FOLDS)
+def test_an_ablation_needs_no_word_frequencies(scorer: CTRLEval, weights: str) -> None:
+    options = {"iwf": "no/such/table.txt", "aspects": ["coherence", "consistency"]}
+    without = CTRLEval(scorer.model, weights=weights, **options)
+    without.infiller = scorer.infiller
+    assert not np.isnan(list(without.score(FOOD).values())).any()
+    paper = CTRLEval(scorer.model, **options)
+    paper.infiller = scorer.infiller
+    with pytest.raises((OSError, ValueError), match="table"):
+        paper.score(FOOD)
+
+
+def test_an_empty_text_has_no_probabilities_and_is_named(
+    scorer: CTRLEval, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        values = like(scorer, evaluators=1).probabilities(["Good.", " "], "row {}".format)
+    assert np.isnan(values[:, 0]).tolist() == [False, True]
+    assert caplog.messages == ["row 1 is empty: its probabilities are NaN"]
+
+
 def test_weights_that_are_unknown_raise() -> None:
     with pytest.raises(ValueError, match="weights = 'median': give one of beta, mean, max, min"):
         CTRLEval(weights="median")
@@ -153,7 +175,7 @@ def test_more_evaluators_than_the_task_has_raise() -> None:
 # Verbalizers of several tokens.
 
 PHRASES = Task(
-    ["<gen_result> It was <mask_token>"],
+    ["<gen_result> It was <mask_token>."],
     {"negative": ["bad", "not very good"], "positive": ["good", "very good"]},
 )
 
@@ -173,7 +195,7 @@ def share_of_sums(log_probs: dict[str, list[float]]) -> list[float]:
 def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(scorer.model)
     tokenizer = AutoTokenizer.from_pretrained(scorer.model)
-    source = tokenizer(f"{FOOD.texts[0]} It was <mask_1>", return_tensors="pt")
+    source = tokenizer(f"{FOOD.texts[0]} It was <mask_1>.", return_tensors="pt")
 
     @torch.no_grad()
     def likelihood(phrase: str) -> float:
@@ -186,7 +208,14 @@ def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
     np.testing.assert_allclose(found, share_of_sums(expected), atol=1e-6)
 
 
+def mean_share(log_probs: dict[str, list[float]]) -> list[float]:
+    """Each label's share of an evaluator's words, averaged over evaluators."""
+    evaluators = np.exp(np.array(list(log_probs.values()))).T
+    return list(np.mean([row / sum(row) for row in evaluators], axis=0))
+
+
 def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> None:
+    """To the end of the remark, and without β, which here says how usual a word is."""
     folder = tiny_llama(ascii_letters + " .!,:\n")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -194,12 +223,14 @@ def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> 
     @torch.no_grad()
     def likelihood(phrase: str) -> float:
         context = f"{FOOD.texts[0]} It was"
-        ids = torch.tensor([[0, *tokenizer(f"{context} {phrase}").input_ids]])
+        ids = torch.tensor([[0, *tokenizer(f"{context} {phrase}.").input_ids]])
         target = ids[0, 1 + len(context) :]  # a token a character
         return mean_log_prob(model(ids).logits[0, len(context) : -1], target)
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
     found = CTRLEval(folder, PHRASES).probabilities(FOOD.texts[:1])[0]
+    np.testing.assert_allclose(found, mean_share(expected), atol=1e-6)
+    found = CTRLEval(folder, PHRASES, weights="beta").probabilities(FOOD.texts[:1])[0]
     np.testing.assert_allclose(found, share_of_sums(expected), atol=1e-6)
 
 

@@ -82,7 +82,7 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         (
             [PROMPT],
             {"bad": "bad", "good": ["good"]},
-            "verbalizers['bad'] = 'bad': give a list of words",
+            "verbalizers['bad'] = 'bad': give a list of texts",
         ),
         (
             [PROMPT],
@@ -91,6 +91,10 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         ),
         ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is no text"),
         ([PROMPT], {1984: ["a"], "b": ["b"]}, "label 1984 is no text"),
+        ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] = None: give a list of texts"),
+        ([PROMPT], None, "verbalizers = None: give each label a list of words"),
+        (PROMPT, WORDS, f"prompts = '{PROMPT}': give a list of texts"),
+        ([{"Good": "<mask_token>"}], WORDS, "prompts[0] = {'Good': '<mask_token>'} is no text"),
     ],
 )
 def test_what_is_no_task_raises(
@@ -165,6 +169,38 @@ def test_a_file_without_verbalizers_raises(tmp_path: Path, content: str) -> None
     path.write_text(content)
     with pytest.raises(ValueError, match=r"food\.yaml lacks the key 'verbalizers'"):
         Task.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "phrases: [So <mask_token>!, Sentiment: <mask_token>.]",
+            "phrases[1] = {'Sentiment': '<mask_token>.'} is no text: write a word or a phrase, in "
+            "quotes",
+        ),
+        ("phrases:", "food.yaml: phrases = None: give a list of texts"),
+        ("phrases: So <mask_token>!", "phrases = 'So <mask_token>!': give a list of texts"),
+        ("prompts:", "food.yaml: prompts = None: give a list of texts"),
+        ("phrases: [So <mask_token>!]\nverbalizers:", "verbalizers = None: give each label"),
+    ],
+)
+def test_what_yaml_reads_as_something_else_is_named(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    path = tmp_path / "food.yaml"
+    words = "" if "verbalizers" in content else "\nverbalizers: {negative: [bad], positive: [good]}"
+    path.write_text(content + words)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Task.load(path)
+
+
+def test_a_file_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "food.yaml").write_text(
+        f'prompts: ["{PROMPT}"]\nverbalizers: {{negative: [bad], positive: [good]}}'
+    )
+    assert Task.load("~/food.yaml") == Task([PROMPT], WORDS)
 
 
 def test_a_file_without_prompts_raises(tmp_path: Path) -> None:
