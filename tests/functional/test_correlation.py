@@ -139,7 +139,7 @@ def test_large_problems_are_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     x, y = random.normal(size=(2, 50)).round(1)
     clusters = random.integers(0, 12, size=50).tolist()
     whole = sample_correlations(x, y, clusters, resamples=30)
-    monkeypatch.setattr("ctrlreward.functional.correlation._PIECE", 700)
+    monkeypatch.setattr("ctrlreward.functional.bootstrap_correlation._PIECE", 700)
     assert sample_correlations(x, y, clusters, resamples=30) == whole
 
 
