@@ -66,7 +66,7 @@ class CausalLM:
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = batch_tokens
         check_output_layer(self.model)
-        self._start = _start_token(self.tokenizer)
+        self._start = start_token(self.tokenizer)
         self._strangers = _STRANGERS if _reads_trees(self.model) else 0
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
@@ -204,7 +204,7 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     return bool((beside - alone).norm() < torch.finfo(model.dtype).eps ** 0.5 * alone.norm())
 
 
-def _start_token(tokenizer: object) -> list[int]:
+def start_token(tokenizer: object) -> list[int]:
     """The token that begins a document: the separator of the GPT-2 family, which instruction
     models keep beside a chat token in its place; else the model's own; else none."""
     vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.functional.ctrleval import Blank
-from ctrlreward.models.causal import CausalLM, Continuation, TokenScores
+from ctrlreward.models.causal import CausalLM, Continuation, TokenScores, start_token
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.weights import load_config
 
@@ -22,9 +22,6 @@ _MIDDLE_TOKENS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
 )
-
-# Some templates name the day, on which a score must not depend.
-_ONE_DAY = "{% macro strftime_now(form) %}1 Jan 2025{% endmacro %}"
 
 
 class Infiller(Protocol):
@@ -107,25 +104,30 @@ def _infix_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
 
 
 def _answer_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
-    """Turns of a conversation, where the tokenizer has a template of them."""
+    """Turns of a conversation, where the tokenizer has a template of them.
+
+    The turn is a later one: to the first, templates add a system message, the day and the like,
+    on which no score should depend.
+    """
     if not tokenizer.chat_template:
         return None
     slot = "{right}"
+    earlier = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    later = [*earlier, {"role": "user", "content": slot}]
     try:
-        turns = tokenizer.apply_chat_template(
-            [{"role": "user", "content": slot}],
-            tokenize=False,
-            add_generation_prompt=True,
-            chat_template=_ONE_DAY + tokenizer.get_chat_template(),
+        begun = str(tokenizer.apply_chat_template(earlier, tokenize=False))
+        whole = str(
+            tokenizer.apply_chat_template(later, tokenize=False, add_generation_prompt=True)
         )
     except (TemplateError, ValueError) as error:
-        turns = f"({error})"
-    before, found, behind = str(turns).partition(slot)
-    if not found or slot in behind:
+        begun, whole = "", f"({error})"
+    start = "".join(tokenizer.convert_ids_to_tokens(start_token(tokenizer)))
+    turn = whole.removeprefix(begun).removeprefix(start)  # every text has it anyway
+    before, found, behind = turn.partition(slot)
+    if not found or slot in behind or not begun or not whole.startswith(begun):
         log.warning(
-            "the chat template of %s makes no single turn of a user's text: %s",
-            *(tokenizer.name_or_path, turns),
+            "the chat template of %s has no turn of its own for a user's text: %s",
+            *(tokenizer.name_or_path, whole),
         )
         return None
-    before = before.removeprefix(tokenizer.bos_token or "")  # with which every text begins
     return lambda left, right: f"{before}{right}{behind}{left}"

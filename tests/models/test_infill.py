@@ -17,6 +17,7 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.models.causal import CausalLM, Continuation, TokenScores
 from ctrlreward.models.infill import CausalInfiller, load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.models.weights import load_tokenizer
 
 
 class Recorder:
@@ -143,34 +144,46 @@ def test_a_conversational_model_remarks_on_the_users_text(
     ]
 
 
-USER = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+ANSWER = "{% if add_generation_prompt %}[assistant]{% endif %}"
 
 
 @pytest.mark.parametrize(
     ("template", "context"),
     [
-        (USER, "[user]Soup.[assistant]It was"),
-        ("{{ bos_token }}" + USER, "[user]Soup.[assistant]It was"),  # each text has it anyway
-        ("[{{ strftime_now('%d') }}]" + USER, "[1 Jan 2025][user]Soup.[assistant]It was"),
+        (TURNS + ANSWER, "[user]Soup.[assistant]It was"),
+        # Nothing of what stands before the first turn.
+        ("[system]On {{ strftime_now('%d') }}." + TURNS + ANSWER, "[user]Soup.[assistant]It was"),
+        # The token that begins each text anyway is not there twice.
+        (
+            "{% for m in messages %}{% if m.role == 'user' %}{{ eos_token }}[{{ m.content }}]"
+            "{% else %}{{ m.content }}{% endif %}{% endfor %}",
+            "[Soup.]It was",
+        ),
     ],
 )
 def test_templates_that_can_be_used(
     tiny_causal: Callable[..., str], template: str, context: str
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
-    tokenizer.bos_token = tokenizer.eos_token
     tokenizer.chat_template = template
     blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
     assert asked(Recorder(tokenizer), blanks) == [(context, " good.")]
 
 
+def test_the_turn_of_the_default_model() -> None:
+    blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
+    turn = "<|im_start|>user\nSoup.<|im_end|>\n<|im_start|>assistant\nIt was"
+    assert asked(Recorder(load_tokenizer("smollm2-135m")), blanks) == [(turn, " good.")]
+
+
 @pytest.mark.parametrize(
     "template",
     [
-        "{{ messages[0].content[0].text }}",
-        "{{ messages[0].content }}{{ messages[0].content }}",
+        "{{ messages[-1].content[0].text }}",
+        TURNS + "{{ messages[-1].content }}",
         "{{ raise_exception('begin with a system turn') }}",
-        {"tool_use": USER},
+        {"tool_use": TURNS},
     ],
 )
 def test_templates_that_cannot_be_used_are_named_and_left_aside(
@@ -180,7 +193,7 @@ def test_templates_that_cannot_be_used_are_named_and_left_aside(
     tokenizer.chat_template = template
     blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
     assert asked(Recorder(tokenizer), blanks) == [("Soup.\n\nIt was", " good.")]
-    assert f"chat template of {tokenizer.name_or_path} makes no single turn" in caplog.text
+    assert f"chat template of {tokenizer.name_or_path} has no turn of its own" in caplog.text
 
 
 def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> None:
