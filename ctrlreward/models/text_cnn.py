@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from ctrlreward.files import write_whole
+from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.texts import Ids, pad_rows, run_distinct
-from ctrlreward.models.weights import pick_dtype
 from ctrlreward.models.words import split_words
 
 # What tells such a folder from one that transformers wrote, under "model_type" in config.json.

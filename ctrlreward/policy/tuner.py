@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from ctrlreward.functional import policy as formulas
+from ctrlreward.models.dtypes import pick_dtype
 from ctrlreward.models.head import keep_contiguous
-from ctrlreward.models.weights import load_tokenizer, pick_dtype, resolve
+from ctrlreward.models.weights import load_tokenizer, resolve
 from ctrlreward.policy.rollouts import Rollout, log_probs, sample
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples

@@ -26,7 +26,7 @@ from transformers import (
 
 from ctrlreward.models import weights, wheels
 from ctrlreward.models.cache import build_once, cache_folder
-from ctrlreward.models.weights import load_frozen, load_tokenizer, pick_dtype, resolve
+from ctrlreward.models.weights import load_frozen, load_tokenizer, resolve
 from ctrlreward.models.wheels import Wheel
 
 ROOT = Path(__file__).parents[2]
@@ -364,42 +364,6 @@ def test_a_hub_that_cannot_be_reached(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match=r"model = 'no/such' could not.*local folder.*smollm2-135m"):
         load("no/such")
-
-
-def test_dtype_on_the_cpu() -> None:
-    assert pick_dtype(None, "cpu") == torch.float32
-    assert pick_dtype("bfloat16", "cpu") == torch.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("dtype", "capability", "expected"),
-    [
-        (None, (9, 0), torch.bfloat16),
-        (None, (8, 0), torch.bfloat16),
-        (None, (7, 5), torch.float16),
-        ("float32", (7, 5), torch.float32),
-    ],
-)
-def test_dtype_on_cuda(
-    dtype: str | None,
-    capability: tuple[int, int],
-    expected: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert pick_dtype(dtype, "cuda:1") == expected
-
-
-def test_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"device = 'cuda:1' and torch .* finds no CUDA device"):
-        pick_dtype(None, "cuda:1")
-
-
-def test_an_unknown_dtype() -> None:
-    with pytest.raises(ValueError, match="dtype = 'fp8': give one of float16, bfloat16, float32"):
-        pick_dtype("fp8", "cpu")
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(data_dir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ctrlreward.models import dtypes
+from ctrlreward.models.dtypes import pick_dtype
+
+
+def test_dtype_on_the_cpu() -> None:
+    assert pick_dtype(None, "cpu") == torch.float32
+    assert pick_dtype("bfloat16", "cpu") == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "expected"),
+    [
+        (None, (9, 0), torch.bfloat16),
+        (None, (8, 0), torch.bfloat16),
+        (None, (7, 5), torch.float16),
+        ("float32", (7, 5), torch.float32),
+        ("fastest", (9, 0), torch.bfloat16),
+        ("fastest", (7, 5), torch.float16),
+    ],
+)
+def test_dtype_on_cuda(
+    dtype: str | None,
+    capability: tuple[int, int],
+    expected: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert pick_dtype(dtype, "cuda:1") == expected
+
+
+def test_no_cuda_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"device = 'cuda:1' and torch .* finds no CUDA device"):
+        pick_dtype(None, "cuda:1")
+
+
+def test_an_unknown_dtype() -> None:
+    with pytest.raises(ValueError, match="dtype = 'fp8': give one of float16, bfloat16, float32"):
+        pick_dtype("fp8", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("slower", "expected"), [("float32", torch.bfloat16), ("bfloat16", torch.float32)]
+)
+def test_the_fastest_on_the_cpu(
+    slower: str, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dtypes, "_seconds", lambda dtype: float(slower in str(dtype).split(".")))
+    assert pick_dtype("fastest", "cpu") == expected
+
+
+def test_what_is_fastest_is_measured_once() -> None:
+    assert pick_dtype("fastest", "cpu") is pick_dtype("fastest", "cpu")
+    assert 0 < dtypes._seconds(torch.float32) < 1
+    assert dtypes._seconds.cache_info().hits > 0
