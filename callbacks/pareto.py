@@ -115,6 +115,7 @@ class ParetoCheckpoint(RewardCheckpoint):
         self.pruned = {step: tuple(values) for step, values in state_dict["pruned"].items()}
         if os.path.dirname(state_dict["last_model_path"]) == str(self.dirpath):
             self.last_model_path = state_dict["last_model_path"]
+        self._name_best()
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Checks the directions against the scores', and that the folder is a local one."""
@@ -137,9 +138,8 @@ class ParetoCheckpoint(RewardCheckpoint):
             del self.kept[step]
         self._name_best()
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the front."""
-        super().on_train_end(trainer, pl_module)
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws the front, also of a run that had nothing left to train."""
         if self.kept:
             on_rank_zero(trainer, self._draw)
 

@@ -114,8 +114,8 @@ def test_a_direction_may_be_down(fit, counter, curve, held_out, drawn, tmp_path)
 
 def test_nan_and_infinity_are_not_kept_and_said(fit, counter, watch, drawn, tmp_path) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
-    with pytest.warns(UserWarning) as caught:
-        scorer = watch([0.0, 0.5, math.nan, 0.5, 0.25], [0.0, 0.25, math.nan, math.inf, 0.5])
+    scorer = watch([0.0, 0.5, math.nan, 0.5, 0.25], [0.0, 0.25, math.nan, math.inf, 0.5])
+    with pytest.warns(UserWarning, match="is not kept") as caught:
         fit(counter(), [keeper, scorer], max_steps=4)
     said = [str(w.message) for w in caught if "is not kept" in str(w.message)]
     assert said == [
@@ -147,7 +147,7 @@ def test_a_file_that_is_gone_is_named_and_left_out(fit, counter, watch, drawn, t
     assert list(run(2, None).kept) == [1, 2]
     gone = tmp_path / "front" / "step=000001-a=0.250-b=0.500.ckpt"
     gone.unlink()
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="is gone:") as caught:
         keeper = run(4, "last")
     (said,) = [str(w.message) for w in caught if "is gone:" in str(w.message)]
     assert said == f"{gone} is gone: it counts no more for the front"
@@ -164,6 +164,7 @@ def test_the_state_is_plain_and_goes_on(fit, counter, watch, drawn, tmp_path) ->
     restored.load_state_dict(state)
     assert (restored.kept, restored.pruned) == (keeper.kept, keeper.pruned)
     assert restored.state_dict() == state
+    assert restored.best_model_path == keeper.best_model_path != ""
 
 
 def test_a_checkpoint_of_the_front_is_removed_though_the_run_went_on_from_it(
@@ -249,9 +250,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", start[16:24])
 
 
-def test_the_front_is_drawn_when_training_ends(
-    fit, counter, watch, tmp_path, monkeypatch
-) -> None:
+def test_the_front_is_drawn_when_training_ends(fit, counter, watch, tmp_path, monkeypatch) -> None:
     from matplotlib.axes import Axes
 
     lines: list[tuple[list[float], list[float]]] = []
