@@ -88,8 +88,8 @@ class RewardEarlyStopping(EarlyStopping):
         mode: "max" where higher is better, "min" where lower is.
         patience: Scores in a row without improvement that end training.
         min_delta: An improvement is larger than this.
-        min_steps: Never stops while `trainer.global_step` is smaller; scores are compared and
-            counted meanwhile.
+        min_steps: Never stops while `trainer.global_step` is smaller; all scores, those beyond a
+            threshold too, are compared and counted meanwhile, NaN as no improvement.
         stopping_threshold: A score better than this ends training.
         divergence_threshold: A score worse than this ends training.
         check_finite: Stop at NaN (nothing could be scored) or infinity.
