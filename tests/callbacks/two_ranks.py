@@ -1,4 +1,4 @@
-"""Three runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
+"""Four runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import pytorch_lightning as pl
 import torch
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
+from ctrlreward.callbacks import (
+    GenerationScorer,
+    ParetoCheckpoint,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
 assert spec is not None
@@ -34,20 +39,35 @@ class Tuned(shared.Counter):
         (Path(folder) / f"rank{self.global_rank}").touch()
 
 
+class Uneven(Tuned):
+    """Logs a metric that falls on rank 0 and rises on rank 1."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        sign = 1.0 if self.global_rank == 1 else -1.0
+        self.log("uneven", sign * self.weight.item(), sync_dist=False)
+
+
 class Broken(shared.Curve):
     def score(self, samples: Samples) -> dict[str, object]:
         raise ValueError("no scores")
 
 
-def run(name: str, module: Tuned, scorer: shared.Curve) -> dict[str, object]:
+def run(
+    name: str,
+    module: Tuned,
+    scorer: shared.Curve,
+    second: tuple[str, str] = ("score/fail_rate", "min"),
+) -> dict[str, object]:
     folder = Path(sys.argv[1]) / name
     prompts = Samples(texts=[f"p{i}" for i in range(5)])
     watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
+    directions = {"score/v": "max", second[0]: second[1]}
+    front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
     trainer = pl.Trainer(
         accelerator="cpu",
-        callbacks=[stopper, watch, keeper],
+        callbacks=[stopper, watch, keeper, front],
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         devices=2,
@@ -70,6 +90,7 @@ def run(name: str, module: Tuned, scorer: shared.Curve) -> dict[str, object]:
         "scored": [list(samples.texts) for samples in scorer.scored],
         "stopped_step": stopper.stopped_step,
         "best": Path(keeper.best_model_path).name,
+        "front": front.state_dict(),
     }
 
 
@@ -79,6 +100,9 @@ if __name__ == "__main__":
     failing.fails_on_rank = 1
     seen = {
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
+        "uneven": run(
+            "uneven", Uneven(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25]), ("uneven", "max")
+        ),
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
     }
