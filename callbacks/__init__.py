@@ -6,6 +6,7 @@ if __name__ == "callbacks":
 
 from ctrlreward.callbacks.checkpoint import AdapterExporter, RewardCheckpoint
 from ctrlreward.callbacks.generation import GenerationScorer, TextGenerator, generate
+from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.report import BeforeAfter
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
@@ -15,6 +16,7 @@ __all__ = [
     "BeforeAfter",
     "GenerationScorer",
     "HistoryLogger",
+    "ProxyGuard",
     "RewardCheckpoint",
     "RewardEarlyStopping",
     "TextGenerator",

@@ -1,4 +1,4 @@
-"""Three runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
+"""Four runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
+from ctrlreward.callbacks import GenerationScorer, ProxyGuard, RewardCheckpoint, RewardEarlyStopping
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
 assert spec is not None
@@ -37,6 +37,34 @@ class Tuned(shared.Counter):
 class Broken(shared.Curve):
     def score(self, samples: Samples) -> dict[str, object]:
         raise ValueError("no scores")
+
+
+class Gamed(Tuned):
+    """The proxy rises on both ranks, the held-out metric falls on rank 1 alone."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("proxy", float(self.global_step))
+        self.log("held_out", float(self.global_step * (1 - 2 * self.global_rank)))
+
+
+def run_guarded() -> dict[str, object]:
+    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[guard],
+        check_val_every_n_epoch=None,
+        devices=2,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_steps=8,
+        num_sanity_val_steps=0,
+        strategy="ddp",
+        val_check_interval=1,
+    )
+    trainer.fit(Gamed())
+    return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
 
 
 def run(name: str, module: Tuned, scorer: shared.Curve) -> dict[str, object]:
@@ -78,6 +106,7 @@ if __name__ == "__main__":
     failing = Tuned()
     failing.fails_on_rank = 1
     seen = {
+        "guarded": run_guarded(),
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
