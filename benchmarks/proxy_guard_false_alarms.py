@@ -2,8 +2,8 @@
 
     python benchmarks/proxy_guard_false_alarms.py [--runs 1000] [--validations 20] [--window 12]
 
-A run alarms if any of its validations does. The level "stated" is the guard's default; the last
-column has the usual Mann-Kendall test (values in random order) with the same level and window.
+A run alarms if any of its validations does. The last column has the usual Mann-Kendall test (values
+in random order) with the same level and window. docs/training.md has the table.
 """
 
 from __future__ import annotations
