@@ -6,6 +6,7 @@ if __name__ == "callbacks":
 
 from ctrlreward.callbacks.checkpoint import AdapterExporter, RewardCheckpoint
 from ctrlreward.callbacks.generation import GenerationScorer, TextGenerator, generate
+from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.pareto import ParetoCheckpoint
 from ctrlreward.callbacks.report import BeforeAfter
@@ -17,6 +18,7 @@ __all__ = [
     "GenerationScorer",
     "HistoryLogger",
     "ParetoCheckpoint",
+    "ProxyGuard",
     "RewardCheckpoint",
     "RewardEarlyStopping",
     "TextGenerator",

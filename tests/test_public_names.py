@@ -27,6 +27,7 @@ def test_public_names_are_where_the_docs_say() -> None:
         "RewardEarlyStopping",
         "RewardCheckpoint",
         "ParetoCheckpoint",
+        "ProxyGuard",
     } <= set(callbacks.__all__)
     assert "PolicyTuner" in policy.__all__
     for module in (ctrlreward, callbacks, functional, policy, scorers):

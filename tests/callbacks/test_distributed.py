@@ -81,3 +81,7 @@ def test_a_generator_that_fails_on_one_rank_ends_all_ranks(seen) -> None:
     assert seen[0]["generator"]["error"] == (
         "RuntimeError: rank 1 failed with RuntimeError: no words"
     )
+
+
+def test_an_alarm_on_one_rank_stops_all(seen) -> None:
+    assert [rank["guarded"] for rank in seen] == [{"alarm_step": 4, "steps": 4}] * 2

@@ -16,6 +16,7 @@ from ctrlreward import Samples
 from ctrlreward.callbacks import (
     GenerationScorer,
     ParetoCheckpoint,
+    ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
 )
@@ -50,6 +51,34 @@ class Uneven(Tuned):
 class Broken(shared.Curve):
     def score(self, samples: Samples) -> dict[str, object]:
         raise ValueError("no scores")
+
+
+class Gamed(Tuned):
+    """The proxy rises on both ranks, the held-out metric falls on rank 1 alone."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("proxy", float(self.global_step))
+        self.log("held_out", float(self.global_step * (1 - 2 * self.global_rank)))
+
+
+def run_guarded() -> dict[str, object]:
+    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[guard],
+        check_val_every_n_epoch=None,
+        devices=2,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_steps=8,
+        num_sanity_val_steps=0,
+        strategy="ddp",
+        val_check_interval=1,
+    )
+    trainer.fit(Gamed())
+    return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
 
 
 def run(
@@ -99,6 +128,7 @@ if __name__ == "__main__":
     failing = Tuned()
     failing.fails_on_rank = 1
     seen = {
+        "guarded": run_guarded(),
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
         "uneven": run(
             "uneven", Uneven(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25]), ("uneven", "max")
