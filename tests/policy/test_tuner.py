@@ -368,3 +368,45 @@ def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) 
     tuned = greedy(peft.PeftModel.from_pretrained(base, tmp_path))
     assert tuned == greedy(module.policy)
     assert tuned != untuned
+
+
+# Several updates a rollout
+
+
+def test_makes_as_many_updates_as_asked(tuner, fit) -> None:
+    module = tuner(epochs=2, minibatches=3, microbatch_size=3, gradient_clip=1.0)
+    logged = with_log(module)
+    trainer = fit(module, 6)
+    assert trainer.global_step == 6  # of one rollout
+    assert len(module.last_rollout[0]) == 12
+    assert logged["policy/ratio"] != 1  # later updates see an older policy's tokens
+    assert logged["policy/update_kl"] > 0
+
+
+@pytest.mark.parametrize("microbatch_size", [5, 12])
+def test_microbatches_change_no_update(tuner, fit, microbatch_size: int) -> None:
+    """Lightning's own update and one put together from parts end at the same weights."""
+    ends = []
+    for size in (None, microbatch_size):
+        module = tuner(algorithm="dapo", microbatch_size=size, learning_rate=0.03)
+        pl.seed_everything(1, verbose=False)
+        fit(module, 1)
+        ends.append({n: p.detach() for n, p in module.named_parameters() if p.requires_grad})
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
+
+
+def test_completions_that_were_cut_off_can_be_left_out(tuner) -> None:
+    module = tuner(mask_truncated=True)
+    module.configure_model()
+    rollout = module._sample(["ab"] * 12)
+    experience = module._experience(rollout, torch.zeros(12))
+    assert 0 < rollout.ended.sum() < 12
+    for row, whole, ended in zip(experience.mask, rollout.mask, rollout.ended, strict=True):
+        assert row.tolist() == (whole.tolist() if ended else [0.0] * len(row))
+
+
+@pytest.mark.parametrize("count", ["epochs", "minibatches"])
+def test_several_updates_need_a_ratio(tuner, count: str) -> None:
+    with pytest.raises(ValueError, match="2 updates per rollout need a ratio to the policy"):
+        tuner(algorithm="rloo", **{count: 2})
+    tuner(algorithm="rloo", ratio="token", **{count: 2})
