@@ -6,7 +6,9 @@ if __name__ == "callbacks":
 
 from ctrlreward.callbacks.checkpoint import AdapterExporter, RewardCheckpoint
 from ctrlreward.callbacks.generation import GenerationScorer, TextGenerator, generate
+from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
+from ctrlreward.callbacks.pareto import ParetoCheckpoint
 from ctrlreward.callbacks.report import BeforeAfter
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 
@@ -15,6 +17,8 @@ __all__ = [
     "BeforeAfter",
     "GenerationScorer",
     "HistoryLogger",
+    "ParetoCheckpoint",
+    "ProxyGuard",
     "RewardCheckpoint",
     "RewardEarlyStopping",
     "TextGenerator",

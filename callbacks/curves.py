@@ -1,15 +1,16 @@
-"""The picture of a run: held-out scores, reward and drift from the reference, over steps."""
+"""The pictures of a run: its scores, reward and drift over steps, and its Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from ctrlreward.callbacks.history import curve
 
 _GRID, _TEXT = "#e4e4e7", "#3f3f46"
-_FIRST, _SECOND = "#2563eb", "#d97706"
+_FIRST, _SECOND, _FAINT = "#2563eb", "#d97706", "#a1a1aa"
 
 
 def draw_curves(history: list[dict[str, Any]], report: Mapping[str, Any], path: Path) -> None:
@@ -26,14 +27,10 @@ def draw_curves(history: list[dict[str, Any]], report: Mapping[str, Any], path: 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("curves need matplotlib: pip install 'ctrlreward[demo]'") from error
-
     names = [name for name in report["before"] if name not in ("generations", "fail_rate")]
-    figure = Figure(figsize=(4.2 * 3, 3.2 * ((len(names) + 4) // 3)), layout="constrained")
-    panels = iter(figure.subplots((len(names) + 4) // 3, 3).flat)
+    rows = (len(names) + 4) // 3
+    figure = _figure(4.2 * 3, 3.2 * rows)
+    panels = iter(figure.subplots(rows, 3).flat)
     for name in names:
         panel = next(panels)
         steps, values = curve(history, f"score/{name}")
@@ -59,6 +56,69 @@ def draw_curves(history: list[dict[str, Any]], report: Mapping[str, Any], path: 
     figure.savefig(path, dpi=130)
 
 
+def draw_front(
+    names: Sequence[str],
+    kept: Mapping[int, Sequence[float]],
+    pruned: Mapping[int, Sequence[float]],
+    path: Path,
+) -> None:
+    """Draws kept and pruned checkpoints as a PNG, one panel per pair of metrics.
+
+    Two metrics make a front that is a line; of more, each panel shows a projection, without one.
+
+    Args:
+        names: Of the k metrics, for the axes; k is at least 2.
+        kept: Step of each checkpoint on the front → its k values.
+        pruned: The same of those that were dominated.
+        path: Of the PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    pairs = list(combinations(range(len(names)), 2))
+    figure = _figure(4.2 * len(pairs), 3.6)
+    panels = figure.subplots(1, len(pairs), squeeze=False).flat
+    for panel, (x, y) in zip(panels, pairs, strict=True):
+        panel.scatter(
+            [values[x] for values in pruned.values()],
+            [values[y] for values in pruned.values()],
+            color=_FAINT,
+            s=18,
+            label="pruned",
+        )
+        front = sorted((values[x], values[y]) for values in kept.values())
+        panel.plot(
+            [point[0] for point in front],
+            [point[1] for point in front],
+            color=_FIRST,
+            linestyle="-" if len(names) == 2 else "",
+            marker="o",
+            markersize=4.5,
+            label="kept",
+        )
+        for step, values in kept.items():
+            panel.annotate(
+                str(step),
+                (values[x], values[y]),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=7,
+                color=_TEXT,
+            )
+        _finish(panel, "checkpoints by step", x_label=names[x])
+        panel.set_ylabel(names[y], fontsize=8, color=_TEXT)
+    figure.savefig(path, dpi=130)
+
+
+def _figure(width: float, height: float) -> Any:
+    """An empty figure of that many inches; it needs no display."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install 'ctrlreward[demo]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def _mark_ends(panel: Any, report: Mapping[str, Any], name: str) -> None:
     """The reported values, on prompts of their own, as horizontal lines."""
     for phase, style in (("before", ":"), ("after", "--")):
@@ -76,9 +136,9 @@ def _smoothed(values: list[float], weight: float = 0.8) -> list[float]:
     return smoothed
 
 
-def _finish(panel: Any, title: str, legend: bool = True) -> None:
+def _finish(panel: Any, title: str, legend: bool = True, x_label: str = "step") -> None:
     panel.set_title(title, fontsize=10, color=_TEXT, loc="left")
-    panel.set_xlabel("step", fontsize=8, color=_TEXT)
+    panel.set_xlabel(x_label, fontsize=8, color=_TEXT)
     panel.tick_params(labelsize=8, colors=_TEXT)
     panel.grid(color=_GRID, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
@@ -80,15 +81,15 @@ class RewardEarlyStopping(EarlyStopping):
     Lightning's own class would take the old value for a lack of improvement. It does not matter
     how often validation runs, nor whether the training data has an end. A run that is resumed
     decides as it would have without the break; one that had already stopped ends at once, unless
-    it now has more patience.
+    it now has more patience or another threshold, by which it would not have stopped.
 
     Args:
         monitor: The key, as logged.
         mode: "max" where higher is better, "min" where lower is.
         patience: Scores in a row without improvement that end training.
         min_delta: An improvement is larger than this.
-        min_steps: Never stops while `trainer.global_step` is smaller; scores are compared and
-            counted meanwhile.
+        min_steps: Never stops while `trainer.global_step` is smaller; all scores, those beyond a
+            threshold too, are compared and counted meanwhile, NaN as no improvement.
         stopping_threshold: A score better than this ends training.
         divergence_threshold: A score worse than this ends training.
         check_finite: Stop at NaN (nothing could be scored) or infinity.
@@ -131,6 +132,7 @@ class RewardEarlyStopping(EarlyStopping):
         )
         self.min_steps = min_steps
         self.stopped_step = -1
+        self.last_score = math.nan
 
     @property
     def stopped_by(self) -> str | None:
@@ -144,22 +146,29 @@ class RewardEarlyStopping(EarlyStopping):
         check_mode(trainer, self.monitor, self.mode)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends at once a resumed run whose patience is exhausted; else this is a run of its own."""
-        had_stopped = self.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED
-        exhausted = self.wait_count >= self.patience and trainer.global_step >= self.min_steps
-        if trainer.ckpt_path is not None and had_stopped and exhausted:
-            trainer.should_stop = True
-            return
+        """Ends at once a resumed run that had stopped, if it still would; else it starts anew."""
+        if trainer.ckpt_path is not None and self.stopped_by is not None:
+            # The last score is judged again, by the arguments that this run has.
+            counted = self.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED
+            decision = self._judge(trainer, self.last_score, self.wait_count - counted)
+            if decision.reason is not EarlyStoppingReason.NOT_STOPPED:
+                trainer.should_stop = True
+                return
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message = None
         self.stopped_step = -1
 
     def state_dict(self) -> dict[str, Any]:
-        """Lightning's, and the step of the stop."""
-        return {**super().state_dict(), "stopped_step": self.stopped_step}
+        """Lightning's, the last score, and the step of the stop."""
+        return {
+            **super().state_dict(),
+            "last_score": self.last_score,
+            "stopped_step": self.stopped_step,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the best score and the count of a checkpoint, and keeps its own patience."""
+        self.last_score = state_dict["last_score"]
         self.stopped_step = state_dict["stopped_step"]
         super().load_state_dict({**state_dict, "patience": self.patience})
 
@@ -170,23 +179,29 @@ class RewardEarlyStopping(EarlyStopping):
     def _run_early_stopping_check(self, trainer: pl.Trainer) -> None:
         if not self._validate_condition_metric(trainer.callback_metrics):
             return
+        self.last_score = trainer.callback_metrics[self.monitor].item()
+        decision = self._judge(trainer, self.last_score, self.wait_count)
+        stop = decision.reason is not EarlyStoppingReason.NOT_STOPPED
+        if trainer.strategy.reduce_boolean_decision(stop, all=False):
+            self._stop(trainer, decision)
+
+    def _judge(self, trainer: pl.Trainer, score: float, wait_count: int) -> Decision:
+        """Decides, and keeps the best score and the count; before `min_steps` nothing stops."""
+        early = trainer.global_step < self.min_steps
         decision = decide(
-            trainer.callback_metrics[self.monitor].item(),
+            score,
             self.best_score.item(),
-            self.wait_count,
+            wait_count,
             mode=self.mode,
-            patience=self.patience,
+            patience=sys.maxsize if early else self.patience,
             min_delta=abs(self.min_delta),  # Lightning keeps it negative for "min"
-            check_finite=self.check_finite,
-            stopping_threshold=self.stopping_threshold,
-            divergence_threshold=self.divergence_threshold,
+            check_finite=self.check_finite and not early,
+            stopping_threshold=None if early else self.stopping_threshold,
+            divergence_threshold=None if early else self.divergence_threshold,
         )
         self.best_score = torch.tensor(decision.best)
         self.wait_count = decision.wait_count
-        wanted = decision.reason is not EarlyStoppingReason.NOT_STOPPED
-        stop = wanted and trainer.global_step >= self.min_steps
-        if trainer.strategy.reduce_boolean_decision(stop, all=False):
-            self._stop(trainer, decision)
+        return decision
 
     def _stop(self, trainer: pl.Trainer, decision: Decision) -> None:
         trainer.should_stop = True

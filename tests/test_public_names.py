@@ -22,7 +22,13 @@ def test_public_names_are_where_the_docs_say() -> None:
         "TransferQuality",
         "Distinct",
     } <= set(scorers.__all__)
-    assert {"GenerationScorer", "RewardEarlyStopping", "RewardCheckpoint"} <= set(callbacks.__all__)
+    assert {
+        "GenerationScorer",
+        "RewardEarlyStopping",
+        "RewardCheckpoint",
+        "ParetoCheckpoint",
+        "ProxyGuard",
+    } <= set(callbacks.__all__)
     assert "PolicyTuner" in policy.__all__
     for module in (ctrlreward, callbacks, functional, policy, scorers):
         assert all(hasattr(module, name) for name in module.__all__)

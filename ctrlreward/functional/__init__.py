@@ -10,6 +10,7 @@ from ctrlreward.functional.agreement import (
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
 from ctrlreward.functional.frequency import inverse_frequency
 from ctrlreward.functional.idf import inverse_document_frequency
+from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
 from ctrlreward.functional.reproducibility import compare_tables
 from ctrlreward.functional.sentences import split_sentences
@@ -30,6 +31,7 @@ __all__ = [
     "inverse_document_frequency",
     "inverse_frequency",
     "krippendorff_alpha",
+    "non_dominated",
     "paired_bootstrap",
     "pairwise_agreement",
     "pairwise_preferences",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ctrlreward.functional.policy import completion_mask
+from ctrlreward.functional.policy import completion_mask, ended
 from ctrlreward.models.head import hidden_states, token_log_probs
 
 if TYPE_CHECKING:
@@ -26,12 +26,24 @@ class Rollout:
         attention: 1 where `ids` is no padding, shape (n, length).
         mask: 1 on the completions' tokens up to and with the end token, shape (n, new), float;
             the completions are the last `new` columns of `ids`.
+        ended: Which completions have an end token, bool, shape (n,); the others were cut off.
     """
 
     completions: list[str]
     ids: Tensor
     attention: Tensor
     mask: Tensor
+    ended: Tensor
+
+    def __getitem__(self, rows: Tensor) -> Rollout:
+        """Some of the completions, by their places."""
+        return Rollout(
+            [self.completions[row] for row in rows.tolist()],
+            self.ids[rows],
+            self.attention[rows],
+            self.mask[rows],
+            self.ended[rows],
+        )
 
 
 def sample(
@@ -52,8 +64,9 @@ def sample(
         tokenizer: The model's.
         prompts: What completions follow, n of them.
         max_new_tokens: Longest completion.
-        temperature: Of sampling.
+        temperature: Of sampling; 0 takes the likeliest token each time.
     """
+    drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     batch = tokenizer(list(prompts), add_special_tokens=False, padding=True, padding_side="left")
     prompt = torch.tensor(batch.input_ids, device=model.device)
     attention = torch.tensor(batch.attention_mask, device=model.device)
@@ -61,19 +74,18 @@ def sample(
         ids = model.generate(
             input_ids=prompt,
             attention_mask=attention,
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            top_p=1.0,
+            **(drawing if temperature > 0 else {"do_sample": False}),
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.pad_token_id,
         )
     new = ids[:, prompt.shape[1] :]
-    mask = completion_mask(new, _end_tokens(model).to(new.device))
+    end = _end_tokens(model).to(new.device)
+    mask = completion_mask(new, end)
     completions = tokenizer.batch_decode(
         [row[kept.bool()] for row, kept in zip(new, mask, strict=True)], skip_special_tokens=True
     )
-    return Rollout(completions, ids, torch.cat([attention, mask.long()], dim=1), mask)
+    attention = torch.cat([attention, mask.long()], dim=1)
+    return Rollout(completions, ids, attention, mask, ended(new, end))
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:

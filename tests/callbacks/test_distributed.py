@@ -57,6 +57,20 @@ def test_rank_zero_writes_samples_and_adapters(folder: Path, seen) -> None:
         assert [path.name for path in exported.iterdir()] == ["rank0"]
 
 
+def test_all_ranks_keep_the_same_front(folder: Path, seen) -> None:
+    """Also of a metric that each rank logs for itself: rank 0 decides."""
+    for rank in seen:
+        assert rank["good"]["front"]["kept"] == {"2": [0.5, 0.0]}
+        assert rank["uneven"]["front"]["kept"] == {"1": [0.25, -1.0], "2": [0.5, -2.0]}
+        assert rank["uneven"]["front"]["pruned"] == {"3": [0.25, -3.0], "4": [0.25, -4.0]}
+    names = ("step=000001-v=0.250-uneven=-1.000", "step=000002-v=0.500-uneven=-2.000")
+    expected = [f"{name}{end}" for name in names for end in (".ckpt", "-adapter")]
+    front = folder / "uneven" / "front"
+    assert sorted(path.name for path in front.iterdir()) == sorted([*expected, "front.png"])
+    for name in names:
+        assert [path.name for path in (front / f"{name}-adapter").iterdir()] == ["rank0"]
+
+
 def test_a_scorer_that_fails_ends_all_ranks(seen) -> None:
     assert seen[0]["scorer"]["error"] == "ValueError: no scores"
     assert seen[1]["scorer"]["error"] == ("RuntimeError: rank 0 failed with ValueError: no scores")
@@ -67,3 +81,7 @@ def test_a_generator_that_fails_on_one_rank_ends_all_ranks(seen) -> None:
     assert seen[0]["generator"]["error"] == (
         "RuntimeError: rank 1 failed with RuntimeError: no words"
     )
+
+
+def test_an_alarm_on_one_rank_stops_all(seen) -> None:
+    assert [rank["guarded"] for rank in seen] == [{"alarm_step": 4, "steps": 4}] * 2

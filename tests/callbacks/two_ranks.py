@@ -1,4 +1,4 @@
-"""Three runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
+"""Four runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ import pytorch_lightning as pl
 import torch
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
+from ctrlreward.callbacks import (
+    GenerationScorer,
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
 assert spec is not None
@@ -34,20 +40,63 @@ class Tuned(shared.Counter):
         (Path(folder) / f"rank{self.global_rank}").touch()
 
 
+class Uneven(Tuned):
+    """Logs a metric that falls on rank 0 and rises on rank 1."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        sign = 1.0 if self.global_rank == 1 else -1.0
+        self.log("uneven", sign * self.weight.item(), sync_dist=False)
+
+
 class Broken(shared.Curve):
     def score(self, samples: Samples) -> dict[str, object]:
         raise ValueError("no scores")
 
 
-def run(name: str, module: Tuned, scorer: shared.Curve) -> dict[str, object]:
+class Gamed(Tuned):
+    """The proxy rises on both ranks, the held-out metric falls on rank 1 alone."""
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("proxy", float(self.global_step))
+        self.log("held_out", float(self.global_step * (1 - 2 * self.global_rank)))
+
+
+def run_guarded() -> dict[str, object]:
+    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[guard],
+        check_val_every_n_epoch=None,
+        devices=2,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_steps=8,
+        num_sanity_val_steps=0,
+        strategy="ddp",
+        val_check_interval=1,
+    )
+    trainer.fit(Gamed())
+    return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
+
+
+def run(
+    name: str,
+    module: Tuned,
+    scorer: shared.Curve,
+    second: tuple[str, str] = ("score/fail_rate", "min"),
+) -> dict[str, object]:
     folder = Path(sys.argv[1]) / name
     prompts = Samples(texts=[f"p{i}" for i in range(5)])
     watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
+    directions = {"score/v": "max", second[0]: second[1]}
+    front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
     trainer = pl.Trainer(
         accelerator="cpu",
-        callbacks=[stopper, watch, keeper],
+        callbacks=[stopper, watch, keeper, front],
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         devices=2,
@@ -70,6 +119,7 @@ def run(name: str, module: Tuned, scorer: shared.Curve) -> dict[str, object]:
         "scored": [list(samples.texts) for samples in scorer.scored],
         "stopped_step": stopper.stopped_step,
         "best": Path(keeper.best_model_path).name,
+        "front": front.state_dict(),
     }
 
 
@@ -78,7 +128,11 @@ if __name__ == "__main__":
     failing = Tuned()
     failing.fails_on_rank = 1
     seen = {
+        "guarded": run_guarded(),
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
+        "uneven": run(
+            "uneven", Uneven(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25]), ("uneven", "max")
+        ),
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
     }

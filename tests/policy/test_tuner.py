@@ -17,6 +17,7 @@ from ctrlreward import Reward, Samples
 from ctrlreward.functional import policy as formulas
 from ctrlreward.policy import PolicyTuner
 from ctrlreward.policy import tuner as tuner_module
+from ctrlreward.policy.objectives import OBJECTIVES
 from ctrlreward.policy.rollouts import Rollout, log_probs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -26,7 +27,19 @@ BATCH = Samples(
     prompts=["say: ab", "say: cd", "say: f"],
     labels=["x", "y", "x"],
 )
-ALGORITHMS = ["grpo", "rloo", "reinforce"]
+# What the name says, from the formulas alone.
+ADVANTAGES = {
+    "grpo": formulas.group_normalised_advantages,
+    "rloo": formulas.leave_one_out_advantages,
+    "reinforce": formulas.batch_baseline_advantages,
+}
+LOSSES = {
+    "grpo": formulas.grpo_loss,
+    "rloo": formulas.reinforce_loss,
+    "reinforce": formulas.reinforce_loss,
+}
+ALGORITHMS = list(ADVANTAGES)
+ALL_ALGORITHMS = list(OBJECTIVES)
 
 
 @pytest.fixture
@@ -102,7 +115,11 @@ def test_logs_what_its_documentation_says(tuner, share) -> None:
         "policy/kl",
         "policy/entropy",
         "policy/loss",
+        "policy/ratio",
+        "policy/clip_fraction",
+        "policy/update_kl",
         "rollout/length",
+        "rollout/truncated",
         "rollout/tokens_per_second",
         "time/rollout_share",
         "time/reward_share",
@@ -139,8 +156,8 @@ def test_loss_and_gradient_are_those_of_the_formulas(tuner, monkeypatch, algorit
     with torch.no_grad():
         reference = log_probs(base, rollout, 0.8)
     assert (current - reference).abs().max() > 0.1
-    advantages = tuner_module.ADVANTAGES[algorithm](rewards, groups)
-    gain = tuner_module.LOSSES[algorithm](current, advantages, rollout.mask)
+    advantages = ADVANTAGES[algorithm](rewards, groups)
+    gain = LOSSES[algorithm](current, advantages, rollout.mask)
     lengths = rollout.mask.sum(dim=1)
     kl = (formulas.kl_estimate(current, reference).sum(dim=1) / lengths).mean()
     entropy = -(current.sum(dim=1) / lengths).mean()
@@ -173,7 +190,7 @@ def test_only_the_adapter_learns(tuner, fit) -> None:
         assert parameter.dtype == (torch.float32 if "lora_" in name else torch.bfloat16)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ALL_ALGORITHMS)
 def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algorithm) -> None:
     score = share.score
 
@@ -182,9 +199,9 @@ def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algor
 
     share.score = fails_third
     seen: list[torch.Tensor] = []
-    loss = tuner_module.LOSSES[algorithm]
-    spy = lambda current, a, mask: seen.append(a) or loss(current, a, mask)  # noqa: E731
-    monkeypatch.setitem(tuner_module.LOSSES, algorithm, spy)
+    terms_of = tuner_module.terms_of
+    spy = lambda o, c, e, *rest: seen.append(e.advantages) or terms_of(o, c, e, *rest)  # noqa: E731
+    monkeypatch.setattr(tuner_module, "terms_of", spy)
     module = tuner(algorithm=algorithm)
     logged = with_log(module)
     assert torch.isfinite(step(module))
@@ -267,7 +284,7 @@ def test_reinforce_needs_no_group(tuner) -> None:
 # Whole runs
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", ALL_ALGORITHMS)
 def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
     module = tuner(algorithm=algorithm, learning_rate=0.03, group_size=8, kl_coef=0.0)
     pl.seed_everything(1, verbose=False)
@@ -351,3 +368,45 @@ def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) 
     tuned = greedy(peft.PeftModel.from_pretrained(base, tmp_path))
     assert tuned == greedy(module.policy)
     assert tuned != untuned
+
+
+# Several updates a rollout
+
+
+def test_makes_as_many_updates_as_asked(tuner, fit) -> None:
+    module = tuner(epochs=2, minibatches=3, microbatch_size=3, gradient_clip=1.0)
+    logged = with_log(module)
+    trainer = fit(module, 6)
+    assert trainer.global_step == 6  # of one rollout
+    assert len(module.last_rollout[0]) == 12
+    assert logged["policy/ratio"] != 1  # later updates see an older policy's tokens
+    assert logged["policy/update_kl"] > 0
+
+
+@pytest.mark.parametrize("microbatch_size", [5, 12])
+def test_microbatches_change_no_update(tuner, fit, microbatch_size: int) -> None:
+    """Lightning's own update and one put together from parts end at the same weights."""
+    ends = []
+    for size in (None, microbatch_size):
+        module = tuner(algorithm="dapo", microbatch_size=size, learning_rate=0.03)
+        pl.seed_everything(1, verbose=False)
+        fit(module, 1)
+        ends.append({n: p.detach() for n, p in module.named_parameters() if p.requires_grad})
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
+
+
+def test_completions_that_were_cut_off_can_be_left_out(tuner) -> None:
+    module = tuner(mask_truncated=True)
+    module.configure_model()
+    rollout = module._sample(["ab"] * 12)
+    experience = module._experience(rollout, torch.zeros(12))
+    assert 0 < rollout.ended.sum() < 12
+    for row, whole, ended in zip(experience.mask, rollout.mask, rollout.ended, strict=True):
+        assert row.tolist() == (whole.tolist() if ended else [0.0] * len(row))
+
+
+@pytest.mark.parametrize("count", ["epochs", "minibatches"])
+def test_several_updates_need_a_ratio(tuner, count: str) -> None:
+    with pytest.raises(ValueError, match="2 updates per rollout need a ratio to the policy"):
+        tuner(algorithm="rloo", **{count: 2})
+    tuner(algorithm="rloo", ratio="token", **{count: 2})

@@ -1,0 +1,86 @@
+"""Advantages of whole completions: how much better than expected each one's reward is.
+
+Rewards and advantages have one value a completion, shape (n,); groups are integers that say which
+completions answer the same prompt, shape (n,). A failed sample's reward is NaN: it takes no part
+in any statistics and gets the advantage 0, so that it teaches nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def group_centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """A reward less the mean of its group (Dr. GRPO, Liu et al. 2025)."""
+    mean, _ = _group_means(rewards, groups)
+    return torch.nan_to_num(rewards - mean)
+
+
+def group_normalised_advantages(rewards: Tensor, groups: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """How many standard deviations a reward lies above its group's mean (GRPO, Shao et al. 2024,
+    the outcome-supervised form).
+
+    Args:
+        rewards: NaN where a sample failed.
+        groups: Which samples answer the same prompt, integers, shape (n,).
+        epsilon: Added to the standard deviation.
+    """
+    return group_centred_advantages(rewards, groups) / (group_deviation(rewards, groups) + epsilon)
+
+
+def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """A reward less the mean of the others of its group (RLOO, Ahmadian et al. 2024).
+
+    A group's only valid sample gets 0.
+    """
+    mean, count = _group_means(rewards, groups)
+    return torch.nan_to_num((rewards - mean) * count / (count - 1).clamp(min=1))
+
+
+def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """A reward less the mean of the batch (REINFORCE with a baseline, Williams 1992).
+
+    Groups play no part.
+    """
+    return torch.nan_to_num(rewards - rewards.nanmean())
+
+
+def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) -> Tensor:
+    """A reward less that of the greedy completion of the same prompt (Rennie et al. 2017, eq. 8).
+
+    Args:
+        rewards: NaN where a sample failed.
+        groups: The place in `greedy` of each sample's prompt, integers, shape (n,).
+        greedy: Reward of each prompt's greedy completion, shape (prompts,); where it is NaN the
+            prompt's samples get 0.
+    """
+    return torch.nan_to_num(rewards - greedy[groups])
+
+
+def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Standard deviation of the valid rewards of each sample's group, shape (n,).
+
+    The unbiased one, as `torch.std`; 0 for a group of fewer than two.
+    """
+    mean, _ = _group_means(rewards, groups)
+    squares, count = _group_means((rewards - mean) ** 2, groups)
+    return torch.nan_to_num((squares * count / (count - 1).clamp(min=1)).sqrt())
+
+
+def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Standard deviation of all valid rewards, the same for each sample, shape (n,).
+
+    The unbiased one; 0 for fewer than two.
+    """
+    return group_deviation(rewards, torch.zeros_like(groups))
+
+
+def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean of each sample's group over the valid rewards, and how many those are; both (n,)."""
+    _, places = groups.unique(return_inverse=True)
+    valid = (~rewards.isnan()).to(rewards.dtype)
+    zeros = rewards.new_zeros(int(places.max()) + 1)
+    count = zeros.index_add(0, places, valid)[places]
+    total = zeros.index_add(0, places, torch.nan_to_num(rewards))[places]
+    return total / count, count

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import importlib.util
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from ctrlreward import Samples
+from ctrlreward.callbacks import GenerationScorer, ProxyGuard, RewardCheckpoint
+from ctrlreward.functional.trend import divergence
+from ctrlreward.scorers.base import Metric, Scorer, Scores
+
+ROOT = Path(__file__).parents[2]
+
+
+class Reader(Scorer):
+    """How long a text is, and which share of its words say something."""
+
+    pointwise = True
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {
+            "length": Metric(True, (0.0, math.inf)),
+            "substance": Metric(True, (0.0, 1.0)),
+            "padding": Metric(False, (0.0, 1.0)),
+        }
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        texts = [text.split() for text in samples.texts]
+        substance = np.array([words.count("good") / len(words) for words in texts])
+        length = np.array([float(len(words)) for words in texts])
+        return {"length": length, "substance": substance, "padding": 1 - substance}
+
+
+@pytest.fixture
+def writer(counter):
+    """A policy of one weight. `hacked`: it learns to write on and on, and each word says less.
+    `learning`: it learns to write more and better. `steady`: it learns to write more only."""
+
+    class Writer(counter):
+        def __init__(self, kind: str, seed: int = 0) -> None:
+            super().__init__()
+            self.kind = kind
+            self.seed = seed
+
+        def complete(self, prompts: Sequence[str]) -> list[str]:
+            step = round(self.weight.item())
+            random = np.random.default_rng([self.seed, step])  # fresh noise at each validation
+            share = {
+                "hacked": min(0.9, 0.5 + 0.1 * step) if step < 4 else 0.9 - 0.04 * (step - 4),
+                "learning": 0.9 - 0.5 * math.exp(-step / 8),
+                "steady": 0.6,
+            }[self.kind]
+            return [
+                " " + " ".join(random.choice(["good", "very"], p=[share, 1 - share], size=size))
+                for size in random.integers(10 + 2 * step, 16 + 2 * step, size=len(prompts))
+            ]
+
+    return Writer
+
+
+@pytest.fixture
+def prompts() -> Samples:
+    return Samples(texts=["It"] * 24, prompts=[f"Say {i}: It" for i in range(24)])
+
+
+def watch(prompts: Samples, every: int = 1) -> GenerationScorer:
+    reader = Reader()
+    return GenerationScorer({name: reader[name] for name in reader.metrics}, prompts, every)
+
+
+def guard(**changes: object) -> ProxyGuard:
+    return ProxyGuard(**{"proxy": "score/length", "held_out": "score/substance", **changes})
+
+
+class Record(pl.Callback):
+    """What was logged at each validation, beside the two metrics."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.rows.append({key: float(value) for key, value in trainer.callback_metrics.items()})
+
+
+# A planted hacking run, and honest ones
+
+
+@pytest.mark.parametrize("held_out", [("score/substance", "max"), ("score/padding", "min")])
+def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) -> None:
+    key, mode = held_out
+    watcher = guard(held_out=key, held_out_mode=mode, stop=True)
+    record = Record()
+    with pytest.warns(UserWarning, match=rf"score/length improved .* while {key} got worse, from"):
+        trainer = fit(writer("hacked"), [watch(prompts), watcher, record], max_steps=24)
+    assert 8 <= watcher.alarm_step == trainer.global_step < 24
+    assert [row["guard/alarm"] for row in record.rows] == [0.0] * (len(record.rows) - 1) + [1.0]
+    names = ("score/length", key)
+    seen = [tuple(row[name] for name in names) for row in record.rows]
+    for at, row in enumerate(record.rows):
+        window = list(zip(*seen[max(0, at - 11) : at + 1], strict=True))
+        expected = divergence(*window, "max", mode).p_value
+        assert row["guard/p_value"] == pytest.approx(expected)
+        assert (row["guard/alarm"] == 1) == (expected <= 0.01)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", ["learning", "steady"])
+def test_is_silent_in_honest_runs(kind, seed, fit, writer, prompts) -> None:
+    watcher = guard(stop=True)
+    trainer = fit(writer(kind, seed), [watch(prompts), watcher], max_steps=24)
+    assert watcher.alarm_step == -1
+    assert trainer.global_step == 24
+
+
+def test_goes_on_and_warns_once_unless_told_to_stop(fit, writer, prompts) -> None:
+    watcher, record = guard(), Record()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = fit(writer("hacked"), [watch(prompts), watcher, record], max_steps=24)
+    assert trainer.global_step == 24
+    alarms = [row["guard/alarm"] for row in record.rows]
+    assert sum(alarms) > 1
+    begins = sum(now > before for before, now in zip([0.0, *alarms], alarms, strict=False))
+    assert sum("ProxyGuard at step" in str(w.message) for w in caught) == begins
+    assert watcher.alarm_step == 1 + alarms.index(1.0)
+
+
+@pytest.mark.filterwarnings("ignore:ProxyGuard")
+def test_no_checkpoint_is_chosen_under_alarm(fit, writer, prompts, tmp_path) -> None:
+    """The proxy is best at the end of the run, and that is when the alarm is on."""
+
+    def best(name: str, **arguments: object) -> tuple[str, Record]:
+        record, folder = Record(), str(tmp_path / name)
+        keeper = RewardCheckpoint("score/length", dirpath=folder, **arguments)
+        callbacks = [watch(prompts), guard(), record, keeper]
+        fit(writer("hacked"), callbacks, max_steps=20)
+        return Path(keeper.best_model_path).name.split("-")[0], record
+
+    chosen, record = best("any")
+    calm = [step for step, row in enumerate(record.rows, 1) if row["guard/alarm"] == 0]
+    assert chosen == "step=000020" > f"step={calm[-1]:06d}"
+    assert best("calm", constraints={"guard/alarm": (None, 0)})[0] == f"step={calm[-1]:06d}"
+
+
+# What counts as a validation
+
+
+@pytest.mark.filterwarnings("ignore:ProxyGuard")
+def test_old_values_are_no_evidence(fit, writer, prompts) -> None:
+    """Scored at every third validation: one value each, however often validation runs."""
+    watcher = guard()
+    fit(writer("hacked"), [watch(prompts, every=3), watcher], max_steps=24)
+    assert len(watcher.values) == 8
+    assert len(set(watcher.values)) == 8  # the metric itself changes each time
+
+
+class Pair(pl.Callback):
+    """Logs two given curves, one value a validation."""
+
+    def __init__(self, proxy: Sequence[float], held_out: Sequence[float]) -> None:
+        self.rows = list(zip(proxy, held_out, strict=True))
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            proxy, held_out = self.rows[trainer.global_step - 1]
+            pl_module.log("a", proxy)
+            pl_module.log("b", held_out)
+
+
+def test_a_validation_without_a_value_is_left_out(fit, counter) -> None:
+    nan = math.nan
+    curves = Pair([1, 2, nan, 4, 5, 6], [6, nan, 4, 3, math.inf, 1])
+    watcher, record = ProxyGuard("a", "b"), Record()
+    fit(counter(), [curves, watcher, record], max_steps=6)
+    assert watcher.values == [(1, 6), (4, 3), (6, 1)]
+    assert [row["guard/p_value"] for row in record.rows] == [1, 1, 1, 0.5, 0.5, 0.25]
+
+
+def test_only_the_window_is_looked_at(fit, counter) -> None:
+    """The held-out metric rises for longer than it falls."""
+    rise_and_fall = [*range(20), *range(18, 7, -1)]
+    curves = Pair(range(31), rise_and_fall)
+    watcher = ProxyGuard("a", "b", window=9)
+    with pytest.warns(UserWarning, match="ProxyGuard"):
+        fit(counter(), [curves, watcher], max_steps=31)
+    assert watcher.alarm_step == next(
+        end for end in range(9, 32) if divergence(range(9), rise_and_fall[end - 9 : end])[0] <= 0.01
+    )
+
+
+def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) -> None:
+    watcher = guard()
+    module = writer("hacked")
+    trainer = fit(module, [watch(prompts), watcher], max_steps=2, num_sanity_val_steps=1)
+    trainer.validate(module, verbose=False)
+    assert len(watcher.values) == 2
+
+
+# Resume
+
+
+@pytest.mark.filterwarnings("ignore:ProxyGuard")
+@pytest.mark.parametrize("killed_at", [1, 9, 12, 15])
+def test_a_resumed_run_decides_the_same(killed_at, fit, writer, prompts, tmp_path) -> None:
+    def run(name: str, steps: int, ckpt_path: str | None) -> ProxyGuard:
+        watcher = guard(stop=True)
+        keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / name))
+        callbacks = [watch(prompts), watcher, keeper]
+        trainer = fit(writer("hacked"), callbacks, max_steps=steps, ckpt_path=ckpt_path)
+        steps_made.append(trainer.global_step)
+        return watcher
+
+    steps_made: list[int] = []
+    whole = run("whole", 24, None)
+    run("parts", killed_at, None)
+    resumed = run("parts", 24, "last")
+    assert steps_made[0] == steps_made[2] == whole.alarm_step
+    assert resumed.state_dict() == whole.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:ProxyGuard")
+def test_a_stopped_run_that_is_resumed_ends_at_once_or_goes_on_if_told(
+    fit, writer, prompts, tmp_path
+) -> None:
+    def run(ckpt_path: str | None, **changes: object) -> int:
+        keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / "kept"))
+        callbacks = [watch(prompts), guard(**changes), keeper]
+        return fit(writer("hacked"), callbacks, max_steps=24, ckpt_path=ckpt_path).global_step
+
+    stopped = run(None, stop=True)
+    assert run("last", stop=True) == stopped < 24
+    assert run("last", stop=False) == 24
+
+
+def test_two_guards_keep_states_of_their_own() -> None:
+    assert guard().state_key != guard(held_out="score/padding").state_key
+
+
+# Mistakes
+
+
+def test_mistakes_are_named(fit, counter, writer, prompts) -> None:
+    for changes, error, message in [
+        ({"held_out": "score/length"}, ValueError, "both 'score/length'"),
+        ({"window": 3}, ValueError, "window = 3: give 4 to 16"),
+        ({"window": 17}, ValueError, "window = 17: give 4 to 16"),
+        ({"window": 6}, ValueError, r"level = 0.01: a window of 6 has p-values from 0.031"),
+        ({"level": 1.0}, ValueError, "level = 1.0"),
+        ({"proxy_mode": "up"}, MisconfigurationException, "proxy_mode = 'up'"),
+    ]:
+        with pytest.raises(error, match=message):
+            guard(**changes)
+    with pytest.raises(MisconfigurationException, match="give mode='min'"):
+        fit(writer("steady"), [watch(prompts), guard(held_out="score/padding")])
+    with pytest.raises(MisconfigurationException, match="put ProxyGuard behind the Generation"):
+        fit(writer("steady"), [guard(), watch(prompts)])
+    with pytest.raises(MisconfigurationException, match=r"'x', which is not logged .*score/length"):
+        fit(writer("steady"), [watch(prompts), guard(proxy="x")])
+
+
+# False alarms
+
+
+@pytest.fixture(scope="module")
+def benchmark():
+    path = ROOT / "benchmarks" / "proxy_guard_false_alarms.py"
+    spec = importlib.util.spec_from_file_location("proxy_guard_false_alarms", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_false_alarm_rate_is_as_stated(benchmark) -> None:
+    """The hardest honest case, and proof that the simulation can see an alarm."""
+    walks = benchmark.HONEST["proxy only rises, held-out a random walk"]
+    assert benchmark.alarm_rate(walks, 100, 20) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
+    hacked = next(reversed(benchmark.HACKED.values()))
+    assert benchmark.alarm_rate(hacked, 10, 20) >= 0.8

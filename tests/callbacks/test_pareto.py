@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from ctrlreward import Samples
+from ctrlreward.callbacks import (
+    BeforeAfter,
+    GenerationScorer,
+    ParetoCheckpoint,
+    RewardCheckpoint,
+)
+from ctrlreward.callbacks import pareto as module_under_test
+from ctrlreward.callbacks.curves import draw_front
+
+# Step 1 is dominated by 4; the others are the front of 5 steps, and 6 dominates 2 and 5.
+A = [0.0, 0.25, 0.625, 0.125, 0.375, 0.75, 0.75]
+B = [0.0, 0.5, 0.25, 0.875, 0.5, 0.125, 0.375]
+BOTH = {"score/a": "max", "score/b": "max"}
+
+
+@pytest.fixture
+def tuned(counter):
+    """A counter with an adapter: a file that says the weight."""
+
+    class Tuned(counter):
+        def export_adapter(self, folder: str) -> None:
+            (Path(folder) / "adapter.json").write_text(json.dumps(self.weight.item()))
+
+    return Tuned
+
+
+@pytest.fixture
+def watch(curve, held_out):
+    def build(a=A, b=B, every: int = 1, name: str = "score") -> GenerationScorer:
+        scores = {"a": curve(a)["value"], "b": curve(b)["value"]}
+        return GenerationScorer(scores, held_out, every, name=name)
+
+    return build
+
+
+@pytest.fixture
+def drawn(monkeypatch) -> list[tuple]:
+    """What was drawn, in place of drawing it."""
+    calls: list[tuple] = []
+    monkeypatch.setattr(module_under_test, "draw_front", lambda *given: calls.append(given))
+    return calls
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_folder_holds_the_front_and_nothing_else(fit, tuned, watch, drawn, tmp_path) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    fit(tuned(), [keeper, watch()], max_steps=6)
+    kept = ["step=000003-a=0.125-b=0.875", "step=000004-a=0.375-b=0.500"]
+    kept += ["step=000006-a=0.750-b=0.375"]
+    expected = [f"{name}{end}" for name in [*kept, "last"] for end in (".ckpt", "-adapter")]
+    assert names(tmp_path / "front") == sorted(expected)
+    for step, name in zip((3, 4, 6), kept, strict=True):
+        saved = torch.load(tmp_path / "front" / f"{name}.ckpt", weights_only=True)
+        assert saved["global_step"] == saved["state_dict"]["weight"] == step
+        adapter = tmp_path / "front" / f"{name}-adapter" / "adapter.json"
+        assert json.loads(adapter.read_text()) == step
+    assert keeper.kept == {3: (0.125, 0.875), 4: (0.375, 0.5), 6: (0.75, 0.375)}
+    assert keeper.pruned == {1: (0.25, 0.5), 2: (0.625, 0.25), 5: (0.75, 0.125)}
+    assert drawn == [(list(BOTH), keeper.kept, keeper.pruned, tmp_path / "front" / "front.png")]
+
+
+def test_no_validation_leaves_a_dominated_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
+    fronts = [{1}, {1, 2}, {1, 2, 3}, {2, 3, 4}, {2, 3, 4, 5}, {3, 4, 6}]
+    for steps, front in enumerate(fronts, 1):
+        keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / str(steps)), save_last=False)
+        fit(counter(), [keeper, watch()], max_steps=steps)
+        assert {int(name[5:11]) for name in names(tmp_path / str(steps))} == front
+
+
+def test_the_best_of_the_first_metric_is_at_hand(fit, tuned, watch, drawn, tmp_path) -> None:
+    """For `BeforeAfter` and other readers of a checkpoint callback."""
+    keeper = ParetoCheckpoint({"score/b": "max", "score/a": "max"}, dirpath=str(tmp_path / "front"))
+    fit(tuned(), [keeper, watch()], max_steps=6)
+    assert Path(keeper.best_model_path).name == "step=000003-b=0.875-a=0.125.ckpt"
+    assert keeper.best_model_score == 0.875
+    assert Path(keeper.best_adapter_path).is_dir()
+    assert sorted(keeper.best_k_models.values()) == [0.375, 0.5, 0.875]
+
+
+def test_before_and_after_works_with_a_front(
+    fit, counter, curve, watch, drawn, held_out, tmp_path
+) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    report = BeforeAfter({"a": curve(A)["value"]}, Samples(texts=["A lake", "A house"]))
+    fit(counter(), [keeper, watch(), report], max_steps=6)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["best_checkpoint"].endswith("step=000006-a=0.750-b=0.375.ckpt")
+    assert summary["after"]["a"] == 0.75
+
+
+def test_a_direction_may_be_down(fit, counter, curve, held_out, drawn, tmp_path) -> None:
+    scores = {"a": curve(A)["value"], "l": curve(B)["loss"]}
+    keeper = ParetoCheckpoint({"score/a": "max", "score/l": "min"}, str(tmp_path / "front"))
+    fit(counter(), [keeper, GenerationScorer(scores, held_out)], max_steps=6)
+    assert list(keeper.kept) == [3, 4, 6]
+
+
+def test_nan_and_infinity_are_not_kept_and_said(fit, counter, watch, drawn, tmp_path) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    scorer = watch([0.0, 0.5, math.nan, 0.5, 0.25], [0.0, 0.25, math.nan, math.inf, 0.5])
+    with pytest.warns(UserWarning, match="is not kept") as caught:
+        fit(counter(), [keeper, scorer], max_steps=4)
+    said = [str(w.message) for w in caught if "is not kept" in str(w.message)]
+    assert said == [
+        "the checkpoint of step 2 is not kept: score/a is nan, score/b is nan",
+        "the checkpoint of step 3 is not kept: score/b is inf",
+    ]
+    assert list(keeper.kept) == [1, 4]
+    assert keeper.pruned == {}
+    assert torch.load(tmp_path / "front" / "last.ckpt", weights_only=True)["global_step"] == 4
+
+
+def test_only_where_all_metrics_are_fresh(fit, counter, watch, drawn, tmp_path) -> None:
+    """One is scored at 2, 4, 6 and 8, the other at 3 and 6: they meet at 6."""
+    keeper = ParetoCheckpoint({"x/a": "max", "y/b": "max"}, dirpath=str(tmp_path / "front"))
+    fit(counter(), [keeper, watch(every=2, name="x"), watch(every=3, name="y")])
+    assert keeper.kept == {6: (0.75, 0.375)}
+    assert names(tmp_path / "front") == ["last.ckpt", "step=000006-a=0.750-b=0.375.ckpt"]
+
+
+# Resume
+
+
+def test_a_file_that_is_gone_is_named_and_left_out(fit, counter, watch, drawn, tmp_path) -> None:
+    def run(steps: int, ckpt_path: str | None) -> ParetoCheckpoint:
+        keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+        fit(counter(), [keeper, watch()], max_steps=steps, ckpt_path=ckpt_path)
+        return keeper
+
+    assert list(run(2, None).kept) == [1, 2]
+    gone = tmp_path / "front" / "step=000001-a=0.250-b=0.500.ckpt"
+    gone.unlink()
+    with pytest.warns(UserWarning, match="is gone:") as caught:
+        keeper = run(4, "last")
+    (said,) = [str(w.message) for w in caught if "is gone:" in str(w.message)]
+    assert said == f"{gone} is gone: it counts no more for the front"
+    assert list(keeper.kept) == [2, 3, 4]
+    assert keeper.pruned == {}
+
+
+def test_the_state_is_plain_and_goes_on(fit, counter, watch, drawn, tmp_path) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    fit(counter(), [keeper, watch()], max_steps=4)
+    state = keeper.state_dict()
+    assert json.loads(json.dumps(state))["pruned"] == {"1": [0.25, 0.5]}
+    restored = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    restored.load_state_dict(state)
+    assert (restored.kept, restored.pruned) == (keeper.kept, keeper.pruned)
+    assert restored.state_dict() == state
+    assert restored.best_model_path == keeper.best_model_path != ""
+
+
+def test_a_checkpoint_of_the_front_is_removed_though_the_run_went_on_from_it(
+    fit, counter, watch, drawn, tmp_path
+) -> None:
+    def run(steps: int, ckpt_path: str | None) -> None:
+        keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"), save_last=False)
+        fit(counter(), [keeper, watch()], max_steps=steps, ckpt_path=ckpt_path)
+
+    run(2, None)
+    run(6, str(tmp_path / "front" / "step=000002-a=0.625-b=0.250.ckpt"))
+    assert [int(name[5:11]) for name in names(tmp_path / "front")] == [3, 4, 6]
+
+
+def test_another_folder_begins_a_front_of_its_own(fit, counter, watch, drawn, tmp_path) -> None:
+    first = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "first"))
+    fit(counter(), [first, watch()], max_steps=3)
+    last = shutil.copy(tmp_path / "first" / "last.ckpt", tmp_path / "taken.ckpt")
+    second = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "second"))
+    with pytest.warns(UserWarning, match=r"second/step=000003-a=0\.125-b=0\.875\.ckpt is gone"):
+        fit(counter(), [second, watch()], max_steps=5, ckpt_path=last)
+    assert [name[:11] for name in names(tmp_path / "second")] == [
+        "last.ckpt",
+        "step=000004",
+        "step=000005",
+    ]
+    assert len(names(tmp_path / "first")) == 4  # the three of its front and the last one
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"score/a": "max"}, r"needs two metrics or more, for one there is RewardCheckpoint"),
+        ({"score/a": "max", "score/b": "up"}, r"metrics\['score/b'\] = 'up': give 'max' where"),
+        ({"up": "best", "b": "max"}, r"metrics\['up'\] = 'best': give 'max' where"),
+    ],
+)
+def test_bad_metrics(metrics, message) -> None:
+    with pytest.raises(MisconfigurationException, match=message):
+        ParetoCheckpoint(metrics)
+
+
+def test_a_direction_against_the_scores_is_refused(fit, counter, watch) -> None:
+    keeper = ParetoCheckpoint({"score/a": "max", "score/b": "min"})
+    with pytest.raises(MisconfigurationException, match=r"monitor = 'score/b', which is better"):
+        fit(counter(), [keeper, watch()])
+
+
+def test_a_key_that_nobody_logs(fit, counter, watch) -> None:
+    keeper = ParetoCheckpoint({"score/a": "max", "score/x": "max"})
+    with pytest.raises(MisconfigurationException, match=r"'score/x', which is not.*score/b"):
+        fit(counter(), [keeper, watch()])
+
+
+def test_a_remote_folder_is_refused(fit, counter, watch) -> None:
+    keeper = ParetoCheckpoint(BOTH, dirpath="memory://front")
+    with pytest.raises(MisconfigurationException, match=r"dirpath = 'memory://front': the front"):
+        fit(counter(), [keeper, watch()])
+
+
+def test_fast_dev_run_writes_nothing(fit, counter, watch, tmp_path) -> None:
+    fit(counter(), [ParetoCheckpoint(BOTH), watch()], fast_dev_run=2, max_steps=-1)
+    assert names(tmp_path) == []
+
+
+def test_stands_beside_a_reward_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
+    best = RewardCheckpoint("score/a", dirpath=str(tmp_path / "best"))
+    front = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    fit(counter(), [front, best, watch()], max_steps=6)
+    assert names(tmp_path / "best") == ["last.ckpt", "step=000005-a=0.750.ckpt"]
+    assert len(names(tmp_path / "front")) == 4
+
+
+# The picture
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    start = path.read_bytes()[:24]
+    assert start[:8] == b"\x89PNG\r\n\x1a\n"
+    return struct.unpack(">II", start[16:24])
+
+
+def test_the_front_is_drawn_when_training_ends(fit, counter, watch, tmp_path, monkeypatch) -> None:
+    from matplotlib.axes import Axes
+
+    lines: list[tuple[list[float], list[float]]] = []
+    clouds: list[tuple[list[float], list[float]]] = []
+    plot, scatter = Axes.plot, Axes.scatter
+
+    def spy_plot(self, x, y, **options):
+        lines.append((list(x), list(y)))
+        return plot(self, x, y, **options)
+
+    def spy_scatter(self, x, y, **options):
+        clouds.append((list(x), list(y)))
+        return scatter(self, x, y, **options)
+
+    monkeypatch.setattr(Axes, "plot", spy_plot)
+    monkeypatch.setattr(Axes, "scatter", spy_scatter)
+    fit(counter(), [ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front")), watch()], max_steps=6)
+    assert lines == [([0.125, 0.375, 0.75], [0.875, 0.5, 0.375])]  # a line from left to right
+    assert clouds == [([0.25, 0.625, 0.75], [0.5, 0.25, 0.125])]
+    assert png_size(tmp_path / "front" / "front.png") == (546, 468)
+
+
+def test_each_pair_of_metrics_has_a_panel(tmp_path: Path) -> None:
+    kept = {3: (0.1, 0.2, 0.3), 5: (0.3, 0.2, 0.1)}
+    draw_front(["x", "y", "z"], kept, {}, tmp_path / "front.png")
+    assert png_size(tmp_path / "front.png") == (3 * 546, 468)
+
+
+def test_without_matplotlib_training_ends_well(
+    fit, counter, watch, tmp_path, monkeypatch, caplog
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
+    trainer = fit(counter(), [keeper, watch()], max_steps=2)
+    assert trainer.global_step == 2
+    assert "pip install 'ctrlreward[demo]'" in caplog.text
+    assert "front.png" not in names(tmp_path / "front")

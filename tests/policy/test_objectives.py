@@ -1,0 +1,298 @@
+"""Each choice against plain Python loops over completions and tokens."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ctrlreward.functional.policy import grpo_loss, reinforce_loss
+from ctrlreward.policy.experience import Experience, Updates
+from ctrlreward.policy.objectives import (
+    NO_CLIP,
+    OBJECTIVES,
+    Objective,
+    advantages_of,
+    objective_of,
+    terms_of,
+    weigh,
+)
+from ctrlreward.policy.rollouts import Rollout
+
+LONGEST = 5
+
+clips = st.sampled_from([(0.2, 0.2), (0.2, 0.28), (3e-4, 4e-4), NO_CLIP])
+objectives = st.builds(
+    lambda ratio, clip, aggregation, kl: Objective(
+        "group", "none", ratio, NO_CLIP if ratio == "none" else clip, aggregation, kl
+    ),
+    st.sampled_from(["token", "sequence", "none"]),
+    clips,
+    st.sampled_from(["sequence", "token", "constant", "sum"]),
+    st.sampled_from(["k1", "k2", "k3"]),
+)
+# A token: log-probability now, when sampled, and under the untuned model.
+tokens = st.tuples(st.floats(-4, 0), st.floats(-4, 0), st.floats(-4, 0))
+completions = st.lists(
+    st.tuples(
+        st.floats(-3, 3),
+        st.lists(tokens, min_size=4, max_size=4),
+        st.integers(0, 4),  # length; 0: left out because it was cut off
+    ),
+    min_size=1,
+    max_size=5,
+)
+Completions = list[tuple[float, list[tuple[float, float, float]], int]]
+
+
+def tensors(rows: Completions, with_old: bool = True) -> tuple[Tensor, Experience]:
+    table = torch.tensor([row for _, row, _ in rows], dtype=torch.float64)
+    mask = torch.tensor([[float(t < n) for t in range(4)] for _, _, n in rows]).double()
+    n = len(rows)
+    rollout = Rollout([""] * n, torch.zeros(n, 4), mask, mask, torch.ones(n, dtype=torch.bool))
+    advantages = torch.tensor([a for a, _, _ in rows], dtype=torch.float64)
+    old = table[..., 1] if with_old else None
+    current = table[..., 0].clone().requires_grad_()
+    return current, Experience(rollout, advantages, mask, table[..., 2], old)
+
+
+def found(objective: Objective, rows: Completions, kl_coef: float) -> dict[str, Any]:
+    current, experience = tensors(rows)
+    weights = weigh(objective, experience.mask, LONGEST)
+    terms = terms_of(objective, current, experience, weights, kl_coef)
+    (gradient,) = torch.autograd.grad(terms["loss"], current)
+    return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
+
+
+def twin(objective: Objective, rows: Completions, kl_coef: float) -> dict[str, Any]:
+    """Values and the slope of the loss at each token, by hand."""
+    n, all_tokens = len(rows), max(1, sum(length for _, _, length in rows))
+    lower, upper = objective.clip
+    made = dict.fromkeys(["loss", "kl", "entropy", "ratio", "clip_fraction", "update_kl"], 0.0)
+    slopes = [[0.0] * 4 for _ in rows]
+    for i, (advantage, row, length) in enumerate(rows):
+        logs = [now - then for now, then, _ in row[:length]]
+        for t, (now, _, untuned) in enumerate(row[:length]):
+            whole = objective.ratio == "sequence"
+            ratio = math.exp(sum(logs) / length if whole else logs[t])
+            share = {
+                "sequence": 1 / length / n,
+                "token": 1 / all_tokens,
+                "constant": 1 / LONGEST / n,
+                "sum": 1 / n,
+            }[objective.aggregation]
+            too_high = advantage > 0 and ratio > 1 + upper
+            too_low = advantage < 0 and ratio < 1 - lower
+            if objective.ratio == "none":
+                made["loss"] -= share * advantage * now
+                slopes[i][t] -= share * advantage
+            elif too_high or too_low:
+                made["loss"] -= share * advantage * (1 + upper if too_high else 1 - lower)
+                made["clip_fraction"] += 1 / all_tokens
+            else:
+                made["loss"] -= share * advantage * ratio
+                # A completion's ratio depends on each of its tokens.
+                for other in range(length) if whole else [t]:
+                    by = length if whole else 1
+                    slopes[i][other] -= share * advantage * ratio / by
+            d = untuned - now
+            value, slope = {
+                "k1": (-d, -d),
+                "k2": (d * d / 2, -d),
+                "k3": (math.exp(d) - 1 - d, 1 - math.exp(d)),
+            }[objective.kl_estimator]
+            made["kl"] += value / length / n
+            slopes[i][t] += kl_coef * slope / length / n
+            made["entropy"] -= now / length / n
+            made["ratio"] += ratio_shown(objective, ratio, logs[t]) / all_tokens
+            made["update_kl"] += (math.exp(logs[t]) - 1 - logs[t]) / all_tokens
+    made["loss"] += kl_coef * made["kl"]
+    return {**made, "gradient": slopes}
+
+
+def ratio_shown(objective: Objective, ratio: float, log: float) -> float:
+    return math.exp(log) if objective.ratio == "none" else ratio
+
+
+@settings(max_examples=300)
+@given(objectives, completions, st.sampled_from([0.0, 0.3]))
+def test_terms_equal_their_twin(objective: Objective, rows: Completions, kl_coef: float) -> None:
+    ours, theirs = found(objective, rows, kl_coef), twin(objective, rows, kl_coef)
+    gradient, slopes = ours.pop("gradient"), theirs.pop("gradient")
+    assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
+    expected = torch.tensor(slopes, dtype=torch.float64)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-6)
+
+
+@given(objectives, completions, st.integers(1, 5))
+def test_parts_add_up_to_the_whole(objective: Objective, rows: Completions, size: int) -> None:
+    current, experience = tensors(rows)
+    weights = weigh(objective, experience.mask, LONGEST)
+    whole = terms_of(objective, current, experience, weights, 0.3)
+    sums = dict.fromkeys(whole, 0.0)
+    for places in Updates(microbatch_size=size).parts(len(rows)):
+        part = {name: w[places] for name, w in weights.items()}
+        terms = terms_of(objective, current[places], experience[places], part, 0.3)
+        sums = {name: sums[name] + terms[name].item() for name in terms}
+    assert sums == pytest.approx({n: v.item() for n, v in whole.items()}, rel=1e-9, abs=1e-9)
+
+
+# One update and no clipping
+
+
+@given(completions, clips)
+def test_grpo_is_reinforce_with_group_baselines(
+    rows: Completions, clip: tuple[float, float]
+) -> None:
+    """The gradient; at a ratio of 1 no clip is felt."""
+    current, experience = tensors(rows, with_old=False)
+    weights = weigh(OBJECTIVES["grpo"], experience.mask, LONGEST)
+    objective = objective_of("grpo", clip=clip)
+    loss = terms_of(objective, current, experience, weights, 0.0)["loss"]
+    (gradient,) = torch.autograd.grad(loss, current)
+    for i, (advantage, _, length) in enumerate(rows):
+        for t in range(4):
+            slope = -advantage / length / len(rows) if t < length else 0.0
+            assert gradient[i, t].item() == pytest.approx(slope, abs=1e-9)
+    (textbook,) = torch.autograd.grad(
+        grpo_loss(current, experience.advantages, experience.mask), current
+    )
+    torch.testing.assert_close(gradient, textbook)
+
+
+@given(completions, st.sampled_from(["token", "none"]))
+def test_summed_tokens_have_the_gradient_of_reinforce(rows: Completions, ratio: str) -> None:
+    current, experience = tensors(rows, with_old=False)
+    objective = objective_of("rloo", ratio=ratio)  # type: ignore[arg-type]
+    weights = weigh(objective, experience.mask, LONGEST)
+    loss = terms_of(objective, current, experience, weights, 0.0)["loss"]
+    (gradient,) = torch.autograd.grad(loss, current)
+    whole = reinforce_loss(current, experience.advantages, experience.mask)
+    (expected,) = torch.autograd.grad(whole, current)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_the_gradient_of_each_kl_estimator_over_tokens_of_the_policy() -> None:
+    """k1 and k2 have that of the divergence itself; k3 has not."""
+    logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
+    policy = logits.log_softmax(dim=0)
+    true = (policy.exp() * (policy - reference)).sum()
+    (wanted,) = torch.autograd.grad(true, logits, retain_graph=True)
+    mask = torch.ones((3, 1), dtype=torch.float64)
+    rollout = Rollout([""] * 3, mask, mask, mask, mask[:, 0].bool())
+    experience = Experience(rollout, torch.zeros(3), mask, reference[:, None], None)
+    probable = {"loss": mask, "token": mask, "sequence": policy.detach().exp()[:, None]}
+    for name in ("k1", "k2", "k3"):
+        objective = objective_of("grpo", kl_estimator=name)  # type: ignore[arg-type]
+        terms = terms_of(objective, policy[:, None], experience, probable, 1.0)
+        (gradient,) = torch.autograd.grad(terms["loss"], logits, retain_graph=True)
+        assert torch.allclose(gradient, wanted) == (name != "k3")
+        assert math.isclose(terms["kl"].item(), true.item()) == (name != "k2")
+
+
+# Advantages
+
+rated = st.lists(
+    st.tuples(st.one_of(st.floats(-10, 10), st.just(math.nan)), st.integers(0, 2)),
+    min_size=1,
+    max_size=9,
+)
+
+
+@pytest.mark.parametrize("algorithm", OBJECTIVES)
+@given(rated, st.lists(st.floats(-10, 10), min_size=3, max_size=3))
+def test_advantages_equal_their_twin(
+    algorithm: str, rows: list[tuple[float, int]], greedy: list[float]
+) -> None:
+    every = [reward for reward, _ in rows if not math.isnan(reward)]
+    expected = []
+    for i, (reward, group) in enumerate(rows):
+        if math.isnan(reward):
+            expected.append(0.0)
+            continue
+        mine = [r for r, other in rows if other == group and not math.isnan(r)]
+        rest = [r for r, g in rows[:i] + rows[i + 1 :] if g == group and not math.isnan(r)]
+        if algorithm in ("grpo", "dapo", "gspo"):
+            spread = statistics.stdev(mine) if len(mine) > 1 else 0.0
+            expected.append((reward - statistics.fmean(mine)) / (spread + 1e-4))
+        elif algorithm == "dr_grpo":
+            expected.append(reward - statistics.fmean(mine))
+        elif algorithm == "rloo":
+            expected.append(reward - statistics.fmean(rest) if rest else 0.0)
+        elif algorithm == "reinforce":
+            expected.append(reward - statistics.fmean(every))
+        elif algorithm == "reinforce++":
+            spread = statistics.stdev(every) if len(every) > 1 else 0.0
+            expected.append((reward - statistics.fmean(every)) / (spread + 1e-4))
+        else:
+            expected.append(reward - greedy[group])
+    values, groups = zip(*rows, strict=True)
+    likeliest = torch.tensor(greedy, dtype=torch.float64) if algorithm == "self_critical" else None
+    got = advantages_of(
+        OBJECTIVES[algorithm],  # type: ignore[index]
+        torch.tensor(values, dtype=torch.float64),
+        torch.tensor(groups),
+        likeliest,
+    )
+    assert got.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+# Choices
+
+
+def test_a_choice_takes_the_place_of_the_algorithms_own() -> None:
+    changed = objective_of("grpo", scale="none", aggregation="constant")
+    assert changed == objective_of("dr_grpo")
+    assert objective_of("dapo", clip=(0.2, 0.2), aggregation="sequence") == OBJECTIVES["grpo"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"baseline": "mean"}, "baseline = 'mean': give one of group, leave_one_out, batch"),
+        ({"kl_estimator": "k4"}, "kl_estimator = 'k4': give one of k1, k2, k3"),
+        ({"baseline": "batch"}, r"scale = 'group' does not go with baseline = 'batch'.*batch, non"),
+        ({"baseline": "greedy", "scale": "batch"}, "scale = 'batch' does not go with .*: .*none"),
+        ({"clip": (1.5, 0.2)}, r"clip = \(1.5, 0.2\): give how far below 1, in \(0, 1\]"),
+        ({"clip": (0.2, 0.0)}, r"clip = \(0.2, 0.0\): give how far"),
+        ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, and ratio = 'none'"),
+    ],
+)
+def test_choices_that_cannot_be(choices: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        objective_of("grpo", **choices)
+
+
+# Dealing out
+
+
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
+def test_each_epoch_deals_all_completions(n: int, epochs: int, minibatches: int) -> None:
+    updates = Updates(epochs, minibatches)
+    if n < minibatches:
+        with pytest.raises(ValueError, match=f"minibatches = {minibatches}: this batch has only"):
+            list(updates.deal(n))
+        return
+    dealt = [places.tolist() for places in updates.deal(n)]
+    assert len(dealt) == updates.per_rollout
+    sizes = {len(places) for places in dealt}
+    assert max(sizes) - min(sizes) <= 1
+    for epoch in range(epochs):
+        own = dealt[epoch * minibatches : (epoch + 1) * minibatches]
+        assert sorted(place for places in own for place in places) == list(range(n))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"epochs": 0}, {"minibatches": -1}, {"microbatch_size": 0}, {"gradient_clip": 0.0}]
+)
+def test_counts_are_positive(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"{name} = .*: give a positive number"):
+        Updates(**changes)
