@@ -351,7 +351,7 @@ def test_records_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch) -> None
     samples = Samples(texts=["é"])
     records.write_records(path, samples, {"v": np.array([0.5])})
     before = path.read_bytes()
-    monkeypatch.setattr(records.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
     with pytest.raises(OSError, match="killed"):
         records.write_records(path, samples, {"v": np.array([0.75])})
     assert path.read_bytes() == before

@@ -38,7 +38,7 @@ def test_texts_that_are_too_long_have_none(
         made = paraphrase([TEXTS[0], "food " * 80, nearly])
     assert [bool(text) for text in made] == [True, False, True]
     assert [message.split(" has ")[0] for message in caplog.messages] == [
-        "'food food food food food food food food…'"
+        "'food food food food food food food fo…'"
     ]
 
 

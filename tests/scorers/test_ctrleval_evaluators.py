@@ -153,15 +153,6 @@ def test_an_ablation_needs_no_word_frequencies(scorer: CTRLEval, weights: str) -
         paper.score(FOOD)
 
 
-def test_an_empty_text_has_no_probabilities_and_is_named(
-    scorer: CTRLEval, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        values = like(scorer, evaluators=1).probabilities(["Good.", " "], "row {}".format)
-    assert np.isnan(values[:, 0]).tolist() == [False, True]
-    assert caplog.messages == ["row 1 is empty: its probabilities are NaN"]
-
-
 def test_weights_that_are_unknown_raise() -> None:
     with pytest.raises(ValueError, match="weights = 'median': give one of beta, mean, max, min"):
         CTRLEval(weights="median")
