@@ -145,14 +145,14 @@ def test_bfloat16_stays_near_the_golden(
     low = Alignment(
         ("groundedness",), stop_words=published(data_dir), dtype="bfloat16", batch_tokens=1024
     )
-    _is_near(low.score(responses)["groundedness"], golden["persona_chat"], "groundedness", 0.03)
+    _is_near(low.score(responses)["groundedness"], golden["persona_chat"], "groundedness", 0.05)
     found = with_model_of(low, "preservation").score(transfers)
     for name, column in {
         "preservation": "preservation",
         "preservation_output": "hyp_to_source",
         "preservation_source": "source_to_hyp",
     }.items():
-        _is_near(found[name], golden["li2018_yelp"], column, 0.003)
+        _is_near(found[name], golden["li2018_yelp"], column, 0.005)
 
 
 def _is_near(found: Scores, rows: list[dict[str, float]], column: str, bound: float) -> None:
