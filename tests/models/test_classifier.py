@@ -108,7 +108,7 @@ def test_a_decoder_without_a_padding_token_pads_all_the_same(tmp_path: Path) -> 
     save_tokenizer(tmp_path, {"eos_token": "<|endoftext|>", "unk_token": "[UNK]"})
     texts = [text for text in TEXTS if text]
     values = Classifier(str(tmp_path)).probabilities(texts)
-    np.testing.assert_allclose(values, one_by_one(str(tmp_path), texts), atol=1e-6)
+    np.testing.assert_allclose(values, one_by_one(str(tmp_path), texts), atol=1e-5)
 
 
 def test_labels_are_the_models_or_the_users(folder: str) -> None:
@@ -126,7 +126,7 @@ def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixt
         values = Classifier(folder).probabilities([long, "bad"])
     message = f"'{('good ' * 8)[:37]}…' has 5002 tokens; the model reads 16: the rest is left out"
     assert caplog.messages == [message]
-    np.testing.assert_allclose(values, one_by_one(folder, [long, "bad"]), atol=1e-6)
+    np.testing.assert_allclose(values, one_by_one(folder, [long, "bad"]), atol=1e-5)
 
 
 def test_a_wrong_number_of_labels_raises(folder: str) -> None:

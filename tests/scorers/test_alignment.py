@@ -229,7 +229,7 @@ def test_equal_texts_keep_everything(scorer: Alignment) -> None:
     texts = ["the staff was friendly", "  the staff was friendly\n"]
     found = with_model_of(scorer, "preservation").score(Samples(texts, sources=texts[::-1]))
     for values in found.values():
-        np.testing.assert_allclose(values, 1, atol=1e-6)
+        np.testing.assert_allclose(values, 1, atol=1e-5)
         assert (values <= 1).all()
 
 
@@ -406,8 +406,8 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
     scorer = Alignment(("preservation",), trained[method], method)
     samples = Samples(texts, sources=sources)
     found = scorer.score(samples)
-    np.testing.assert_allclose(found["preservation_output"], forth, atol=1e-6)
-    np.testing.assert_allclose(found["preservation_source"], back, atol=1e-6)
+    np.testing.assert_allclose(found["preservation_output"], forth, atol=1e-5)
+    np.testing.assert_allclose(found["preservation_source"], back, atol=1e-5)
     tokens = [len(parts["preservation_output"].tokens) for parts in scorer.explain(samples)]
     assert tokens == ([1, 1] if method == "regression" else [2, 2])
 

@@ -280,7 +280,7 @@ def test_folders_of_sequence_classifiers(tmp_path: Path) -> None:
         )
         / 2,
     ]
-    np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-6)
+    np.testing.assert_allclose(scores["label_probability"], expected, atol=1e-5)
 
 
 def test_moves_and_releases_every_classifier() -> None:

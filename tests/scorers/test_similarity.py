@@ -35,7 +35,7 @@ def test_same_meaning_is_higher_than_another(scorer: Similarity) -> None:
     source = "the staff here is very friendly ."
     texts = [source, "the waiters here are really nice .", "the lake froze over in january ."]
     same, near, far = scorer.score(Samples(texts, sources=[source] * 3))["similarity"]
-    assert same == pytest.approx(1, abs=1e-6)
+    assert same == pytest.approx(1, abs=1e-5)
     assert same <= 1  # adjusted_gm refuses what rounding lifts above it
     assert near > far + 0.3
 
