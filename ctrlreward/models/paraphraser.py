@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from transformers import AutoModelForSeq2SeqLM
 
-from ctrlreward.models.batching import run_batched
-from ctrlreward.models.generation import readable, searched, write
+from ctrlreward.models.generation import searched, write_answers
 from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
@@ -52,18 +51,14 @@ class Paraphraser:
         Texts longer than the model reads have none, with a warning.
         """
         prompts = [self.prompt.replace("{text}", text) for text in texts]
-        encoded = [tuple(self.tokenizer(prompt, verbose=False).input_ids) for prompt in prompts]
-        fitting = readable(texts, encoded, self.limit)
-        rows = [encoded[i] for i in fitting]
-
-        def forward(batch: list[int]) -> list[str]:
-            chosen = [rows[i] for i in batch]
-            longest = min(self.limit, 2 * max(len(row) for row in chosen))
-            written = write(self.model, self.tokenizer, chosen, self.search, longest)
-            return [text.strip() for text in written]
-
-        description = f"{self.name}: {len(rows)} texts"
-        lengths = [len(row) for row in rows]
-        written = run_batched(lengths, self.batch_tokens, forward, description)
-        found = dict(zip(fitting, written, strict=True))
-        return [found.get(i, "") for i in range(len(texts))]
+        found = write_answers(
+            self.model,
+            self.tokenizer,
+            texts,
+            [tuple(self.tokenizer(prompt, verbose=False).input_ids) for prompt in prompts],
+            self.limit,
+            self.batch_tokens,
+            self.search,
+            self.name,
+        )
+        return [found.get(i, "").strip() for i in range(len(texts))]

@@ -10,8 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from ctrlreward.models.batching import run_batched
-from ctrlreward.models.generation import readable, sampled, write
+from ctrlreward.models.generation import sampled, write, write_answers, write_readable
 from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.weights import load_config, load_frozen, load_tokenizer
 
@@ -123,20 +122,16 @@ class CausalSpanFiller:
             for prompt in prompts
         ]
         room = _tokens_for(max(sizes, default=0))
-        fitting = readable(prompts, encoded, self.limit - room)
-        rows = [encoded[i] for i in fitting]
 
-        def forward(batch: list[int]) -> list[str]:
-            places = [fitting[i] for i in batch]
+        def forward(places: list[int]) -> list[str]:
             longest = _tokens_for(max(sizes[i] for i in places))
-            chosen = [rows[i] for i in batch]
+            chosen = [encoded[i] for i in places]
             texts = write(self.model, self.tokenizer, chosen, self.sampling, longest)
             return [_words(prompts[i], t, sizes[i]) for t, i in zip(texts, places, strict=True)]
 
-        description = f"{self.name}: {len(rows)} blanks"
-        lengths = [len(row) for row in rows]
-        written = run_batched(lengths, self.batch_tokens, forward, description)
-        found = dict(zip(fitting, written, strict=True))
+        limit = self.limit - room
+        budget = self.batch_tokens
+        found = write_readable(prompts, encoded, limit, budget, forward, self.name, "blanks")
         return [found.get(i, "") for i in range(len(prompts))]
 
 
@@ -187,21 +182,18 @@ class Seq2SeqSpanFiller:
             )
             for template in templates
         ]
-        encoded = [tuple(self.tokenizer(source, verbose=False).input_ids) for source in sources]
-        fitting = readable(sources, encoded, self.limit)
-        rows = [encoded[i] for i in fitting]
-
-        def forward(batch: list[int]) -> list[str]:
-            chosen = [rows[i] for i in batch]
-            longest = min(self.limit, 2 * max(len(row) for row in chosen))
-            return write(self.model, self.tokenizer, chosen, self.sampling, longest)
-
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            description = f"{self.name}: {len(rows)} texts"
-            lengths = [len(row) for row in rows]
-            written = run_batched(lengths, self.batch_tokens, forward, description)
-        found = dict(zip(fitting, written, strict=True))
+            found = write_answers(
+                self.model,
+                self.tokenizer,
+                sources,
+                [tuple(self.tokenizer(source, verbose=False).input_ids) for source in sources],
+                self.limit,
+                self.batch_tokens,
+                self.sampling,
+                self.name,
+            )
         return [
             self._read(template, found[i]) if i in found else None
             for i, template in enumerate(templates)

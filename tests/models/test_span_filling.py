@@ -125,7 +125,7 @@ def test_an_encoder_decoder_is_asked_at_its_masks(
         written.append(write(*arguments))
         return written[-1]
 
-    monkeypatch.setattr("ctrlreward.models.span_filling.write", recorded)
+    monkeypatch.setattr("ctrlreward.models.generation.write", recorded)
     for seed in (1, 1, 2):
         assert filler.fill([template] * 3, seed) == [None] * 3  # random weights fit nowhere
     assert written[0] == written[1] != written[2]
@@ -137,7 +137,7 @@ def test_an_encoder_decoder_is_asked_at_its_masks(
         asked.extend(filler.tokenizer.decode(row) for row in rows)
         return [answers[family]] * len(rows)
 
-    monkeypatch.setattr("ctrlreward.models.span_filling.write", answer)
+    monkeypatch.setattr("ctrlreward.models.generation.write", answer)
     assert filler.fill([template], seed=1) == [("All of it", "nobody")]
     assert [mask in asked[0] for mask in masks] == [True, True]
     assert asked[0].count("<mask>") + asked[0].count("<extra_id_") == 2
