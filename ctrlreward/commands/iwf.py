@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ctrlreward.commands.reading import decode
-from ctrlreward.commands.terminal import shows_progress, user_errors
+from ctrlreward.commands.terminal import user_errors
 from ctrlreward.functional.sentences import sentence_splitter as find_splitter
+from ctrlreward.models.batching import shows_progress
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.weights import load_tokenizer
 

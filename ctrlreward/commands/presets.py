@@ -39,11 +39,10 @@ class Published:
     by: str
 
 
-_CTRLEVAL = ("sample", "CTRLEval, PEGASUS-568M")
-
 PUBLISHED = tuple(
-    Published("data_senti.txt", aspect, aspect, "kendall", level, value, by)
-    for level, by in (_CTRLEVAL,)
+    Published(
+        "data_senti.txt", aspect, aspect, "kendall", "sample", value, "CTRLEval, PEGASUS-568M"
+    )
     for aspect, value in (
         ("coherence", 0.3044),
         ("consistency", 0.2235),

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ctrlreward.commands.terminal import shows_progress
+from ctrlreward.models.batching import shows_progress
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
 

@@ -1,9 +1,7 @@
-"""What all commands do at the terminal: errors in a line, output as it is, and progress or none."""
+"""What all commands do at the terminal: errors in a line, and output as it is."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,8 +25,3 @@ def plain_console(width: int | None = None) -> Console:
         width: None for the terminal's.
     """
     return Console(width=width, markup=False, emoji=False, highlight=False)
-
-
-def shows_progress() -> bool:
-    """Whether somebody watches: bars on standard error are for a terminal, and not for CI."""
-    return "CI" not in os.environ and sys.stderr.isatty()

@@ -82,10 +82,15 @@ def pack(
     return batches
 
 
+def shows_progress() -> bool:
+    """Whether somebody watches: bars on standard error are for a terminal, and not for CI."""
+    return "CI" not in os.environ and sys.stderr.isatty()
+
+
 @contextmanager
 def _progress(description: str, items: int, batches: int) -> Iterator[Callable[[int], None]]:
     """A bar on standard error for long work at a terminal; silent elsewhere and in CI."""
-    if batches < _BATCHES_WORTH_A_BAR or "CI" in os.environ or not sys.stderr.isatty():
+    if batches < _BATCHES_WORTH_A_BAR or not shows_progress():
         yield lambda done: None
         return
     from rich.console import Console
