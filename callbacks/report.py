@@ -26,7 +26,7 @@ from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.files import write_whole
 from ctrlreward.functional.statistics import paired_bootstrap
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, score
+from ctrlreward.scorers.base import Component, Scores, score
 
 log = logging.getLogger(__name__)
 
@@ -35,14 +35,17 @@ class BeforeAfter(pl.Callback):
     """Scores generations of the untuned policy when training starts, and of the policy that
     `RewardCheckpoint` selected when it ends.
 
-    Writes to the trainer's `default_root_dir`: `before.jsonl` and `after.jsonl` (each text with
-    its scores), `summary.json` and, where the history of the run is there too, `curves.png`.
-    A resumed run reads `before.jsonl` back. The trainer needs a `RewardCheckpoint`.
+    Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and `<name>.jsonl` of
+    other texts (each text with its scores), `summary.json` and, where the history of the run is
+    there too, `curves.png`. A resumed run reads `before.jsonl` back. The trainer needs a
+    `RewardCheckpoint`.
 
     `summary.json` holds
     - `before`, `after`: the mean of each score, `fail_rate`, and the number of `generations`;
     - `difference_ci95`: of the first score, the lower and upper end of the 95 % interval of
-      after - before, by paired bootstrap over prefixes; `difference` itself;
+      after - before, by paired bootstrap over groups of samples; `difference` itself;
+    - `others`: by name, the same as of `before`, with `difference` and `difference_ci95` of
+      after - other;
     - `steps`, `stopped_by`, `best_checkpoint` (the adapter's folder, else the checkpoint),
       `constraints_met` (false where no validation met those of the `RewardCheckpoint`, so that
       the last checkpoint stands in for the best), and `seconds` of `start` (up to the first
@@ -53,6 +56,9 @@ class BeforeAfter(pl.Callback):
         samples: Prompts that neither training nor selection sees, as `generate` takes them.
         generations_per_prompt: Texts per prompt.
         seed: Of both generations, so that the difference is not one of luck.
+        others: Name → texts that no policy wrote, one for each of `samples` and in their order: the
+            inputs themselves, where copying is something to beat, or what people wrote. They are
+            scored as the generations are.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class BeforeAfter(pl.Callback):
         samples: Samples,
         generations_per_prompt: int = 4,
         seed: int = 1,
+        others: Mapping[str, Samples] | None = None,
     ) -> None:
         super().__init__()
         check_scores(scores)
@@ -68,6 +75,13 @@ class BeforeAfter(pl.Callback):
         self.samples = samples.as_prompts()
         self.generations_per_prompt = generations_per_prompt
         self.seed = seed
+        self.others = dict(others or {})
+        for name, texts in self.others.items():
+            if len(texts) != len(samples):
+                raise ValueError(
+                    f"others[{name!r}] has {len(texts)} texts for {len(samples)} samples: "
+                    "give one for each"
+                )
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()
 
@@ -122,9 +136,11 @@ class BeforeAfter(pl.Callback):
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
                 generator = cast(TextGenerator, module)
                 texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
-            with fixed_randomness(self.seed):
-                scores = score(self.scores, texts)
-            write_records(Path(trainer.default_root_dir) / f"{phase}.jsonl", texts, scores)
+            self._judge(trainer, texts, phase)
+            if phase == "before":
+                rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
+                for name, other in self.others.items():
+                    self._judge(trainer, other[rows], name)
 
         training = module.training
         module.eval()
@@ -132,19 +148,32 @@ class BeforeAfter(pl.Callback):
         module.train(training)
         self.seconds[phase] = time.perf_counter() - started
 
+    def _judge(self, trainer: pl.Trainer, texts: Samples, name: str) -> None:
+        with fixed_randomness(self.seed):
+            scores = score(self.scores, texts)
+        write_records(Path(trainer.default_root_dir) / f"{name}.jsonl", texts, scores)
+
     def _write_summary(self, trainer: pl.Trainer) -> None:
         folder = Path(trainer.default_root_dir)
-        before_texts, before = read_records(folder / "before.jsonl")
-        after_texts, after = read_records(folder / "after.jsonl")
         first = next(iter(self.scores))
-        prefixes = cast(tuple[str, ...], before_texts.prefixes)
-        interval = paired_bootstrap(before[first], after[first], prefixes)
+        texts, after = read_records(folder / "after.jsonl")
+        groups = texts.require("groups", "BeforeAfter")
+
+        def means(scores: Mapping[str, Scores]) -> dict[str, float]:
+            return {**summary(scores), "generations": len(texts)}
+
+        def gap(scores: Mapping[str, Scores]) -> dict[str, Any]:
+            interval = paired_bootstrap(scores[first], after[first], groups)
+            return {"difference": interval.difference, "difference_ci95": list(interval[1:])}
+
+        before = read_records(folder / "before.jsonl")[1]
+        others = {name: read_records(folder / f"{name}.jsonl")[1] for name in self.others}
         report = {
             "score": first,
-            "before": {**summary(before), "generations": len(before_texts)},
-            "after": {**summary(after), "generations": len(after_texts)},
-            "difference": interval.difference,
-            "difference_ci95": [interval.low, interval.high],
+            "before": means(before),
+            "after": means(after),
+            **gap(before),
+            "others": {name: {**means(found), **gap(found)} for name, found in others.items()},
             "steps": trainer.global_step,
             "stopped_by": _stopped_by(trainer),
             "best_checkpoint": _adapter_or_checkpoint(trainer),
@@ -208,12 +237,17 @@ def _without_nan(value: Any) -> Any:
 
 def _table(report: Mapping[str, Any]) -> str:
     """Before and after side by side, for the console."""
+    columns = {"before": report["before"], "after": report["after"], **report["others"]}
     names = [name for name in report["before"] if name != "generations"]
-    lines = [f"{'':24}{'before':>10}{'after':>10}"]
-    lines += [f"{n:24}{report['before'][n]:10.3f}{report['after'][n]:10.3f}" for n in names]
-    low, high = report["difference_ci95"]
+    lines = [f"{'':24}" + "".join(f"{column:>10}" for column in columns)]
+    lines += [f"{n:24}" + "".join(f"{c[n]:10.3f}" for c in columns.values()) for n in names]
+    for name, other in {"before": report, **report["others"]}.items():
+        low, high = other["difference_ci95"]
+        lines.append(
+            f"{report['score']}, after - {name}: {other['difference']:+.3f} "
+            f"(95 % interval {low:+.3f} to {high:+.3f})"
+        )
     lines += [
-        f"{report['score']}: {report['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f})",
         f"{report['steps']} steps in {report['seconds']['total']:.0f} s; "
         f"stopped by {report['stopped_by']}",
         f"{'best' if report['constraints_met'] else 'CONSTRAINTS NOT MET, last'} checkpoint: "

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ctrlreward.models.span_filling import Fillings, Template
+from ctrlreward.recipes.text_files import WORD
 
 Span = tuple[int, int]
 
-_WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")
 _JOINT = re.compile(r"\s*(?:,\s*(?:and|but)\b|,|\b(?:and|but)\b)\s+")
 _LIGHT = {"a", "an", "the", "very", "really", "so", "just", "also", "too", "quite"}
 
@@ -38,36 +38,6 @@ class AlignmentPair(NamedTuple):
     hallucinated: tuple[Span, ...]
 
 
-def read_texts(
-    files: Sequence[str], exclude: Sequence[str], count: int, min_words: int, seed: int
-) -> list[str]:
-    """A random choice of distinct lines.
-
-    Args:
-        files: One text a line.
-        exclude: Files whose lines are left out, whatever their case and spacing; a line may hold
-            several texts, with tabs between them.
-        count: How many texts.
-        min_words: Shorter texts are left out.
-        seed: Of the choice.
-
-    Raises:
-        ValueError: There are fewer texts.
-    """
-    barred = {_plain(column) for line in _lines(exclude) for column in line.split("\t")}
-    texts = [
-        text
-        for text in dict.fromkeys(line.strip() for line in _lines(files))
-        if _plain(text) not in barred and len(_WORD.findall(text)) >= min_words
-    ]
-    if len(texts) < count:
-        raise ValueError(
-            f"{', '.join(files)}: {len(texts)} texts of {min_words} words or more, {count} wanted: "
-            "give more files, or a smaller number"
-        )
-    return random.Random(seed).sample(texts, count)
-
-
 def mask_spans(
     text: str, random_: random.Random, share: tuple[float, float], max_spans: int
 ) -> tuple[Span, ...]:
@@ -80,7 +50,7 @@ def mask_spans(
             word is masked and at least one kept.
         max_spans: Most runs; their number is drawn evenly.
     """
-    words = [match.span() for match in _WORD.finditer(text)]
+    words = [match.span() for match in WORD.finditer(text)]
     masked = min(len(words) - 1, max(1, round(random_.uniform(*share) * len(words))))
     if masked < 1:
         return ()
@@ -102,7 +72,7 @@ def as_template(text: str, spans: Sequence[Span]) -> Template:
     starts = [0, *(end for _, end in spans)]
     ends = [*(start for start, _ in spans), len(text)]
     parts = tuple(text[start:end] for start, end in zip(starts, ends, strict=True))
-    return Template(parts, tuple(len(_WORD.findall(text[s:e])) for s, e in spans))
+    return Template(parts, tuple(len(WORD.findall(text[s:e])) for s, e in spans))
 
 
 def refill(text: str, spans: Sequence[Span], fillings: Fillings) -> tuple[str, tuple[Span, ...]]:
@@ -123,8 +93,8 @@ def not_in(text: str, spans: Sequence[Span], others: Sequence[str]) -> tuple[Spa
     """
     lacking = []
     for (start, end), other in zip(spans, others, strict=True):
-        known = {word.lower() for word in _WORD.findall(other)}
-        for match in _WORD.finditer(text, start, end):
+        known = {word.lower() for word in WORD.findall(other)}
+        for match in WORD.finditer(text, start, end):
             if match.group().lower() not in known:
                 lacking.append(match.span())
     return tuple(lacking)
@@ -181,14 +151,3 @@ def make_pairs(
     nothing_shared = not_in(text, [(0, len(text))], [stranger])
     pairs.append(AlignmentPair(source, text, stranger, nothing_shared))
     return pairs
-
-
-def _lines(files: Sequence[str]) -> Iterator[str]:
-    for file in files:
-        # Not `splitlines`, for which a line also ends at characters that texts may hold.
-        with open(file, encoding="utf-8") as lines:
-            yield from lines
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.lower().split())

@@ -21,8 +21,8 @@ from ctrlreward.recipes.alignment_data import (
     edit_lightly,
     make_pairs,
     mask_spans,
-    read_texts,
 )
+from ctrlreward.recipes.text_files import read_texts
 
 Paraphrase = Callable[[Sequence[str]], list[str]]
 
@@ -35,7 +35,7 @@ class PairFile:
         file: Where the pairs are kept; one that was cut off is gone on with.
         texts: Files of one text a line.
         count: How many of the texts are used, 2 or more: each has another as its unrelated one.
-        exclude: Files whose lines are not; see `alignment_data.read_texts`.
+        exclude: Files whose lines are not; see `text_files.read_texts`.
         infiller: The model that fills masked spans: a decoder-only one, a BART or a T5.
         paraphraser: An encoder-decoder that says a text in other words; None edits lightly.
         paraphraser_prompt: What it reads, with `{text}`.
@@ -87,7 +87,7 @@ class PairFile:
         models = [self.infiller, self.paraphraser, self.paraphraser_prompt]
         build_pairs(
             self.file,
-            read_texts(self.texts, self.exclude, self.count, self.min_words, self.seed),
+            read_texts(self.texts, self.exclude, self.count, (self.min_words, None), self.seed),
             self._load_filler,
             self._load_paraphrase,
             share=self.mask_share,

@@ -6,7 +6,6 @@ reward, and the held-out scores. Copy this file to change them.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -16,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.functional.ctrleval import TEXT_SLOT
+from ctrlreward.recipes.prompt_data import one_item, training_batches
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
@@ -74,17 +74,11 @@ class PromptData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Samples]:
         """`Samples` of `batch_size` prompts a step."""
-        order: list[int] = []
-        shuffler = random.Random(self.seed)
-        while len(order) < self.steps * self.batch_size:
-            order += shuffler.sample(range(len(self.prompts)), len(self.prompts))
-        steps = range(0, self.steps * self.batch_size, self.batch_size)
-        batches = [self.prompts[order[start : start + self.batch_size]] for start in steps]
-        return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+        return training_batches(self.prompts, self.batch_size, self.steps, self.seed)
 
     def val_dataloader(self) -> DataLoader[Samples]:
-        """One item: what is validated are generations from the held-out prompts."""
-        return DataLoader([self.prompts[:1]], batch_size=None)  # type: ignore[arg-type]
+        """One item."""
+        return one_item(self.prompts)
 
 
 def relevance_reward(

@@ -32,7 +32,7 @@ from ctrlreward.models.text_cnn import (
     save_text_cnn,
 )
 from ctrlreward.models.texts import pad_rows
-from ctrlreward.models.words import split_words
+from ctrlreward.recipes.text_files import held_out, lines, plain
 
 # What a finished folder holds.
 _FILES = ("config.json", "model.safetensors", "evaluation.json")
@@ -98,9 +98,7 @@ class SentenceData(pl.LightningDataModule):
         """Reads the files, leaves out what is held out, and splits the rest."""
         self.sentences["test"] = list(self._read(self.files["test"]))
         barred = {sentence.text for sentence in self.sentences["test"]}
-        for file in self.exclude:
-            columns = (column for line in _lines(file) for column in line.split("\t"))
-            barred.update(map(_plain, columns))
+        barred |= held_out(self.exclude)
         distinct = dict.fromkeys(self._read(self.files["train"]))
         kept = [sentence for sentence in distinct if sentence.text not in barred]
         texts = list(dict.fromkeys(sentence.text for sentence in kept))
@@ -134,7 +132,7 @@ class SentenceData(pl.LightningDataModule):
 
     def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
         for label, file in enumerate(files.values()):
-            texts = [_plain(line) for line in _lines(file) if line.strip()]
+            texts = [plain(line) for line in lines([file]) if line.strip()]
             if not texts:
                 raise ValueError(f"{file} holds no sentence: give one a line")
             yield from (Sentence(text, label) for text in texts)
@@ -246,15 +244,6 @@ class TextCNNTrainer(pl.LightningModule):
         if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
             best = torch.load(checkpoint.best_model_path, weights_only=True)
             self.load_state_dict(best["state_dict"])
-
-
-def _lines(file: str) -> list[str]:
-    return Path(file).expanduser().read_text(encoding="utf-8").splitlines()
-
-
-def _plain(text: str) -> str:
-    """All that the network sees of a text, equal for texts of the same words."""
-    return " ".join(split_words(text))
 
 
 def _check_free(folder: Path) -> None:

@@ -21,7 +21,7 @@ class Rollout:
     """Completions of n prompts.
 
     Attributes:
-        completions: The sampled text behind each prompt, special tokens left out.
+        completions: The sampled text behind each prompt, without end and special tokens.
         ids: Prompts, padded on the left, with their completions, shape (n, length).
         attention: 1 where `ids` is no padding, shape (n, length).
         mask: 1 on the completions' tokens up to and with the end token, shape (n, new), float;
@@ -81,8 +81,9 @@ def sample(
     new = ids[:, prompt.shape[1] :]
     end = _end_tokens(model).to(new.device)
     mask = completion_mask(new, end)
+    written = mask.bool() & ~torch.isin(new, end)
     completions = tokenizer.batch_decode(
-        [row[kept.bool()] for row, kept in zip(new, mask, strict=True)], skip_special_tokens=True
+        [row[kept] for row, kept in zip(new, written, strict=True)], skip_special_tokens=True
     )
     attention = torch.cat([attention, mask.long()], dim=1)
     return Rollout(completions, ids, attention, mask, ended(new, end))
@@ -107,6 +108,20 @@ def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
     places = torch.arange(len(tokens), device=tokens.device)
     values = token_log_probs(model, states, places, tokens, temperature)
     return torch.zeros_like(rollout.mask).masked_scatter(kept, values)
+
+
+def stop_at(model: Any, tokenizer: PreTrainedTokenizerBase, stop: str) -> None:
+    """Makes a string end completions, beside the model's own end tokens.
+
+    Raises:
+        ValueError: The string is not one token.
+    """
+    ids = tokenizer.encode(stop, add_special_tokens=False)
+    if len(ids) != 1:
+        raise ValueError(
+            f"stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string that is one"
+        )
+    model.generation_config.eos_token_id = [*_end_tokens(model).tolist(), *ids]
 
 
 def _end_tokens(model: Any) -> Tensor:

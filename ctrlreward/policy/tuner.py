@@ -28,7 +28,7 @@ from ctrlreward.policy.objectives import (
     terms_of,
     weigh,
 )
-from ctrlreward.policy.rollouts import Rollout, log_probs, sample
+from ctrlreward.policy.rollouts import Rollout, log_probs, sample, stop_at
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 
@@ -69,6 +69,8 @@ class PolicyTuner(pl.LightningModule):
         group_size: Completions per prompt.
         max_new_tokens: Longest completion, in tokens.
         temperature: Of sampling, in rollouts and in `complete`.
+        stop: Ends a completion beside the model's end tokens, and is no part of the text: one
+            token, such as a newline.
         kl_coef: Weight of the KL divergence from the untuned model, per token, in the loss.
         learning_rate: Of AdamW.
         warmup_steps: Steps over which the learning rate rises to its value.
@@ -119,6 +121,7 @@ class PolicyTuner(pl.LightningModule):
         minibatches: int = 1,
         microbatch_size: int | None = None,
         gradient_clip: float | None = None,
+        stop: str | None = None,
     ) -> None:
         super().__init__()
         choices = (baseline, scale, ratio, clip, aggregation, kl_estimator)
@@ -142,6 +145,7 @@ class PolicyTuner(pl.LightningModule):
         self.lora_rank = lora_rank
         self.dtype_name = dtype
         self.mask_truncated = mask_truncated
+        self.stop = stop
         self.automatic_optimization = self.updates.are_lightnings
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.policy: PeftModel  # from configure_model on
@@ -157,6 +161,8 @@ class PolicyTuner(pl.LightningModule):
         device = self.device if self._trainer is None else self.trainer.strategy.root_device
         name, rank = self.base_model, self.lora_rank
         self.policy = load_with_adapter(name, rank, self.dtype_name, device.type)
+        if self.stop is not None:
+            stop_at(self.policy, self.tokenizer, self.stop)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW on the adapter, with a linear warm-up."""

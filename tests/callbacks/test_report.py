@@ -74,6 +74,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         "after",
         "difference",
         "difference_ci95",
+        "others",
         "steps",
         "stopped_by",
         "best_checkpoint",
@@ -105,7 +106,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     assert seconds["total"] == pytest.approx(parts)
     printed = capsys.readouterr().out
     assert "5 steps in" in printed
-    assert f"v: {found['difference']:+.3f} (95 % interval" in printed
+    assert f"v, after - before: {found['difference']:+.3f} (95 % interval" in printed
 
 
 def test_both_generations_have_the_same_noise(compare, tmp_path) -> None:

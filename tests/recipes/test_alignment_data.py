@@ -19,10 +19,10 @@ from ctrlreward.recipes.alignment_data import (
     make_pairs,
     mask_spans,
     not_in,
-    read_texts,
     refill,
 )
 from ctrlreward.recipes.alignment_file import PairFile, build_pairs, read_pairs
+from ctrlreward.recipes.text_files import read_texts
 
 TEXTS = [
     "the soup was cold and nobody said sorry .",
@@ -124,20 +124,6 @@ def test_sides_of_a_joint_change_places() -> None:
     assert edits == {text, "rooms were small , but we loved it !"}
 
 
-# Texts
-
-
-def test_excluded_and_short_lines_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("\n".join([*TEXTS, TEXTS[0], "too short"]))
-    (tmp_path / "held_out").write_text(f"x\t{TEXTS[1].upper().replace(' ', '  ')}\n")
-    files, exclude = [str(tmp_path / "texts")], [str(tmp_path / "held_out")]
-    found = read_texts(files, exclude, 6, 4, seed=1)
-    assert sorted(found) == sorted(set(TEXTS) - {TEXTS[1]})
-    assert found == read_texts(files, exclude, 6, 4, seed=1)
-    with pytest.raises(ValueError, match="6 texts of 4 words or more, 7 wanted"):
-        read_texts(files, exclude, 7, 4, seed=1)
-
-
 # The file
 
 
@@ -182,7 +168,7 @@ def test_spans_of_the_file_are_the_words_that_b_lacks(tmp_path: Path) -> None:
 def test_a_line_ends_at_nothing_else(tmp_path: Path) -> None:
     odd = [f"{TEXTS[0]} so{mark}there" for mark in ("\u2028", "\u2029", "\x85", "\x0b")]
     (tmp_path / "texts").write_text("\n".join([*TEXTS, *odd]), encoding="utf-8")
-    texts = read_texts([str(tmp_path / "texts")], [], 11, 4, seed=0)
+    texts = read_texts([str(tmp_path / "texts")], [], 11, (4, None), seed=0)
     assert sorted(texts) == sorted([*TEXTS, *odd])
     build(tmp_path / "pairs.jsonl", texts)
     pairs = read_pairs(str(tmp_path / "pairs.jsonl"))
