@@ -47,8 +47,8 @@ def read_texts(
     if len(texts) < count:
         end = "words or more" if longest is None else f"to {longest} words"
         raise ValueError(
-            f"{', '.join(files)}: {len(texts)} texts of {shortest} {end}, {count} wanted: give more files, "
-            "or a smaller number"
+            f"{', '.join(files)}: {len(texts)} texts of {shortest} {end}, {count} wanted: "
+            "give more files, or a smaller number"
         )
     return random.Random(seed).sample(texts, count)
 
