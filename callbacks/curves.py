@@ -1,13 +1,15 @@
-"""The pictures of a run: its scores, reward and drift over steps, and its Pareto front."""
+"""The pictures of a run: scores, reward and drift over steps, trajectories, the Pareto front."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ctrlreward.callbacks.history import curve
+
+Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 
 _GRID, _TEXT = "#e4e4e7", "#3f3f46"
 _FIRST, _SECOND, _FAINT = "#2563eb", "#d97706", "#a1a1aa"
@@ -107,6 +109,33 @@ def draw_front(
             )
         _finish(panel, "checkpoints by step", x_label=names[x])
         panel.set_ylabel(names[y], fontsize=8, color=_TEXT)
+    figure.savefig(path, dpi=130)
+
+
+def draw_trajectories(
+    steps: Sequence[int], panels: Sequence[tuple[tuple[str, str], Points]], path: Path
+) -> None:
+    """Draws how a run went through pairs of metrics as a PNG, one panel a pair.
+
+    Args:
+        steps: Of the n validations; each point is marked with its own.
+        panels: Names of the metrics along x and y, and the values of both, n each.
+        path: Of the PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure = _figure(4.6 * len(panels), 3.8)
+    for panel, ((x_name, y_name), (xs, ys)) in zip(
+        figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
+    ):
+        panel.plot(xs, ys, color=_FAINT, linewidth=1)
+        points = panel.scatter(xs, ys, c=steps, cmap="viridis", s=22, zorder=2)
+        for step, x, y in zip(steps, xs, ys, strict=True):
+            panel.annotate(str(step), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=7)
+        _finish(panel, f"{y_name} against {x_name}", legend=False, x_label=x_name)
+        panel.set_ylabel(y_name, fontsize=8, color=_TEXT)
+    figure.colorbar(points, ax=figure.axes, label="step", shrink=0.8)
     figure.savefig(path, dpi=130)
 
 

@@ -7,13 +7,20 @@ file to change them.
 
 from __future__ import annotations
 
+import logging
+import math
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward.callbacks.curves import draw_trajectories
+from ctrlreward.callbacks.history import read_history
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.recipes.prompt_data import one_item, training_batches
 from ctrlreward.recipes.text_files import read_texts
@@ -21,6 +28,8 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component
+
+log = logging.getLogger(__name__)
 
 
 def prompts(
@@ -83,6 +92,9 @@ class TransferData(pl.LightningDataModule):
         batch_size: Sentences per step.
         steps: Length of the data; `max_steps` of the trainer may end sooner.
         seed: Of choice and order.
+        judge: Folder of the classifier that judges the style.
+        judge_config: The configuration that it is trained by first, where the folder is not there
+            yet; None: it has to be.
     """
 
     def __init__(
@@ -95,12 +107,29 @@ class TransferData(pl.LightningDataModule):
         batch_size: int = 8,
         steps: int = 1000,
         seed: int = 0,
+        judge: str | None = None,
+        judge_config: str | None = None,
     ) -> None:
         super().__init__()
         self.arguments = (files, template, count, exclude, words, seed)
+        self.judge = judge
+        self.judge_config = judge_config
         self.batch_size = batch_size
         self.steps = steps
         self.seed = seed
+
+    def prepare_data(self) -> None:
+        """Trains the judge where there is none.
+
+        Raises:
+            CalledProcessError: Its training failed; what it said stands above.
+        """
+        if self.judge is None or self.judge_config is None or Path(self.judge).is_dir():
+            return
+        log.warning("%s is not there: %s trains it first", self.judge, self.judge_config)
+        job = ["train", "--config", self.judge_config, "--model.init_args.folder", self.judge]
+        # A process of its own: a trainer within a trainer would share its seeds and signals.
+        subprocess.run([sys.executable, "-m", "ctrlreward", *job], check=True)
 
     def setup(self, stage: str) -> None:
         """Reads the files."""
@@ -205,6 +234,44 @@ def before_after(
         generations_per_prompt=generations_per_prompt,
         others={"copying": copies},
     )
+
+
+class Trajectories(pl.Callback):
+    """Draws `trajectories.png` when training ends: error rate against similarity, and similarity
+    against perplexity, a point for each validation, as Pang & Gimpel (2019), Fig. 1.
+
+    Error rate is 1 - accuracy; perplexity is that of the mean log-likelihood, since a mean of
+    perplexities is that of the oddest sentence.
+
+    Args:
+        folder: Of the run's `HistoryLogger`; the picture is put beside its `metrics.jsonl`.
+        name: Of the `GenerationScorer`.
+    """
+
+    def __init__(self, folder: str, name: str = "score") -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.name = name
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws what was validated; nothing where there was no validation."""
+        keys = [f"{self.name}/{score}" for score in ("accuracy", "similarity", "log_likelihood")]
+        history = read_history(self.folder / "metrics.jsonl")
+        rows = [row for row in history if all(row.get(key) is not None for key in keys)]
+        if not rows or not trainer.is_global_zero:
+            return
+        accuracy, similarity, likelihood = ([row[key] for row in rows] for key in keys)
+        errors = [1 - value for value in accuracy]
+        perplexity = [math.exp(-value) for value in likelihood]
+        panels = [
+            (("similarity", "error rate"), (similarity, errors)),
+            (("perplexity", "similarity"), (perplexity, similarity)),
+        ]
+        try:
+            path = self.folder / "trajectories.png"
+            draw_trajectories([row["step"] for row in rows], panels, path)
+        except ImportError as error:  # no reason to fail a run that is done
+            log.warning("%s", error)
 
 
 def _quality(

@@ -1,0 +1,5 @@
+"""`python -m ctrlreward`: the command line."""
+
+from ctrlreward.cli import main
+
+main()
