@@ -1,4 +1,4 @@
-"""`PolicyTuner`: fine-tunes a causal language model on a `Reward` with LoRA."""
+"""`PolicyTuner`: fine-tunes a language model on a `Reward` with LoRA."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ _PROMPTS_AT_ONCE = 64
 
 
 class PolicyTuner(pl.LightningModule):
-    """Policy-gradient fine-tuning of a causal language model.
+    """Policy-gradient fine-tuning of a causal or encoder-decoder language model.
 
     A batch is `Samples` of prompts (see `Samples.as_prompts`): the policy reads `prompts`, and the
     beginning with the completion is the text that is scored. Other columns go to the reward as
-    they are. Each prompt is completed `group_size` times.
+    they are. Each prompt is completed `group_size` times. Of an encoder-decoder (T5, BART,
+    PEGASUS) the encoder reads the prompt and the decoder writes the completion; where that is the
+    whole text, as in transfer, beginnings are `""`.
 
     An algorithm is a name for six choices, of which any can be made otherwise (`Objective` says
     what each means). As they are, each rollout makes one update, which is Lightning's to do, with
