@@ -97,12 +97,15 @@ def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
 
     Differentiable; sampling temperature is taken into account.
     """
-    new = rollout.mask.shape[1]
+    return log_probs_after(model, states_before(model, rollout), rollout, temperature)
+
+
+def log_probs_after(model: Any, states: Tensor, rollout: Rollout, temperature: float) -> Tensor:
+    """`log_probs` from the states of `states_before`."""
     kept = rollout.mask.bool()
-    states = states_before(model, rollout)[kept]
-    tokens = rollout.ids[:, -new:][kept]
+    tokens = rollout.ids[:, -rollout.mask.shape[1] :][kept]
     places = torch.arange(len(tokens), device=tokens.device)
-    values = token_log_probs(model, states, places, tokens, temperature)
+    values = token_log_probs(model, states[kept], places, tokens, temperature)
     return torch.zeros_like(rollout.mask).masked_scatter(kept, values)
 
 
