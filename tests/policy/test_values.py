@@ -164,7 +164,10 @@ def test_truncated_completions_teach_values_nothing_either(
 def test_learns_to_say_a_and_what_to_expect(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]
 ) -> None:
-    """One completion a prompt; later updates clip ratios and values."""
+    """One completion a prompt; later updates clip ratios and values.
+
+    Ends before all say the same, when there would be no variance left to explain.
+    """
     module = tuner(
         algorithm="ppo",
         group_size=1,
@@ -180,15 +183,14 @@ def test_learns_to_say_a_and_what_to_expect(
     )
     many = Samples(texts=["ab", "cd", "f"] * 5)
     module.transfer_batch_to_device = lambda *_: many  # type: ignore[method-assign]
-    fit(module, 40)
+    fit(module, 20)
     rewards = [log["reward/total"] for log in logs]
     explained = [log["policy/explained_variance"] for log in logs]
-    print(rewards, explained)
     assert rewards[0] < 0.25
-    assert sum(rewards[-5:]) / 5 > rewards[0] + 0.4
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.4
     assert explained[0] == 0  # the same for all
-    assert sum(explained[-5:]) / 5 > 0.2
-    assert logs[-1]["policy/clip_fraction"] > 0
+    assert sum(explained[-3:]) / 3 > 0.3
+    assert max(log["policy/clip_fraction"] for log in logs) > 0
 
 
 def test_the_checkpoint_holds_the_value_head_and_the_exported_adapter_does_not(
