@@ -1,8 +1,12 @@
-"""Advantages of whole completions: how much better than expected each one's reward is.
+"""Advantages: how much better than expected a completion's reward is, or each of its tokens.
 
-Rewards and advantages have one value a completion, shape (n,); groups are integers that say which
-completions answer the same prompt, shape (n,). A failed sample's reward is NaN: it takes no part
-in any statistics and gets the advantage 0, so that it teaches nothing.
+Of whole completions, rewards and advantages have one value each, shape (n,); groups are integers
+that say which completions answer the same prompt, shape (n,). A failed sample's reward is NaN: it
+takes no part in any statistics and gets the advantage 0, so that it teaches nothing.
+
+Of tokens, rewards, values, advantages and the mask have the shape (n, tokens); the mask is 1 on a
+completion's tokens, which stand in front, and 0 behind them. A value is the return that is
+expected before a token is written.
 """
 
 from __future__ import annotations
@@ -74,6 +78,60 @@ def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
     The unbiased one; 0 for fewer than two.
     """
     return group_deviation(rewards, torch.zeros_like(groups))
+
+
+def rewards_at_end(rewards: Tensor, mask: Tensor) -> Tensor:
+    """A completion's reward at its last token and 0 at the others, shape (n, tokens).
+
+    Args:
+        rewards: Shape (n,).
+        mask: See above.
+    """
+    last = mask.long().sum(dim=1, keepdim=True) - 1
+    places = torch.arange(mask.shape[1], device=mask.device)
+    return rewards[:, None] * (places == last)
+
+
+def generalised_advantages(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, gae_lambda: float = 0.95
+) -> Tensor:
+    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), shape (n, tokens).
+
+    The sum over later tokens l of (γλ)^l δ, with δ = reward + γ · next value - value. Nothing is
+    expected behind the last token, whether the completion ended there or was cut off. Added to
+    the values, advantages are the returns that values should be.
+
+    Args:
+        rewards: Of each token.
+        values: Of each token.
+        mask: See above; 0 where it is 0.
+        gamma: How much a reward one token later is worth, in [0, 1].
+        gae_lambda: In [0, 1]; 0 trusts the next value, 1 only rewards.
+    """
+    following = torch.zeros_like(values[:, 0])
+    value_after = torch.zeros_like(following)
+    advantages = []
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * value_after - values[:, t]
+        following = (delta + gamma * gae_lambda * following) * mask[:, t]
+        value_after = values[:, t] * mask[:, t]
+        advantages.append(following)
+    return torch.stack(advantages[::-1], dim=1)
+
+
+def whitened(values: Tensor, mask: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """How many standard deviations each unmasked value lies above their mean; 0 where masked.
+
+    Args:
+        values: Shape (n, tokens).
+        mask: Of the same shape; any of its places may be 1.
+        epsilon: Added to the standard deviation, the unbiased one.
+    """
+    count = mask.sum()
+    mean = (values * mask).sum() / count.clamp(min=1)
+    centred = (values - mean) * mask
+    deviation = ((centred**2).sum() / (count - 1).clamp(min=1)).sqrt()
+    return centred / (deviation + epsilon)
 
 
 def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

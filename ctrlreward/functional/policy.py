@@ -1,6 +1,7 @@
-"""Policy gradients on whole completions: losses, importance ratios, KL estimates, masks.
+"""Policy gradients on completions: losses, importance ratios, KL estimates, masks.
 
-Advantages have one value a completion, shape (n,); `functional.advantages` makes them of rewards.
+Advantages have one value a completion, shape (n,), or one a token, shape (n, tokens);
+`functional.advantages` makes them of rewards.
 Log-probabilities, their reference and the mask have one value a token, shape (n, tokens); the mask
 is 1 on the completion's tokens up to and with its end token, 0 behind it.
 
@@ -27,6 +28,7 @@ __all__ = [
     "completion_mask",
     "constant_weights",
     "ended",
+    "explained_variance",
     "group_normalised_advantages",
     "grpo_loss",
     "is_clipped",
@@ -42,6 +44,7 @@ __all__ = [
     "sequence_weights",
     "token_ratio",
     "token_weights",
+    "value_loss",
 ]
 
 # Importance ratios
@@ -78,20 +81,20 @@ def clipped_surrogate(
 
     Args:
         ratio: Shape (n, tokens), in (0, ∞).
-        advantages: Shape (n,).
+        advantages: Shape (n,) or (n, tokens).
         clip: How far below and above 1 the ratio still earns anything. A higher upper bound than
             lower one leaves unlikely tokens room to grow (clip-higher of DAPO, Yu et al. 2025,
             eq. 10).
     """
     lower, upper = clip
-    advantage = advantages[:, None]
+    advantage = _of_tokens(advantages)
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - lower, 1 + upper) * advantage)
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
     """Where `clipped_surrogate` has no gradient because of the clip, bool, shape (n, tokens)."""
     lower, upper = clip
-    advantage = advantages[:, None]
+    advantage = _of_tokens(advantages)
     return ((ratio > 1 + upper) & (advantage > 0)) | ((ratio < 1 - lower) & (advantage < 0))
 
 
@@ -100,7 +103,39 @@ def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
 
     Holds for tokens of the present policy only: it knows no ratio to an older one.
     """
-    return -advantages[:, None] * log_probs
+    return -_of_tokens(advantages) * log_probs
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None = 0.2) -> Tensor:
+    """Half the squared error of values, shape (n, tokens).
+
+    With a clip it is the larger of this and of the same where the value has gone no farther than
+    that from the old one, so that a value gains nothing by going farther at once. The paper of PPO
+    (Schulman et al. 2017) lacks it; its authors' program has it.
+
+    Args:
+        values: As predicted now, shape (n, tokens).
+        old: As predicted when the tokens were sampled, shape (n, tokens).
+        returns: What they should be, shape (n, tokens).
+        clip: In units of the reward; None: no clip.
+    """
+    errors = (values - returns) ** 2
+    if clip is not None:
+        near = old + (values - old).clamp(-clip, clip)
+        errors = torch.maximum(errors, (near - returns) ** 2)
+    return errors / 2
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """1 - Var(returns - values) / Var(returns) over unmasked tokens, at most 1, a scalar.
+
+    1: values are right up to a constant; 0: they tell no more than any constant; NaN where all
+    returns are equal.
+    """
+    kept = mask.bool()
+    spread = returns[kept].var(correction=0)
+    unexplained = (returns - values)[kept].var(correction=0)
+    return torch.where(spread > 0, 1 - unexplained / spread, torch.nan)
 
 
 # How much a token counts: loss = (weights x costs).sum()
@@ -180,7 +215,7 @@ def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
     return kl_k1(log_probs, reference).detach() + (k2 - k2.detach())
 
 
-# Masks
+# Masks and shapes
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
@@ -197,3 +232,8 @@ def completion_mask(tokens: Tensor, end_tokens: Tensor) -> Tensor:
 def ended(tokens: Tensor, end_tokens: Tensor) -> Tensor:
     """Which rows hold an end token, bool, shape (n,); the others were cut off by their length."""
     return torch.isin(tokens, end_tokens).any(dim=-1)
+
+
+def _of_tokens(advantages: Tensor) -> Tensor:
+    """Shape (n, tokens), or (n, 1) of those of whole completions."""
+    return advantages if advantages.dim() == 2 else advantages[:, None]

@@ -104,7 +104,9 @@ def _logits(model: PreTrainedModel, hidden: Tensor) -> Tensor:
     """Float32 logits, with what models do to them beyond the output layer: add a bias (BART,
     PEGASUS), scale (Cohere, Granite) or cap them (Gemma)."""
     values: Tensor = model.get_output_embeddings()(hidden).float()
-    bias = dict(model.named_buffers()).get("final_logits_bias")
+    # An adapter's model holds the buffer under a longer name.
+    biases = (b for name, b in model.named_buffers() if name.endswith("final_logits_bias"))
+    bias = next(biases, None)
     if bias is not None:
         values = values + bias
     config = model.config

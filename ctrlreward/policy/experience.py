@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ctrlreward.policy.rollouts import Rollout
+from ctrlreward.policy.value import Estimates
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,12 @@ class Experience:
 
     Attributes:
         rollout: n completions.
-        advantages: Shape (n,).
+        advantages: Shape (n,), or (n, tokens) where each token has its own.
         mask: 1 on the tokens that are learned from, shape (n, new).
         reference: Log-probabilities under the untuned model, shape (n, new).
         old: Log-probabilities under the policy that sampled, shape (n, new); None where the
             policy is still that one at the only update.
+        estimates: What values were and should be; None without a value head.
     """
 
     rollout: Rollout
@@ -29,6 +31,7 @@ class Experience:
     mask: Tensor
     reference: Tensor
     old: Tensor | None
+    estimates: Estimates | None = None
 
     def __len__(self) -> int:
         return len(self.advantages)
@@ -41,6 +44,7 @@ class Experience:
             self.mask[rows],
             self.reference[rows],
             None if self.old is None else self.old[rows],
+            None if self.estimates is None else self.estimates[rows],
         )
 
 

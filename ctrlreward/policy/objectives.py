@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.experience import Experience
+from ctrlreward.policy.experience import Experience, Updates
 
 Algorithm = Literal[
     "grpo",
@@ -22,8 +22,9 @@ Algorithm = Literal[
     "gspo",
     "reinforce++",
     "self_critical",
+    "ppo",
 ]
-Baseline = Literal["group", "leave_one_out", "batch", "greedy"]
+Baseline = Literal["group", "leave_one_out", "batch", "greedy", "value"]
 Scale = Literal["group", "batch", "none"]
 Ratio = Literal["token", "sequence", "none"]
 Aggregation = Literal["sequence", "token", "constant", "sum"]
@@ -56,6 +57,7 @@ _SCALES: dict[Baseline, tuple[Scale, ...]] = {
     "leave_one_out": ("group", "batch", "none"),
     "batch": ("batch", "none"),
     "greedy": ("none",),
+    "value": ("batch", "none"),
 }
 _RATIOS: dict[Ratio, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "token": losses.token_ratio,
@@ -74,8 +76,10 @@ class Objective:
 
     Args:
         baseline: What a reward is compared with: the mean of its group, of the others of its
-            group, of the batch, or the reward of the prompt's greedy completion.
-        scale: Whose standard deviation of rewards the difference is divided by.
+            group, of the batch, the reward of the prompt's greedy completion, or the value that
+            is expected at each token.
+        scale: Whose standard deviation of rewards the difference is divided by; of a batch's
+            advantages by values, the deviation after their mean is taken off (`policy/value.py`).
         ratio: Importance ratio of tokens or of whole completions; "none": plain log-probabilities.
         clip: How far below and above 1 the ratio still earns anything.
         aggregation: Mean over completions of the mean over tokens ("sequence"), mean over all
@@ -130,6 +134,8 @@ OBJECTIVES: dict[Algorithm, Objective] = {
     "reinforce++": Objective("batch", "batch", "token", (0.2, 0.2), "token"),
     # Rennie et al. 2017
     "self_critical": Objective("greedy", "none", "none", NO_CLIP, "sum"),
+    # Schulman et al. 2017, with the KL term in the loss instead of in the reward
+    "ppo": Objective("value", "batch", "token", (0.2, 0.2), "token"),
 }
 
 
@@ -163,13 +169,28 @@ def objective_of(
     return replace(OBJECTIVES[algorithm], **{n: v for n, v in given.items() if v is not None})
 
 
+def check_sampling(objective: Objective, algorithm: str, group_size: int, updates: Updates) -> None:
+    """Makes sure that what is sampled can be learned from as is wanted.
+
+    Raises:
+        ValueError: Groups of one are to be compared, or later updates know no ratio.
+    """
+    if group_size < 2 and objective.baseline in ("group", "leave_one_out"):
+        raise ValueError(f"group_size = {group_size}: {algorithm} compares 2 or more")
+    if objective.ratio == "none" and updates.per_rollout > 1:
+        raise ValueError(
+            f"{updates.per_rollout} updates per rollout need a ratio to the policy that "
+            "sampled: give ratio = 'token' or 'sequence', or one epoch and one minibatch"
+        )
+
+
 def advantages_of(
     objective: Objective, rewards: Tensor, groups: Tensor, greedy: Tensor | None
 ) -> Tensor:
     """The advantage of each completion, shape (n,); 0 where it has none.
 
     Args:
-        objective: Its baseline and scale.
+        objective: Its baseline, any but `"value"`, and its scale.
         rewards: NaN where a sample failed, shape (n,).
         groups: The number of each completion's prompt, shape (n,).
         greedy: Reward of each prompt's greedy completion, shape (prompts,); None with any other

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ctrlreward.functional.policy import completion_mask, ended
 from ctrlreward.models.head import hidden_states, token_log_probs
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Rollout:
 
     Attributes:
         completions: The sampled text behind each prompt, without end and special tokens.
-        ids: Prompts, padded on the left, with their completions, shape (n, length).
+        ids: Prompts with their completions, shape (n, length). Prompts are padded on the left;
+            on the right where an encoder reads them and a decoder writes the completions.
         attention: 1 where `ids` is no padding, shape (n, length).
         mask: 1 on the completions' tokens up to and with the end token, shape (n, new), float;
             the completions are the last `new` columns of `ids`.
@@ -59,32 +60,35 @@ def sample(
     the tokens as they were drawn.
 
     Args:
-        model: A causal `PreTrainedModel`, or a `PeftModel` on one; they share no type. Its
-            generation config names the end tokens and holds nothing that shapes sampling.
+        model: A causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share
+            no type. Its generation config names the end tokens and what a decoder starts with,
+            and holds nothing that shapes sampling.
         tokenizer: The model's.
-        prompts: What completions follow, n of them.
+        prompts: What completions follow, or what an encoder reads, n of them.
         max_new_tokens: Longest completion.
         temperature: Of sampling; 0 takes the likeliest token each time.
     """
     drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    batch = tokenizer(list(prompts), add_special_tokens=False, padding=True, padding_side="left")
+    family = _family(model)
+    batch = family.encode(tokenizer, list(prompts))
     prompt = torch.tensor(batch.input_ids, device=model.device)
     attention = torch.tensor(batch.attention_mask, device=model.device)
     with torch.no_grad():
-        ids = model.generate(
+        written = model.generate(
             input_ids=prompt,
             attention_mask=attention,
             **(drawing if temperature > 0 else {"do_sample": False}),
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.pad_token_id,
         )
-    new = ids[:, prompt.shape[1] :]
+    new = written[:, family.opening(prompt) :]
     end = _end_tokens(model).to(new.device)
     mask = completion_mask(new, end)
-    written = mask.bool() & ~torch.isin(new, end)
+    text = mask.bool() & ~torch.isin(new, end)
     completions = tokenizer.batch_decode(
-        [row[kept] for row, kept in zip(new, written, strict=True)], skip_special_tokens=True
+        [row[kept] for row, kept in zip(new, text, strict=True)], skip_special_tokens=True
     )
+    ids = torch.cat([prompt, new], dim=1)
     attention = torch.cat([attention, mask.long()], dim=1)
     return Rollout(completions, ids, attention, mask, ended(new, end))
 
@@ -94,6 +98,45 @@ def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
 
     Differentiable; sampling temperature is taken into account.
     """
+    return log_probs_after(model, states_before(model, rollout), rollout, temperature)
+
+
+def log_probs_after(model: Any, states: Tensor, rollout: Rollout, temperature: float) -> Tensor:
+    """`log_probs` from the states of `states_before`."""
+    kept = rollout.mask.bool()
+    tokens = rollout.ids[:, -rollout.mask.shape[1] :][kept]
+    places = torch.arange(len(tokens), device=tokens.device)
+    values = token_log_probs(model, states[kept], places, tokens, temperature)
+    return torch.zeros_like(rollout.mask).masked_scatter(kept, values)
+
+
+def states_before(model: Any, rollout: Rollout) -> Tensor:
+    """What reaches the output layer to predict each completion token, shape (n, new, width).
+
+    Differentiable. An encoder runs once, whatever the length of what is written.
+    """
+    return _family(model).states(model, rollout)
+
+
+class _Family(NamedTuple):
+    """How a kind of model takes prompts and completions.
+
+    Attributes:
+        encode: Tokens of prompts.
+        opening: How many tokens `generate` returns before the first new one.
+        states: See `states_before`.
+    """
+
+    encode: Callable[[PreTrainedTokenizerBase, list[str]], BatchEncoding]
+    opening: Callable[[Tensor], int]
+    states: Callable[[Any, Rollout], Tensor]
+
+
+def _family(model: Any) -> _Family:
+    return _ENCODER_DECODER if model.config.is_encoder_decoder else _CAUSAL
+
+
+def _causal_states(model: Any, rollout: Rollout) -> Tensor:
     positions = (rollout.attention.cumsum(dim=1) - 1).clamp(min=0)
     hidden = hidden_states(
         model,
@@ -101,13 +144,35 @@ def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
         attention_mask=rollout.attention,
         position_ids=positions,
     )
+    return hidden[:, -rollout.mask.shape[1] - 1 : -1]
+
+
+def _decoder_states(model: Any, rollout: Rollout) -> Tensor:
     new = rollout.mask.shape[1]
-    kept = rollout.mask.bool()
-    states = hidden[:, -new - 1 : -1][kept]
-    tokens = rollout.ids[:, -new:][kept]
-    places = torch.arange(len(tokens), device=tokens.device)
-    values = token_log_probs(model, states, places, tokens, temperature)
-    return torch.zeros_like(rollout.mask).masked_scatter(kept, values)
+    start = model.generation_config.decoder_start_token_id
+    first = rollout.ids.new_full((len(rollout.ids), 1), start)
+    return hidden_states(
+        model,
+        input_ids=rollout.ids[:, :-new],
+        attention_mask=rollout.attention[:, :-new],
+        decoder_input_ids=torch.cat([first, rollout.ids[:, -new:-1]], dim=1),
+    )
+
+
+_CAUSAL = _Family(
+    # An end token behind a prompt would end it: special tokens are the prompt's own affair.
+    lambda tokenizer, prompts: tokenizer(
+        prompts, add_special_tokens=False, padding=True, padding_side="left"
+    ),
+    lambda prompt: prompt.shape[1],
+    _causal_states,
+)
+_ENCODER_DECODER = _Family(
+    # BART counts positions from the left, padding included.
+    lambda tokenizer, prompts: tokenizer(prompts, padding=True, padding_side="right"),
+    lambda prompt: 1,  # what the decoder starts with
+    _decoder_states,
+)
 
 
 def stop_at(model: Any, tokenizer: PreTrainedTokenizerBase, stop: str) -> None:

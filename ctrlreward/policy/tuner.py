@@ -1,9 +1,10 @@
-"""`PolicyTuner`: fine-tunes a causal language model on a `Reward` with LoRA."""
+"""`PolicyTuner`: fine-tunes a language model on a `Reward` with LoRA."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft import PeftModel
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
+from ctrlreward.functional.policy import token_weights
 from ctrlreward.models.weights import load_tokenizer
 from ctrlreward.policy.adapter import load_with_adapter
 from ctrlreward.policy.experience import Experience, Updates
@@ -24,11 +26,15 @@ from ctrlreward.policy.objectives import (
     Ratio,
     Scale,
     advantages_of,
+    check_sampling,
     objective_of,
     terms_of,
     weigh,
 )
-from ctrlreward.policy.rollouts import Rollout, log_probs, sample, stop_at
+from ctrlreward.policy.optimizer import adamw, step
+from ctrlreward.policy.reading import Reader
+from ctrlreward.policy.rollouts import Rollout, sample, stop_at
+from ctrlreward.policy.value import Critic, ValueHead, estimate, with_values
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 
@@ -37,11 +43,13 @@ _PROMPTS_AT_ONCE = 64
 
 
 class PolicyTuner(pl.LightningModule):
-    """Policy-gradient fine-tuning of a causal language model.
+    """Policy-gradient fine-tuning of a causal or encoder-decoder language model.
 
     A batch is `Samples` of prompts (see `Samples.as_prompts`): the policy reads `prompts`, and the
     beginning with the completion is the text that is scored. Other columns go to the reward as
-    they are. Each prompt is completed `group_size` times.
+    they are. Each prompt is completed `group_size` times. Of an encoder-decoder (T5, BART,
+    PEGASUS) the encoder reads the prompt and the decoder writes the completion; where that is the
+    whole text, as in transfer, beginnings are `""`.
 
     An algorithm is a name for six choices, of which any can be made otherwise (`Objective` says
     what each means). As they are, each rollout makes one update, which is Lightning's to do, with
@@ -53,19 +61,20 @@ class PolicyTuner(pl.LightningModule):
     Logs `reward/<name>` and `reward/<name>_std` of the total and of each component,
     `reward/fail_rate`, `policy/kl` and `policy/entropy` (nats per token), `policy/loss`,
     `policy/ratio` to the policy that sampled, `policy/clip_fraction` (share of tokens),
-    `policy/update_kl` from the policy that sampled (nats per token), `rollout/length` (tokens),
-    `rollout/truncated` (share of completions without an end), `rollout/tokens_per_second`, and
-    `time/rollout_share` and `time/reward_share`: how much of the wall time up to Lightning's
-    backward pass, or to the end of the last update made here, sampling and scoring took. What
-    several updates of a rollout have is logged as their mean.
+    `policy/update_kl` from the policy that sampled (nats per token); with a value head
+    `policy/value_loss` and `policy/explained_variance` (of the returns by the values, at most 1);
+    `rollout/length` (tokens), `rollout/truncated` (share of completions without an end),
+    `rollout/tokens_per_second`, and `time/rollout_share` and `time/reward_share`: how much of the
+    wall time up to Lightning's backward pass, or to the end of the last update made here, sampling
+    and scoring took. What several updates of a rollout have is logged as their mean.
 
     Args:
         model: Local folder, hub id or short name of the model to be tuned.
         reward: What is to be maximised.
         algorithm: `"grpo"`, `"dr_grpo"`, `"dapo"` (clip-higher, mean over tokens), `"gspo"`
             (ratios of completions), `"rloo"`, `"reinforce"` (baseline: the batch's mean),
-            `"reinforce++"` (scaled by the batch's deviation too), or `"self_critical"` (baseline:
-            the greedy completion).
+            `"reinforce++"` (scaled by the batch's deviation too), `"self_critical"` (baseline:
+            the greedy completion), or `"ppo"` (baseline: a value head on the policy's states).
         group_size: Completions per prompt.
         max_new_tokens: Longest completion, in tokens.
         temperature: Of sampling, in rollouts and in `complete`.
@@ -76,8 +85,8 @@ class PolicyTuner(pl.LightningModule):
         warmup_steps: Steps over which the learning rate rises to its value.
         lora_rank: Rank of the adapter on all linear layers; its alpha is twice that.
         dtype: Of the frozen weights; None picks by device. The adapter is float32.
-        baseline: `"group"`, `"leave_one_out"`, `"batch"` or `"greedy"`; None, here and below:
-            the algorithm's.
+        baseline: `"group"`, `"leave_one_out"`, `"batch"`, `"greedy"` or `"value"`; None, here and
+            below: the algorithm's.
         scale: Advantages are divided by the rewards' deviation in the `"group"`, the `"batch"`,
             or by `"none"`.
         ratio: `"token"`, `"sequence"` or `"none"`.
@@ -92,6 +101,12 @@ class PolicyTuner(pl.LightningModule):
         microbatch_size: Completions per backward pass; an update adds up the gradients of as many
             as it needs, to the same sum. None: all at once.
         gradient_clip: Longest gradient of an update (norm); None: any.
+        gamma: This and the next three are for the baseline `"value"` alone. How much a reward one
+            token later is worth.
+        gae_lambda: Of generalised advantage estimation; 1 trusts rewards only, 0 the next value.
+        value_coef: Weight of the values' loss, whose gradient reaches the adapter too.
+        value_clip: How far an update may take a value from what it was at sampling, in units of
+            the reward; None: any.
 
     Raises:
         ValueError: An unknown algorithm, choices that don't go together, or a number out of range.
@@ -122,18 +137,17 @@ class PolicyTuner(pl.LightningModule):
         microbatch_size: int | None = None,
         gradient_clip: float | None = None,
         stop: str | None = None,
+        gamma: float = 1.0,
+        gae_lambda: float = 0.95,
+        value_coef: float = 0.1,
+        value_clip: float | None = 0.2,
     ) -> None:
         super().__init__()
         choices = (baseline, scale, ratio, clip, aggregation, kl_estimator)
         self.objective = objective_of(algorithm, *choices)
-        if group_size < 2 and self.objective.baseline in ("group", "leave_one_out"):
-            raise ValueError(f"group_size = {group_size}: {algorithm} compares 2 or more")
         self.updates = Updates(epochs, minibatches, microbatch_size, gradient_clip)
-        if self.objective.ratio == "none" and self.updates.per_rollout > 1:
-            raise ValueError(
-                f"{self.updates.per_rollout} updates per rollout need a ratio to the policy that "
-                "sampled: give ratio = 'token' or 'sequence', or one epoch and one minibatch"
-            )
+        check_sampling(self.objective, algorithm, group_size, self.updates)
+        self.critic = Critic(gamma, gae_lambda, value_coef, value_clip)
         self.base_model = model
         self.reward = reward
         self.group_size = group_size
@@ -149,11 +163,12 @@ class PolicyTuner(pl.LightningModule):
         self.automatic_optimization = self.updates.are_lightnings
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.policy: PeftModel  # from configure_model on
+        self.value_head: ValueHead | None = None  # from configure_model on, where values are used
         # A checkpoint holds the adapter only: the base model is what `model` names.
         self.strict_loading = False
 
     def configure_model(self) -> None:
-        """Loads the base model and puts a new adapter on it, once."""
+        """Loads the base model and puts a new adapter on it, and a value head beside it, once."""
         if "policy" in dict(self.named_children()):
             return
         self.tokenizer = load_tokenizer(self.base_model)
@@ -163,18 +178,12 @@ class PolicyTuner(pl.LightningModule):
         self.policy = load_with_adapter(name, rank, self.dtype_name, device.type)
         if self.stop is not None:
             stop_at(self.policy, self.tokenizer, self.stop)
+        if self.objective.baseline == "value":
+            self.value_head = ValueHead(self.policy.get_output_embeddings().weight.shape[1])
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW on the adapter, with a linear warm-up."""
-        trained = [p for p in self.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=self.learning_rate, weight_decay=0.0)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / max(1, self.warmup_steps))
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        """AdamW on all that learns, with a linear warm-up."""
+        return adamw(self.parameters(), self.learning_rate, self.warmup_steps)
 
     def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
         """Text stays where it is."""
@@ -198,7 +207,8 @@ class PolicyTuner(pl.LightningModule):
                 "the scorers; nothing can be learned from it"
             )
         self.last_rollout = (samples, scored)
-        experience = self._experience(rollout, self._advantages(batch, scored))
+        rewards = torch.from_numpy(scored.total).float()
+        experience = self._experience(rollout, rewards, self._greedy_rewards(batch))
         if self.automatic_optimization:
             terms = self._terms(experience, self._weights(experience))
         else:
@@ -206,6 +216,8 @@ class PolicyTuner(pl.LightningModule):
                 self._update(experience[places]) for places in self.updates.deal(len(experience))
             ]
             terms = {name: torch.stack([t[name] for t in made]).mean() for name in made[0]}
+        if experience.estimates is not None:
+            terms["explained_variance"] = experience.estimates.explained_variance
 
         seconds = time.perf_counter() - started
         self._log_step(
@@ -239,7 +251,7 @@ class PolicyTuner(pl.LightningModule):
         self.policy.save_pretrained(str(folder))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keeps the adapter and leaves out the frozen base model."""
+        """Keeps what learns and leaves out the frozen base model."""
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         checkpoint["state_dict"] = {
             name: value for name, value in checkpoint["state_dict"].items() if name in trained
@@ -254,52 +266,65 @@ class PolicyTuner(pl.LightningModule):
         self.policy.eval()  # dropout would part the update from what was sampled
         return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, self.temperature)
 
-    def _advantages(self, batch: Samples, scored: RewardBatch) -> Tensor:
-        greedy = None
-        if self.objective.baseline == "greedy":
-            prompts = batch.as_prompts()
-            read = prompts.require("prompts", "PolicyTuner")
-            likeliest = sample(self.policy, self.tokenizer, read, self.max_new_tokens, 0.0)
-            total = self.reward(prompts.completed(likeliest.completions)).total
-            greedy = torch.from_numpy(total).float()
-        groups = torch.arange(len(batch)).repeat_interleave(self.group_size)
-        rewards = torch.from_numpy(scored.total).float()
-        return advantages_of(self.objective, rewards, groups, greedy).to(self.device)
+    def _greedy_rewards(self, batch: Samples) -> Tensor | None:
+        """Of each prompt's likeliest completion, where that is the baseline."""
+        if self.objective.baseline != "greedy":
+            return None
+        prompts = batch.as_prompts()
+        read = prompts.require("prompts", "PolicyTuner")
+        likeliest = sample(self.policy, self.tokenizer, read, self.max_new_tokens, 0.0)
+        total = self.reward(prompts.completed(likeliest.completions)).total
+        return torch.from_numpy(total).float()
 
-    def _experience(self, rollout: Rollout, advantages: Tensor) -> Experience:
+    def _experience(
+        self, rollout: Rollout, rewards: Tensor, greedy: Tensor | None = None
+    ) -> Experience:
+        several = self.updates.per_rollout > 1
+        old, values, estimates = None, None, None
         with torch.no_grad():
             with self.policy.disable_adapter():
-                reference = self._log_probs(rollout)
-            old = self._log_probs(rollout) if self.updates.per_rollout > 1 else None
+                reference = self._reader.read_in_parts(rollout, self.updates).log_probs
+            if several or self.value_head is not None:
+                old, values = self._reader.read_in_parts(rollout, self.updates)
+        if values is None:
+            groups = torch.arange(len(rewards)) // self.group_size
+            advantages = advantages_of(self.objective, rewards, groups, greedy).to(self.device)
+        else:
+            advantages, estimates = estimate(
+                self.critic,
+                rewards.to(self.device),
+                values,
+                rollout.mask,
+                whiten=self.objective.scale == "batch",
+            )
         mask = rollout.mask * rollout.ended[:, None] if self.mask_truncated else rollout.mask
-        return Experience(rollout, advantages, mask, reference, old)
+        return Experience(rollout, advantages, mask, reference, old if several else None, estimates)
 
-    def _log_probs(self, rollout: Rollout) -> Tensor:
-        places = self.updates.parts(len(rollout.completions))
-        return torch.cat([log_probs(self.policy, rollout[p], self.temperature) for p in places])
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self.policy, self.value_head, self.temperature)
 
     def _weights(self, experience: Experience) -> dict[str, Tensor]:
-        return weigh(self.objective, experience.mask, self.max_new_tokens)
+        weights = weigh(self.objective, experience.mask, self.max_new_tokens)
+        if experience.estimates is not None:
+            weights["value"] = token_weights(experience.mask * experience.estimates.mask)
+        return weights
 
     def _terms(self, experience: Experience, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        current = log_probs(self.policy, experience.rollout, self.temperature)
-        return terms_of(self.objective, current, experience, weights, self.kl_coef)
+        current, values = self._reader.read(experience.rollout)
+        terms = terms_of(self.objective, current, experience, weights, self.kl_coef)
+        if values is None or experience.estimates is None:
+            return terms
+        return with_values(self.critic, terms, values, experience.estimates, weights["value"])
 
     def _update(self, experience: Experience) -> dict[str, Tensor]:
         """One step of the optimizer, with the gradients of its parts added up."""
-        optimizer: Any = self.optimizers()  # one of each, as configured
-        schedule: Any = self.lr_schedulers()
-        optimizer.zero_grad()
         weights = self._weights(experience)
-        made = []
-        for places in self.updates.parts(len(experience)):
-            terms = self._terms(experience[places], {n: w[places] for n, w in weights.items()})
-            self.manual_backward(terms["loss"])
-            made.append({name: value.detach() for name, value in terms.items()})
-        self.clip_gradients(optimizer, self.updates.gradient_clip, "norm")
-        optimizer.step()
-        schedule.step()
-        return {name: torch.stack([t[name] for t in made]).sum() for name in made[0]}
+        parts = (
+            partial(self._terms, experience[places], {n: w[places] for n, w in weights.items()})
+            for places in self.updates.parts(len(experience))
+        )
+        return step(self, parts, self.updates.gradient_clip)
 
     def _log_step(self, values: Mapping[str, Any], batch_size: int) -> None:
         for name, value in values.items():

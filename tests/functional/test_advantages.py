@@ -11,9 +11,12 @@ from torch import Tensor
 
 from ctrlreward.functional.advantages import (
     batch_deviation,
+    generalised_advantages,
     group_centred_advantages,
     group_deviation,
+    rewards_at_end,
     self_critical_advantages,
+    whitened,
 )
 
 NAN = math.nan
@@ -60,3 +63,105 @@ def test_self_critical(rows: Rows, greedy: list[float]) -> None:
     expected = [0.0 if math.isnan(d) else d for d in differences]
     found = self_critical_advantages(*columns(rows), torch.tensor(greedy, dtype=torch.float64))
     assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+# Of tokens
+
+shares = st.sampled_from([0.0, 0.3, 0.95, 1.0])
+# A completion: each token's reward and value, and how many tokens there are.
+written = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=4, max_size=4),
+        st.integers(1, 4),
+    ),
+    min_size=1,
+    max_size=4,
+)
+Written = list[tuple[list[tuple[float, float]], int]]
+
+
+def tables(rows: Written) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, values, mask."""
+    table = torch.tensor([row for row, _ in rows], dtype=torch.float64)
+    mask = torch.tensor([[float(t < n) for t in range(4)] for _, n in rows]).double()
+    return table[..., 0], table[..., 1], mask
+
+
+def assert_close(found: Tensor, expected: list[list[float]]) -> None:
+    wanted = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+
+
+@given(written, shares, shares)
+def test_generalised_advantages_are_discounted_sums_of_surprises(
+    rows: Written, gamma: float, lam: float
+) -> None:
+    expected = []
+    for row, length in rows:
+        surprises = [
+            row[t][0] + (gamma * row[t + 1][1] if t + 1 < length else 0.0) - row[t][1]
+            for t in range(length)
+        ]
+        sums = [
+            sum((gamma * lam) ** k * surprise for k, surprise in enumerate(surprises[t:]))
+            for t in range(length)
+        ]
+        expected.append(sums + [0.0] * (4 - length))
+    assert_close(generalised_advantages(*tables(rows), gamma, lam), expected)
+
+
+@given(written, shares)
+def test_lambda_1_compares_the_discounted_rest_with_the_value(rows: Written, gamma: float) -> None:
+    expected = [
+        [
+            sum(gamma ** (k - t) * row[k][0] for k in range(t, length)) - row[t][1]
+            for t in range(length)
+        ]
+        + [0.0] * (4 - length)
+        for row, length in rows
+    ]
+    assert_close(generalised_advantages(*tables(rows), gamma, 1.0), expected)
+
+
+@given(written)
+def test_an_undiscounted_reward_at_the_end_less_the_value(rows: Written) -> None:
+    """With γ = λ = 1: R - V at each token."""
+    _, values, mask = tables(rows)
+    totals = [row[0][0] for row, _ in rows]
+    rewards = rewards_at_end(torch.tensor(totals, dtype=torch.float64), mask)
+    expected = [
+        [total - row[t][1] if t < length else 0.0 for t in range(4)]
+        for total, (row, length) in zip(totals, rows, strict=True)
+    ]
+    assert_close(generalised_advantages(rewards, values, mask, 1.0, 1.0), expected)
+
+
+@given(written, shares)
+def test_lambda_0_is_the_error_of_one_step(rows: Written, gamma: float) -> None:
+    rewards, values, mask = tables(rows)
+    following = torch.cat([(values * mask)[:, 1:], torch.zeros(len(rows), 1)], dim=1)
+    expected = ((rewards + gamma * following - values) * mask).tolist()
+    assert_close(generalised_advantages(rewards, values, mask, gamma, 0.0), expected)
+
+
+@given(written)
+def test_a_reward_comes_with_the_last_token(rows: Written) -> None:
+    *_, mask = tables(rows)
+    rewards = torch.arange(1.0, len(rows) + 1)
+    expected = [
+        [reward if t == length - 1 else 0.0 for t in range(4)]
+        for reward, (_, length) in zip(rewards.tolist(), rows, strict=True)
+    ]
+    assert rewards_at_end(rewards, mask).tolist() == expected
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=4, max_size=4))
+def test_whitened(row: list[tuple[float, bool]]) -> None:
+    kept = [value for value, is_kept in row if is_kept]
+    expected = [
+        (value - statistics.fmean(kept)) / (spread(kept) + 1e-4) if is_kept else 0.0
+        for value, is_kept in row
+    ]
+    values = torch.tensor([value for value, _ in row], dtype=torch.float64).reshape(2, 2)
+    mask = torch.tensor([float(is_kept) for _, is_kept in row]).double().reshape(2, 2)
+    assert whitened(values, mask).flatten().tolist() == pytest.approx(expected, abs=1e-6)

@@ -12,13 +12,18 @@ from torch import Tensor
 
 from ctrlreward.functional.policy import (
     batch_baseline_advantages,
+    clipped_surrogate,
     completion_mask,
+    explained_variance,
     group_normalised_advantages,
     grpo_loss,
+    is_clipped,
     kl_estimate,
     leave_one_out_advantages,
     reinforce_loss,
+    score_function,
     sequence_mean,
+    value_loss,
 )
 
 NAN = float("nan")
@@ -249,3 +254,58 @@ def test_completion_mask(rows: list[list[int]], ends: list[int]) -> None:
 def test_the_end_token_is_the_last_one_kept(ends: list[int], expected: list[list[int]]) -> None:
     rows = torch.tensor([[5, 2, 2, 5], [5, 5, 3, 4]])
     assert completion_mask(rows, torch.tensor(ends)).tolist() == expected
+
+
+# Values
+
+valued = st.lists(
+    st.tuples(st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3), st.booleans()),
+    min_size=2,
+    max_size=6,
+)
+Valued = list[tuple[float, float, float, bool]]
+
+
+def value_table(rows: Valued) -> list[Tensor]:
+    """Values, old values, returns and mask, one row of tokens each."""
+    return [torch.tensor([c], dtype=torch.float64) for c in zip(*rows, strict=True)]
+
+
+@given(valued, st.sampled_from([0.2, 1.0, None]))
+def test_value_loss_and_its_slope(rows: Valued, clip: float | None) -> None:
+    values, old, returns, _ = value_table(rows)
+    values.requires_grad_()
+    costs, slopes = [], []
+    for value, before, wanted, _ in rows:
+        cost, slope = (value - wanted) ** 2 / 2, value - wanted
+        if clip is not None and abs(value - before) > clip:
+            near = before + math.copysign(clip, value - before)
+            if (near - wanted) ** 2 / 2 > cost:
+                cost, slope = (near - wanted) ** 2 / 2, 0.0  # no gain from going farther
+        costs.append(cost)
+        slopes.append(slope)
+    found = value_loss(values, old, returns, clip)
+    assert found.flatten().tolist() == pytest.approx(costs, abs=1e-6)
+    assert gradient(found.sum(), values) == pytest.approx(slopes, abs=1e-6)
+
+
+def test_explained_variance() -> None:
+    returns = torch.tensor([[1.0, 2.0, 3.0, 99.0]])
+    mask = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    told = {"all": returns + 5, "nothing": torch.zeros(1, 4), "the reverse": -returns}
+    found = {name: explained_variance(v, returns, mask).item() for name, v in told.items()}
+    assert found == pytest.approx({"all": 1.0, "nothing": 0.0, "the reverse": -3.0})
+    half = torch.tensor([[1.5, 2.0, 2.5, 0.0]])
+    assert explained_variance(half, returns, mask).item() == pytest.approx(0.75)
+    assert explained_variance(returns, torch.ones(1, 4), mask).isnan()
+
+
+@given(completions)
+def test_an_advantage_may_be_given_to_each_token(rows: Completions) -> None:
+    """The same at all tokens of a completion is the completion's own."""
+    log_probs, advantages, _ = batch(rows)
+    each = advantages[:, None].expand_as(log_probs)
+    ratio = log_probs.detach().exp() * 2
+    for costs in (clipped_surrogate, is_clipped):
+        assert torch.equal(costs(ratio, advantages), costs(ratio, each))
+    assert torch.equal(score_function(log_probs, advantages), score_function(log_probs, each))

@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 
 from ctrlreward import Reward, Samples
 from ctrlreward.policy import PolicyTuner
 from ctrlreward.scorers.base import Metric, Scorer, Scores
 
 LETTERS = "abcdef"
+_SHAPES: Mapping[str, Mapping[str, Any]] = {
+    "t5": {"d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+    "bart": {
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 64,
+    },
+}
+# Of each family: the padding, the end, and what the decoder starts with.
+SPECIAL = {"t5": (0, 1, 0), "bart": (1, 2, 2)}
 
 
 class Share(Scorer):
@@ -62,5 +85,55 @@ def tuner(folder: str, share: Share) -> Callable[..., PolicyTuner]:
             "lora_rank": 4,
         }
         return PolicyTuner(**{**arguments, **changes})
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Gives the folder of a random T5 or BART over `LETTERS`, with BART's advice on generation."""
+
+    @cache
+    def build(family: str) -> str:
+        folder = str(tmp_path_factory.mktemp(family))
+        opening = {"t5": ["<pad>", "</s>", "?"], "bart": ["<s>", "<pad>", "</s>", "?"]}[family]
+        letters = Tokenizer(
+            models.WordLevel({t: i for i, t in enumerate([*opening, *LETTERS])}, unk_token="?")
+        )
+        letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        letters.decoder = decoders.Fuse()
+        pad, end, start = SPECIAL[family]
+        letters.post_processor = processors.TemplateProcessing(
+            single="$A </s>" if family == "t5" else "<s> $A </s>",
+            special_tokens=[(t, i) for i, t in enumerate(opening)],
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=letters,
+            unk_token="?",
+            pad_token="<pad>",
+            eos_token="</s>",
+            bos_token="<s>" if family == "bart" else None,
+        ).save_pretrained(folder)
+        shape = {"vocab_size": letters.get_vocab_size(), "d_model": 16, **_SHAPES[family]}
+        ids = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": start}
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **shape, **ids))
+        # T5 divides what reaches its output layer by the root of its width.
+        generator, spread = torch.Generator().manual_seed(0), {"t5": 0.5, "bart": 0.2}[family]
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.data.normal_(0, spread, generator=generator)
+        if family == "bart":
+            model.final_logits_bias.normal_(0, 0.5, generator=generator)
+        model.generation_config = GenerationConfig(
+            **ids,
+            num_beams=4,
+            min_length=5,
+            no_repeat_ngram_size=2,
+            forced_bos_token_id=3,
+            forced_eos_token_id=end,
+            early_stopping=True,
+        )
+        model.save_pretrained(folder)
+        return folder
 
     return build

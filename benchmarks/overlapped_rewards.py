@@ -1,0 +1,194 @@
+"""What overlapping rewards with updates saves, and what it costs in learning.
+
+    python benchmarks/overlapped_rewards.py [--steps 60] [--seeds 3] [--threads 1]
+
+A bandit of letters: the reward is the share of the letter a in what a small random model writes,
+and takes as long as the updates on one rollout, which is measured first. Serial and overlapped
+runs alternate. Prints one JSON line and a table: median seconds a step, and the mean reward of the
+last third of the rollouts, each seed's and as a mean with its 95 % interval (Student's t).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from scipy import stats
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ctrlreward import Reward, Samples
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.scorers.base import Metric, Scorer, Scores
+
+LETTERS = "abcdefgh"
+PROMPTS = Samples(texts=[*LETTERS])
+
+
+class SlowShare(Scorer):
+    """The share of the letter a in what follows the prefix, after some seconds of sleep."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {"share": Metric(True, (0.0, 1.0))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        time.sleep(self.seconds)
+        rests = [t[len(p) :] for t, p in zip(samples.texts, samples.prefixes or (), strict=True)]
+        return {"share": np.array([r.count("a") / len(r) if r else np.nan for r in rests])}
+
+
+class Clock(pl.Callback):
+    """Seconds of each step, and the mean reward of each rollout that was learned from."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.rewards: list[float] = []
+        self._started = 0.0
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
+        self._started = time.perf_counter()
+        module.last_rollout = None
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.seconds.append(time.perf_counter() - self._started)
+        if module.last_rollout is not None:
+            self.rewards.append(float(np.nanmean(module.last_rollout[1].total)))
+
+
+def build_model(folder: str, width: int, layers: int) -> str:
+    """A random Llama whose tokens are letters."""
+    vocabulary = {token: i for i, token in enumerate(["<|end|>", "?", *LETTERS])}
+    letters = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    letters.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(
+        tokenizer_object=letters, unk_token="?", eos_token="<|end|>"
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def run(model: str, sleep: float, overlap: bool, seed: int, steps: int) -> Clock:
+    pl.seed_everything(seed, verbose=False)
+    clock = Clock()
+    tuner = PolicyTuner(
+        model,
+        Reward({"share": SlowShare(sleep)["share"]}),
+        group_size=16,
+        max_new_tokens=8,
+        epochs=2,
+        minibatches=2,
+        overlap=overlap,
+        kl_coef=0.0,
+        learning_rate=3e-3,
+        lora_rank=8,
+        dtype="float32",
+    )
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[clock],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_epochs=1,
+    )
+    trainer.fit(tuner, DataLoader([PROMPTS] * (steps + overlap), batch_size=None))
+    return clock
+
+
+def with_interval(values: list[float]) -> tuple[float, float]:
+    """Mean and half of its 95 % interval."""
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return float(np.mean(values)), float(half)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    forms = {"serial": False, "overlapped": True}
+    found: dict[str, dict[str, list[float]]] = {f: {"seconds": [], "reward": []} for f in forms}
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(folder, options.width, options.layers)
+        sleep = update_seconds(model)
+        for seed in range(options.seeds):
+            for form, overlap in forms.items():
+                clock = run(model, sleep, overlap, seed, options.steps)
+                # The first steps warm up; an overlapped run's first learns from nothing.
+                found[form]["seconds"].append(float(np.median(clock.seconds[3:])))
+                found[form]["reward"].append(float(np.mean(clock.rewards[-options.steps // 3 :])))
+    report(found, sleep)
+
+
+def update_seconds(model: str) -> float:
+    """Median seconds that updating on one rollout takes, without a reward to wait for."""
+    updates: list[float] = []
+    original = PolicyTuner._learn
+
+    def timed(tuner, *arguments):
+        started = time.perf_counter()
+        result = original(tuner, *arguments)
+        updates.append(time.perf_counter() - started)
+        return result
+
+    PolicyTuner._learn = timed
+    run(model, 0.0, False, 0, 12)
+    PolicyTuner._learn = original
+    return float(np.median(updates[3:]))
+
+
+def report(found: dict[str, dict[str, list[float]]], sleep: float) -> None:
+    serial, overlapped = found["serial"], found["overlapped"]
+    falls = [1 - o / s for s, o in zip(serial["seconds"], overlapped["seconds"], strict=True)]
+    gains = [o - s for s, o in zip(serial["reward"], overlapped["reward"], strict=True)]
+    print(json.dumps({"sleep": sleep, **found, "step_time_falls_by": falls}))
+    print(f"the reward sleeps {sleep:.3f} s, as long as the updates on a rollout take")
+    for form, values in found.items():
+        reward, half = with_interval(values["reward"])
+        each = ", ".join(f"{value:.3f}" for value in values["reward"])
+        print(
+            f"{form:<12}{np.median(values['seconds']):.3f} s a step   "
+            f"reward {reward:.3f} ± {half:.3f} (seeds: {each})"
+        )
+    gain, half = with_interval(gains)
+    print(
+        f"step time falls by {min(falls):.0%} to {max(falls):.0%}; "
+        f"reward changes by {gain:+.3f} ± {half:.3f}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Policies whose encoder reads the prompt and whose decoder writes the completion."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import peft
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from ctrlreward import Samples
+from ctrlreward.functional import policy as formulas
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy.adapter import load_with_adapter
+from ctrlreward.policy.rollouts import Rollout, log_probs, sample
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.parametrize("family", ["t5", "bart"]),
+]
+
+PROMPTS = ["ab", "f", "abcdef", "ddd"] * 4
+# Of each family: the end, and what the decoder starts with.
+SPECIAL = {"t5": (1, 0), "bart": (2, 2)}
+TRANSFER = Samples(texts=[""] * 3, prefixes=[""] * 3, prompts=["abc", "cd", "f"])
+
+
+@pytest.fixture
+def folder(tiny_seq2seq: Callable[[str], str], family: str) -> str:
+    return tiny_seq2seq(family)
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
+    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_steps=steps,
+        )
+        data = DataLoader([TRANSFER] * 50, batch_size=None)  # type: ignore[arg-type]
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+        return trainer
+
+    return run
+
+
+def adapted(folder: str) -> peft.PeftModel:
+    """A policy that is not its base model."""
+    torch.manual_seed(4)
+    policy = load_with_adapter(folder, 4, "float32", "cpu").eval()
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return policy
+
+
+def merged(policy: peft.PeftModel) -> torch.nn.Module:
+    """The same as one plain model."""
+    return policy.merge_and_unload().eval()
+
+
+def loop(
+    model: torch.nn.Module, folder: str, family: str, rollout: Rollout, temperature: float
+) -> torch.Tensor:
+    """Log-probabilities from the model's own logits, one prompt and one token at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end, start = SPECIAL[family]
+    new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
+    found = torch.zeros(rollout.mask.shape)
+    for i, row in enumerate(new):
+        read = torch.tensor([tokenizer(PROMPTS[i]).input_ids])
+        for t, token in enumerate(row):
+            with torch.no_grad():
+                before = torch.tensor([[start, *row[:t]]])
+                logits = model(input_ids=read, decoder_input_ids=before).logits[0, -1]
+            found[i, t] = (logits.double() / temperature).log_softmax(dim=-1)[token]
+            if token == end:
+                break
+    return found
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_equal_a_loop_over_tokens(folder: str, family: str, temperature: float) -> None:
+    policy = adapted(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(3)
+    rollout = sample(policy, tokenizer, PROMPTS, 8, temperature)
+    with torch.no_grad():
+        found = log_probs(policy, rollout, temperature)
+    assert len({*rollout.mask.sum(dim=1).tolist()}) > 2  # some end early
+    expected = loop(merged(policy), folder, family, rollout, temperature)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_rollout_is_what_the_encoder_read_and_what_the_decoder_wrote(
+    folder: str, family: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    torch.manual_seed(3)
+    rollout = sample(adapted(folder), tokenizer, PROMPTS, 8, 1.0)
+    new = rollout.mask.shape[1]
+    end, _ = SPECIAL[family]
+    for i, prompt in enumerate(PROMPTS):
+        read = tokenizer(prompt).input_ids
+        assert read[-1] == end
+        source = rollout.ids[i, :-new]
+        padding = len(source) - len(read)
+        assert source.tolist() == read + [tokenizer.pad_token_id] * padding
+        written = rollout.ids[i, -new:].tolist()
+        length = written.index(end) + 1 if end in written else new
+        assert rollout.mask[i].tolist() == [1.0] * length + [0.0] * (new - length)
+        assert rollout.attention[i].tolist() == (
+            [1] * len(read) + [0] * padding + [1] * length + [0] * (new - length)
+        )
+        assert bool(rollout.ended[i]) == (end in written)
+        assert rollout.completions[i] == tokenizer.decode(
+            written[:length], skip_special_tokens=True
+        )
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
+    folder: str, family: str, length: int
+) -> None:
+    """At the last place, which forced end tokens would take, also after the end token is out."""
+    draws = 2000
+    policy = adapted(folder)
+    torch.manual_seed(0)
+    rollout = sample(policy, AutoTokenizer.from_pretrained(folder), ["ab"] * draws, length, 1.0)
+    end, start = SPECIAL[family]
+    written = rollout.ids[:, -length:]
+    first = written[:, 0].mode().values.item()
+    assert first != end
+    rows = written[:, 0] == first if length == 2 else torch.ones(draws, dtype=torch.bool)
+    last = written[rows, -1]
+    before = torch.tensor([[start] if length == 1 else [start, first]])
+    with torch.no_grad():
+        logits = merged(policy)(input_ids=rollout.ids[:1, :-length], decoder_input_ids=before)
+    expected = logits.logits[0, -1].softmax(dim=-1)
+    assert expected.max() < 0.9
+    frequencies = last.bincount(minlength=len(expected)) / len(last)
+    for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
+        assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(last)) + 1e-3)
+
+
+def test_the_loss_has_the_gradient_of_the_formula(
+    tuner: Callable[..., PolicyTuner], folder: str, family: str
+) -> None:
+    """From logits of the whole decoder, made by the model's own forward pass."""
+    module = tuner(algorithm="grpo", kl_coef=0.7, temperature=0.8)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.configure_model()
+    module.policy = adapted(folder)
+    rollouts: list[Rollout] = []
+    draw = module._sample
+    module._sample = lambda p: rollouts.append(draw(p)) or rollouts[-1]  # type: ignore
+    torch.manual_seed(0)
+    loss = module.training_step(TRANSFER, 0)
+    (rollout,) = rollouts
+    new, (_, start) = rollout.mask.shape[1], SPECIAL[family]
+
+    def values(model: torch.nn.Module) -> torch.Tensor:
+        written = rollout.ids[:, -new:]
+        before = torch.cat([torch.full((12, 1), start), written[:, :-1]], dim=1)
+        logits = model(
+            input_ids=rollout.ids[:, :-new],
+            attention_mask=rollout.attention[:, :-new],
+            decoder_input_ids=before,
+        ).logits
+        table = (logits / 0.8).log_softmax(dim=-1)
+        return table.gather(2, written[:, :, None]).squeeze(2) * rollout.mask
+
+    rewards = torch.tensor([t.count("a") / len(t) if t else math.nan for t in rollout.completions])
+    groups = torch.arange(3).repeat_interleave(4)
+    advantages = formulas.group_normalised_advantages(rewards, groups)
+    current = values(module.policy)
+    with torch.no_grad():
+        reference = values(AutoModelForSeq2SeqLM.from_pretrained(folder).eval())
+    kl = formulas.sequence_mean(formulas.kl_estimate(current, reference), rollout.mask).mean()
+    expected = formulas.grpo_loss(current, advantages, rollout.mask) + 0.7 * kl
+    assert kl > 0.01
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    torch.testing.assert_close(
+        torch.autograd.grad(loss, trained),
+        torch.autograd.grad(expected, trained),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_learns_to_say_a_and_scores_the_completions_alone(
+    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], share, family: str
+) -> None:
+    module = tuner(learning_rate=0.015, group_size=8, kl_coef=0.0)
+    pl.seed_everything(1, verbose=False)
+    rewards: list[float] = []
+    module.on_train_batch_end = lambda *_: rewards.append(  # type: ignore[method-assign]
+        module.trainer.callback_metrics["reward/total"].item()
+    )
+    fit(module, 20)
+    assert rewards[0] < 0.35
+    assert sum(rewards[-5:]) / 5 > rewards[0] + 0.4
+    texts = {text for samples in share.scored for text in samples.texts}
+    assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
+    (written,) = module.complete(["abc"])
+    assert written.count("a") > len(written) / 2
+
+
+def test_a_checkpoint_goes_on_where_it_was(
+    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], tmp_path: Path, family: str
+) -> None:
+    module = tuner(learning_rate=0.03)
+    path = str(tmp_path / "at2.ckpt")
+    fit(module, 2).save_checkpoint(path)
+    saved = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+    assert set(torch.load(path, weights_only=True)["state_dict"]) == set(saved)
+    again = tuner(learning_rate=0.03)
+    loaded: dict[str, torch.Tensor] = {}
+    again.on_train_start = lambda: loaded.update(  # type: ignore[method-assign]
+        {n: p.detach().clone() for n, p in again.named_parameters() if p.requires_grad}
+    )
+    assert fit(again, 3, ckpt_path=path).global_step == 3
+    torch.testing.assert_close(loaded, saved)
+
+
+def test_the_exported_adapter_is_plain_peft(
+    tuner: Callable[..., PolicyTuner], folder: str, family: str, tmp_path: Path
+) -> None:
+    """Loaded without any of this package, it says the same."""
+    module = tuner()
+    module.policy = adapted(folder)
+    module.tokenizer = AutoTokenizer.from_pretrained(folder)
+    module.export_adapter(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (config["base_model_name_or_path"], config["task_type"]) == (folder, "SEQ_2_SEQ_LM")
+    base = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    end, start = SPECIAL[family]
+    base.generation_config = GenerationConfig(
+        eos_token_id=end, decoder_start_token_id=start, pad_token_id=module.tokenizer.pad_token_id
+    )
+    inputs = module.tokenizer(["abc", "fdddd"], padding=True, return_tensors="pt")
+
+    def greedy(model: torch.nn.Module) -> list[list[int]]:
+        return model.eval().generate(**inputs, do_sample=False, max_new_tokens=12).tolist()
+
+    untuned = greedy(base)
+    tuned = greedy(peft.PeftModel.from_pretrained(base, tmp_path))
+    assert tuned != untuned
+    rollout = sample(module.policy, module.tokenizer, ["abc", "fdddd"], 12, 0.0)
+    new = rollout.mask.shape[1]
+    for ours, theirs, kept in zip(rollout.ids[:, -new:], tuned, rollout.mask, strict=True):
+        length = int(kept.sum())
+        assert ours[:length].tolist() == theirs[1 : 1 + length]
+
+
+def test_a_decoder_that_starts_with_nothing_known_is_an_error(
+    folder: str, family: str, tmp_path: Path
+) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model.config.decoder_start_token_id = None
+    model.generation_config = GenerationConfig(eos_token_id=1)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no decoder_start_token_id: write the token"):
+        load_with_adapter(str(tmp_path), 4, None, "cpu")

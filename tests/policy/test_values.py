@@ -1,0 +1,277 @@
+"""PPO: advantages by token from a value head, which learns beside the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+
+from ctrlreward import Samples
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy.experience import Experience
+from ctrlreward.policy.objectives import NO_CLIP
+from ctrlreward.policy.value import Critic
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH = Samples(texts=["ab", "cd", "f"])
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
+    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_steps=steps,
+        )
+        trainer.fit(module, DataLoader([BATCH] * 60, batch_size=None), ckpt_path=ckpt_path)  # type: ignore[arg-type]
+        return trainer
+
+    return run
+
+
+@pytest.fixture
+def ppo(tuner: Callable[..., PolicyTuner]) -> Callable[..., PolicyTuner]:
+    """A module away from its reference, whose values differ from token to token."""
+
+    def build(**changes: Any) -> PolicyTuner:
+        module = tuner(**{"algorithm": "ppo", **changes})
+        module.configure_model()
+        torch.manual_seed(9)
+        for name, parameter in module.named_parameters():
+            if "lora_B" in name or "value_head" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+        module.log = lambda *_, **__: None  # type: ignore[method-assign]
+        return module
+
+    return build
+
+
+def run_step(module: PolicyTuner, seed: int = 0) -> tuple[torch.Tensor, Experience]:
+    """The loss of a step, and what it was of."""
+    kept: list[Experience] = []
+    make = module._experience
+    module._experience = lambda *a: kept.append(make(*a)) or kept[-1]  # type: ignore
+    torch.manual_seed(seed)
+    loss = module.training_step(BATCH, 0)
+    return loss, kept[-1]
+
+
+def logits_and_values(module: PolicyTuner, experience: Experience) -> tuple[torch.Tensor, ...]:
+    """From the plain forward pass of the whole model."""
+    rollout, new = experience.rollout, experience.mask.shape[1]
+    head = module.value_head.linear  # type: ignore[union-attr]
+    positions = (rollout.attention.cumsum(dim=1) - 1).clamp(min=0)
+    out = module.policy(
+        input_ids=rollout.ids,
+        attention_mask=rollout.attention,
+        position_ids=positions,
+        output_hidden_states=True,
+    )
+    table = out.logits[:, -new - 1 : -1].log_softmax(dim=-1)
+    log_probs = table.gather(2, rollout.ids[:, -new:, None]).squeeze(2)
+    values = (out.hidden_states[-1][:, -new - 1 : -1] * head.weight[0]).sum(dim=-1) + head.bias
+    return log_probs, values
+
+
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_one_update_has_the_gradient_of_the_plain_policy_gradient_and_of_the_values(
+    ppo: Callable[..., PolicyTuner], scale: str
+) -> None:
+    """All from loops over tokens; the gradient of the values reaches the adapter."""
+    module = ppo(kl_coef=0.0, scale=scale, gamma=0.9, gae_lambda=0.8, value_coef=0.5)
+    loss, experience = run_step(module)
+    log_probs, values = logits_and_values(module, experience)
+    raw: dict[tuple[int, int], float] = {}
+    for i, completion in enumerate(experience.rollout.completions):
+        if not completion:
+            continue  # no reward
+        length = int(experience.mask[i].sum())
+        after, next_value = 0.0, 0.0
+        reward = completion.count("a") / len(completion)
+        for t in reversed(range(length)):
+            value = values[i, t].item()
+            delta = (reward if t == length - 1 else 0.0) + 0.9 * next_value - value
+            after, next_value = delta + 0.9 * 0.8 * after, value
+            raw[i, t] = after
+    wanted = torch.tensor(list(raw.values()))
+    if scale == "batch":
+        wanted = (wanted - wanted.mean()) / (wanted.std() + 1e-4)
+    rows, places = map(torch.tensor, zip(*raw, strict=True))
+    torch.testing.assert_close(experience.advantages[rows, places], wanted, rtol=1e-4, atol=1e-4)
+    returns = torch.tensor(list(raw.values())) + values[rows, places].detach()
+    gain = -(wanted * log_probs[rows, places]).sum() / experience.mask.sum()
+    errors = ((values[rows, places] - returns) ** 2).mean() / 2
+    trained = [p for p in module.parameters() if p.requires_grad]
+    expected = torch.autograd.grad(gain + 0.5 * errors, trained)
+    found = torch.autograd.grad(loss, trained)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_a_ratio_of_1_and_none_have_the_same_gradient(ppo: Callable[..., PolicyTuner]) -> None:
+    gradients = []
+    for choices in ({}, {"ratio": "none", "clip": NO_CLIP}):
+        module = ppo(**choices)
+        loss, _ = run_step(module)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        gradients.append(torch.autograd.grad(loss, trained))
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_a_failed_sample_teaches_neither_policy_nor_values(
+    ppo: Callable[..., PolicyTuner], scale: str
+) -> None:
+    module = ppo(kl_coef=0.0, scale=scale)
+    torch.manual_seed(0)
+    rollout = module._sample(["ab"] * 8)
+    rewards = torch.rand(8)
+    rewards[2] = math.nan
+    whole = module._experience(rollout, rewards)
+    assert (whole.advantages[2] == 0).all()
+    others = torch.tensor([i for i in range(8) if i != 2])
+    without = module._experience(rollout[others], rewards[others])
+    torch.testing.assert_close(whole.advantages[others], without.advantages)
+    terms = [module._terms(e, module._weights(e)) for e in (whole, without)]
+    assert terms[0]["value_loss"].item() == pytest.approx(terms[1]["value_loss"].item())
+    assert terms[0]["loss"].isfinite()
+
+
+def test_truncated_completions_teach_values_nothing_either(
+    ppo: Callable[..., PolicyTuner],
+) -> None:
+    module = ppo(mask_truncated=True)
+    torch.manual_seed(0)
+    rollout = module._sample(["ab"] * 12)
+    experience = module._experience(rollout, torch.rand(12))
+    assert 0 < rollout.ended.sum() < 12
+    weights = module._weights(experience)["value"]
+    assert ((weights.sum(dim=1) > 0) == rollout.ended).all()
+
+
+def test_learns_to_say_a_and_what_to_expect(
+    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]
+) -> None:
+    """One completion a prompt; later updates clip ratios and values.
+
+    Ends before all say the same, when there would be no variance left to explain.
+    """
+    module = tuner(
+        algorithm="ppo",
+        group_size=1,
+        learning_rate=0.03,
+        kl_coef=0.0,
+        minibatches=2,
+        value_coef=0.5,
+    )
+    pl.seed_everything(1, verbose=False)
+    logs: list[dict[str, float]] = []
+    module.on_train_batch_end = lambda *_: logs.append(  # type: ignore[method-assign]
+        {name: value.item() for name, value in module.trainer.callback_metrics.items()}
+    )
+    many = Samples(texts=["ab", "cd", "f"] * 5)
+    module.transfer_batch_to_device = lambda *_: many  # type: ignore[method-assign]
+    fit(module, 20)
+    rewards = [log["reward/total"] for log in logs]
+    explained = [log["policy/explained_variance"] for log in logs]
+    assert rewards[0] < 0.25
+    assert sum(rewards[-3:]) / 3 > rewards[0] + 0.4
+    assert explained[0] == 0  # the same for all
+    assert sum(explained[-3:]) / 3 > 0.3
+    assert max(log["policy/clip_fraction"] for log in logs) > 0
+
+
+def test_the_checkpoint_holds_the_value_head_and_the_exported_adapter_does_not(
+    ppo: Callable[..., PolicyTuner],
+    tuner: Callable[..., PolicyTuner],
+    fit: Callable[..., pl.Trainer],
+    tmp_path: Path,
+) -> None:
+    module = tuner(algorithm="ppo", learning_rate=0.03)
+    path = str(tmp_path / "at2.ckpt")
+    fit(module, 2).save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    head = {n: v for n, v in saved.items() if n.startswith("value_head.")}
+    assert set(head) == {"value_head.linear.weight", "value_head.linear.bias"}
+    assert all(value.abs().max() > 0 for value in head.values())  # it has learned
+    assert all("lora_" in name for name in set(saved) - set(head))
+    again = tuner(algorithm="ppo", learning_rate=0.03)
+    loaded: dict[str, torch.Tensor] = {}
+    again.on_train_start = lambda: loaded.update(  # type: ignore[method-assign]
+        {n: p.detach().clone() for n, p in again.named_parameters() if p.requires_grad}
+    )
+    assert fit(again, 3, ckpt_path=path).global_step == 3
+    torch.testing.assert_close(loaded, saved)
+
+    exported = tmp_path / "adapter"
+    again.export_adapter(exported)
+    assert all("lora_" in name for name in load_file(exported / "adapter_model.safetensors"))
+
+
+def test_the_head_expects_nothing_at_first_and_is_float32(
+    tuner: Callable[..., PolicyTuner],
+) -> None:
+    module = tuner(algorithm="ppo", dtype="bfloat16")
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.configure_model()
+    _, experience = run_step(module)
+    assert experience.estimates is not None
+    assert (experience.estimates.values == 0).all()
+    assert {p.dtype for p in module.value_head.parameters()} == {torch.float32}  # type: ignore[union-attr]
+    assert experience.estimates.values.dtype == torch.float32
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_values_of_a_decoder(
+    tuner: Callable[..., PolicyTuner], tiny_seq2seq: Callable[[str], str], family: str
+) -> None:
+    module = tuner(model=tiny_seq2seq(family), algorithm="ppo", microbatch_size=5)
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    module.configure_model()
+    torch.nn.init.normal_(module.value_head.linear.weight)  # type: ignore[union-attr]
+    torch.manual_seed(0)
+    rollout = module._sample(["ab", "cdef", "f"] * 4)
+    experience = module._experience(rollout, torch.rand(12))
+    new = experience.mask.shape[1]
+    start = module.policy.generation_config.decoder_start_token_id
+    out = module.policy(
+        input_ids=rollout.ids[:, :-new],
+        attention_mask=rollout.attention[:, :-new],
+        decoder_input_ids=torch.cat([torch.full((12, 1), start), rollout.ids[:, -new:-1]], dim=1),
+        output_hidden_states=True,
+    )
+    states = out.decoder_hidden_states[-1] * (16**-0.5 if family == "t5" else 1)
+    expected = module.value_head.linear(states).squeeze(-1)  # type: ignore[union-attr]
+    assert experience.estimates is not None
+    torch.testing.assert_close(experience.estimates.values, expected.detach())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gamma": 1.5}, r"gamma = 1.5: give a number in \[0, 1\]"),
+        ({"gae_lambda": -0.1}, r"gae_lambda = -0.1: give a number in \[0, 1\]"),
+        ({"value_coef": -1.0}, "value_coef = -1.0: give 0 or a positive"),
+        ({"value_clip": 0.0}, "value_clip = 0.0: give a positive number, or none"),
+        ({"scale": "group"}, "scale = 'group' does not go with baseline = 'value'"),
+    ],
+)
+def test_bad_arguments(tuner: Callable[..., PolicyTuner], changes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tuner(algorithm="ppo", **changes)
+
+
+def test_defaults_are_those_of_the_critic(tuner: Callable[..., PolicyTuner]) -> None:
+    assert tuner().critic == Critic()
