@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from peft import PeftModel
@@ -31,6 +32,7 @@ from ctrlreward.policy.objectives import (
 from ctrlreward.policy.rollouts import Rollout, log_probs, sample
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores
 
 # Prompts completed together where nothing is learned from them.
 _PROMPTS_AT_ONCE = 64
@@ -50,13 +52,14 @@ class PolicyTuner(pl.LightningModule):
     those two arguments of the trainer out; `global_step` then counts updates, and `max_steps` is
     looked at after each rollout.
 
-    Logs `reward/<name>` and `reward/<name>_std` of the total and of each component,
-    `reward/fail_rate`, `policy/kl` and `policy/entropy` (nats per token), `policy/loss`,
-    `policy/ratio` to the policy that sampled, `policy/clip_fraction` (share of tokens),
-    `policy/update_kl` from the policy that sampled (nats per token), `rollout/length` (tokens),
-    `rollout/truncated` (share of completions without an end), `rollout/tokens_per_second`, and
-    `time/rollout_share` and `time/reward_share`: how much of the wall time up to Lightning's
-    backward pass, or to the end of the last update made here, sampling and scoring took. What
+    Logs `reward/<name>` and `reward/<name>_std` of the total, of each component and, where
+    `shape_rewards` is set, of what it made (`shaped`); `reward/fail_rate`, `policy/kl` and
+    `policy/entropy` (nats per token), `policy/loss`, `policy/ratio` to the policy that sampled,
+    `policy/clip_fraction` (share of tokens), `policy/update_kl` from the policy that sampled (nats
+    per token), `rollout/length` (tokens), `rollout/truncated` (share of completions without an
+    end), `rollout/tokens_per_second`, and `time/rollout_share` and `time/reward_share`: how much of
+    the wall time up to Lightning's backward pass, or to the end of the last update made here,
+    sampling and scoring took. What
     several updates of a rollout have is logged as their mean.
 
     Args:
@@ -90,6 +93,13 @@ class PolicyTuner(pl.LightningModule):
         microbatch_size: Completions per backward pass; an update adds up the gradients of as many
             as it needs, to the same sum. None: all at once.
         gradient_clip: Longest gradient of an update (norm); None: any.
+
+    Attributes:
+        last_rollout: The last step's texts and their scores.
+        shape_rewards: Makes what advantages are computed from of samples, their scores and the
+            lengths of the completions (tokens, shape (n,)): float64, shape (n,), where NaN stays
+            NaN. A step calls it first with the samples that are learned from, then with greedy
+            completions, if they are the baseline. None: the totals as they are.
 
     Raises:
         ValueError: An unknown algorithm, choices that don't go together, or a number out of range.
@@ -144,6 +154,7 @@ class PolicyTuner(pl.LightningModule):
         self.mask_truncated = mask_truncated
         self.automatic_optimization = self.updates.are_lightnings
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
+        self.shape_rewards: Callable[[Samples, RewardBatch, Tensor], Scores] | None = None
         self.policy: PeftModel  # from configure_model on
         # A checkpoint holds the adapter only: the base model is what `model` names.
         self.strict_loading = False
@@ -192,7 +203,8 @@ class PolicyTuner(pl.LightningModule):
                 "the scorers; nothing can be learned from it"
             )
         self.last_rollout = (samples, scored)
-        experience = self._experience(rollout, self._advantages(batch, scored))
+        rewards = self._shaped(samples, scored, rollout)
+        experience = self._experience(rollout, self._advantages(batch, rewards))
         if self.automatic_optimization:
             terms = self._terms(experience, self._weights(experience))
         else:
@@ -214,6 +226,10 @@ class PolicyTuner(pl.LightningModule):
             },
             len(prompts),
         )
+        if self.shape_rewards is not None:
+            mean, deviation = np.nanmean(rewards), np.nanstd(rewards)
+            shaped = {"reward/shaped": mean, "reward/shaped_std": deviation}
+            self._log_step(shaped, len(prompts))
         return terms["loss"]
 
     def validation_step(self, batch: Samples, batch_idx: int) -> None:
@@ -248,16 +264,22 @@ class PolicyTuner(pl.LightningModule):
         self.policy.eval()  # dropout would part the update from what was sampled
         return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, self.temperature)
 
-    def _advantages(self, batch: Samples, scored: RewardBatch) -> Tensor:
+    def _shaped(self, samples: Samples, scored: RewardBatch, rollout: Rollout) -> Scores:
+        if self.shape_rewards is None:
+            return scored.total
+        return self.shape_rewards(samples, scored, rollout.mask.sum(dim=1))
+
+    def _advantages(self, batch: Samples, shaped: Scores) -> Tensor:
         greedy = None
         if self.objective.baseline == "greedy":
             prompts = batch.as_prompts()
             read = prompts.require("prompts", "PolicyTuner")
             likeliest = sample(self.policy, self.tokenizer, read, self.max_new_tokens, 0.0)
-            total = self.reward(prompts.completed(likeliest.completions)).total
+            samples = prompts.completed(likeliest.completions)
+            total = self._shaped(samples, self.reward(samples), likeliest)
             greedy = torch.from_numpy(total).float()
         groups = torch.arange(len(batch)).repeat_interleave(self.group_size)
-        rewards = torch.from_numpy(scored.total).float()
+        rewards = torch.from_numpy(shaped).float()
         return advantages_of(self.objective, rewards, groups, greedy).to(self.device)
 
     def _experience(self, rollout: Rollout, advantages: Tensor) -> Experience:
