@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -32,9 +33,8 @@ def array(items: list[float]) -> np.ndarray:
 @given(schedules, st.integers(0, 60))
 def test_a_schedule_goes_in_straight_lines_and_holds_at_its_ends(points, step: int) -> None:
     rising = sorted(points.items())
-    (first, start), (last, end) = rising[0], rising[-1]
-    expected = start if step <= first else end
-    for (before, low), (after, high) in zip(rising, rising[1:], strict=False):
+    expected = rising[0][1] if step <= rising[0][0] else rising[-1][1]
+    for (before, low), (after, high) in pairwise(rising):
         if before <= step <= after:
             expected = low + (high - low) * (step - before) / (after - before)
     assert piecewise_linear(step, rising) == pytest.approx(expected, abs=1e-9)
