@@ -260,21 +260,12 @@ class RewardShaping(pl.Callback):
         return clipped
 
     def _observe(self, trainer: pl.Trainer, rewards: Scores) -> None:
-        """Counts the rewards that are learned from, of all ranks on every rank.
-
-        Raises:
-            RuntimeError: None of them is left on this rank.
-        """
-        if np.isnan(rewards).all():
-            raise RuntimeError(
-                f"all {len(rewards)} samples of this step failed to get a shaped reward: see the "
-                "warnings of the potential's scorer; nothing can be learned from it"
-            )
-        if not self.normalise:
-            return
-        for moments in on_every_rank(trainer, lambda: Moments.of(rewards)):
-            self.moments = self.moments.merged(moments)
-        self._said |= {"running_mean": self.moments.mean, "running_std": self.moments.std}
+        """Counts the rewards that are learned from, of all ranks on every rank."""
+        found = on_every_rank(trainer, lambda: _moments_of(rewards))
+        if self.normalise:
+            for moments in found:
+                self.moments = self.moments.merged(moments)
+            self._said |= {"running_mean": self.moments.mean, "running_std": self.moments.std}
 
     def _adapt(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: float, kl_coef: float
@@ -309,8 +300,17 @@ def _kl_coef_of(module: object) -> float:
     return module.kl_coef
 
 
+def _moments_of(rewards: Scores) -> Moments:
+    if np.isnan(rewards).all():
+        raise RuntimeError(
+            f"all {len(rewards)} samples of this step failed to get a shaped reward: see the "
+            "warnings of the potential's scorer; nothing can be learned from it"
+        )
+    return Moments.of(rewards)
+
+
 def _numbers(lengths: Tensor) -> Scores:
-    return lengths.detach().double().cpu().numpy()
+    return lengths.detach().cpu().double().numpy()
 
 
 def _mean(values: Scores) -> float:
