@@ -17,7 +17,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import pytorch_lightning as pl

@@ -10,17 +10,23 @@ from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.pareto import ParetoCheckpoint
 from ctrlreward.callbacks.report import BeforeAfter
+from ctrlreward.callbacks.shaping import RewardShaping
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
+from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong
 
 __all__ = [
     "AdapterExporter",
     "BeforeAfter",
     "GenerationScorer",
     "HistoryLogger",
+    "LengthWindow",
     "ParetoCheckpoint",
+    "Potential",
     "ProxyGuard",
     "RewardCheckpoint",
     "RewardEarlyStopping",
+    "RewardShaping",
+    "SoftOverlong",
     "TextGenerator",
     "generate",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -61,6 +62,10 @@ class Reward:
             scores by name, each of shape (n,), to totals of shape (n,).
         device: Moves all scorers there; None leaves each where it is.
 
+    Attributes:
+        components: Each component by its name.
+        weights: What `"weighted"` multiplies each score with; None for other aggregates.
+
     Raises:
         ValueError: No components, a weight that rewards the worse direction, weights where they
             mean nothing, or components that `"gm"` does not know.
@@ -76,7 +81,8 @@ class Reward:
             raise ValueError("components is empty: give at least one scorer['name']")
         pairs = {n: c if isinstance(c, tuple) else (c, None) for n, c in components.items()}
         self.components = {name: component for name, (component, _) in pairs.items()}
-        self._aggregate = _aggregator(aggregate, pairs)
+        self.weights = _weights(pairs) if aggregate == "weighted" else None
+        self._aggregate = _aggregator(aggregate, pairs, self.weights)
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -125,15 +131,36 @@ class Reward:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))
 
 
-def _aggregator(
-    aggregate: str | Aggregate, pairs: Mapping[str, tuple[Component, float | None]]
-) -> Aggregate:
-    weights = {name: weight for name, (_, weight) in pairs.items() if weight is not None}
-    if aggregate == "weighted":
-        return _weighted_sum(pairs)
-    if weights:
+def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:
+    """The sum of weight × score over the weights' names, shape (n,)."""
+    return np.sum([weight * scores[name] for name, weight in weights.items()], axis=0)
+
+
+def check_direction(name: str, component: Component, weight: float) -> None:
+    """Refuses a weight that rewards the worse direction of a score; 0 rewards neither.
+
+    Raises:
+        ValueError: Names the score, its direction and the weight to give.
+    """
+    better, sign = ("higher", 1.0) if component.metric.higher_is_better else ("lower", -1.0)
+    if weight * sign < 0:
         raise ValueError(
-            f"weights of {', '.join(weights)} mean nothing to aggregate={aggregate!r}: "
+            f"{name} is better when {better}, and its weight {weight} rewards the opposite: "
+            f"give {-weight}"
+        )
+
+
+def _aggregator(
+    aggregate: str | Aggregate,
+    pairs: Mapping[str, tuple[Component, float | None]],
+    weights: Mapping[str, float] | None,
+) -> Aggregate:
+    if weights is not None:
+        return partial(weighted_sum, weights)
+    given_weights = [name for name, (_, weight) in pairs.items() if weight is not None]
+    if given_weights:
+        raise ValueError(
+            f"weights of {', '.join(given_weights)} mean nothing to aggregate={aggregate!r}: "
             "give the components alone"
         )
     if callable(aggregate):
@@ -151,17 +178,14 @@ def _aggregator(
     return lambda scores: adjusted_gm(scores[acc], scores[sim], scores[pp])
 
 
-def _weighted_sum(pairs: Mapping[str, tuple[Component, float | None]]) -> Aggregate:
+def _weights(pairs: Mapping[str, tuple[Component, float | None]]) -> dict[str, float]:
+    """The given weights; 1 in the better direction where none is."""
     weights: dict[str, float] = {}
     for name, (component, given) in pairs.items():
-        better, sign = ("higher", 1.0) if component.metric.higher_is_better else ("lower", -1.0)
-        weights[name] = sign if given is None else float(given)
-        if weights[name] * sign < 0:
-            raise ValueError(
-                f"{name} is better when {better}, and its weight {weights[name]} rewards the "
-                f"opposite: give {-weights[name]}"
-            )
-    return lambda scores: np.sum([weights[n] * scores[n] for n in weights], axis=0)
+        usual = 1.0 if component.metric.higher_is_better else -1.0
+        weights[name] = usual if given is None else float(given)
+        check_direction(name, component, weights[name])
+    return weights
 
 
 def _own_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:

@@ -28,6 +28,7 @@ def test_public_names_are_where_the_docs_say() -> None:
         "RewardCheckpoint",
         "ParetoCheckpoint",
         "ProxyGuard",
+        "RewardShaping",
     } <= set(callbacks.__all__)
     assert "PolicyTuner" in policy.__all__
     for module in (ctrlreward, callbacks, functional, policy, scorers):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ctrlreward import Samples
@@ -85,3 +86,11 @@ def test_a_generator_that_fails_on_one_rank_ends_all_ranks(seen) -> None:
 
 def test_an_alarm_on_one_rank_stops_all(seen) -> None:
     assert [rank["guarded"] for rank in seen] == [{"alarm_step": 4, "steps": 4}] * 2
+
+
+def test_all_ranks_normalise_rewards_and_weigh_the_kl_term_alike(seen) -> None:
+    rewards = [value for i in range(3) for value in (0.0, 1.0, 2.0 + i, 50.0 + i)]
+    squares = np.var(rewards) * len(rewards)
+    expected = {"count": 12, "mean": np.mean(rewards), "squares": squares, "kl_coef": 1.0}
+    assert seen[0]["shaped"] == pytest.approx(expected)
+    assert seen[1]["shaped"] == seen[0]["shaped"]

@@ -1,4 +1,4 @@
-"""Four runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
+"""Six runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from ctrlreward import Samples
+from ctrlreward import Reward, RewardBatch, Samples
 from ctrlreward.callbacks import (
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
+    RewardShaping,
 )
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
@@ -61,24 +63,52 @@ class Gamed(Tuned):
         self.log("held_out", float(self.global_step * (1 - 2 * self.global_rank)))
 
 
+class Shaped(Tuned):
+    """Rank 1's rewards are larger and one of them failed; its KL divergence is larger, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reward = Reward({"v": shared.Curve([0.0])["value"]})
+        self.shape_rewards = None
+        self.kl_coef = 1.0
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
+        scored = RewardBatch(np.array(totals), {}, np.isnan(totals), 0.0)
+        assert self.shape_rewards is not None
+        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)))
+        self.log("policy/kl", 0.25 + 0.5 * self.global_rank)
+        return super().training_step(batch, batch_idx)
+
+
+def run_shaped() -> dict[str, object]:
+    shaping = RewardShaping(normalise=True, kl_target=0.5)
+    bare_trainer(shaping, max_steps=3).fit(Shaped())
+    return shaping.state_dict()
+
+
 def run_guarded() -> dict[str, object]:
     guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
-    trainer = pl.Trainer(
+    trainer = bare_trainer(guard, max_steps=8)
+    trainer.fit(Gamed())
+    return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
+
+
+def bare_trainer(callback: pl.Callback, max_steps: int) -> pl.Trainer:
+    return pl.Trainer(
         accelerator="cpu",
-        callbacks=[guard],
+        callbacks=[callback],
         check_val_every_n_epoch=None,
         devices=2,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
-        max_steps=8,
+        max_steps=max_steps,
         num_sanity_val_steps=0,
         strategy="ddp",
         val_check_interval=1,
     )
-    trainer.fit(Gamed())
-    return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
 
 
 def run(
@@ -128,6 +158,7 @@ if __name__ == "__main__":
     failing = Tuned()
     failing.fails_on_rank = 1
     seen = {
+        "shaped": run_shaped(),
         "guarded": run_guarded(),
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
         "uneven": run(
