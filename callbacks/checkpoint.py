@@ -14,9 +14,9 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from ctrlreward.callbacks.distributed import on_rank_zero
 from ctrlreward.callbacks.monitoring import check_mode, is_fresh
 from ctrlreward.files import whole_folder
+from ctrlreward.ranks import on_rank_zero
 
 
 @runtime_checkable
@@ -137,7 +137,7 @@ class RewardCheckpoint(ModelCheckpoint):
         module = trainer.lightning_module
         if isinstance(module, AdapterExporter):
             # First, so that a checkpoint that exists has its adapter.
-            on_rank_zero(trainer, lambda: _export(module, adapter_folder(filepath)))
+            on_rank_zero(lambda: _export(module, adapter_folder(filepath)))
         super()._save_checkpoint(trainer, filepath)
 
     def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:

@@ -16,9 +16,9 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
 
-from ctrlreward.callbacks.distributed import on_every_rank, on_rank_zero
 from ctrlreward.callbacks.records import table, write_records
 from ctrlreward.callbacks.scoring import FAIL_RATE, TABLE, check_scores, summary
+from ctrlreward.ranks import on_every_rank, on_rank_zero
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Metric, Scores, score
 
@@ -219,7 +219,7 @@ class GenerationScorer(pl.Callback):
             if self.validations % self.every_n_validations and not self._trial:
                 return
         samples = self._generate(trainer, cast(TextGenerator, pl_module))
-        scores = on_rank_zero(trainer, lambda: self._score(trainer, samples))
+        scores = on_rank_zero(lambda: self._score(trainer, samples))
         for key, mean in summary(scores).items():
             pl_module.log(
                 f"{self.name}/{key}",
@@ -258,7 +258,7 @@ class GenerationScorer(pl.Callback):
             with trainer.precision_plugin.val_step_context():
                 return generate(module, prompts[rank::ranks], repeats, self.seed + rank)
 
-        parts = Samples.concat(on_every_rank(trainer, share))
+        parts = Samples.concat(on_every_rank(share))
         owners = [i for r in range(ranks) for i in range(r, len(prompts), ranks)]
         rows = np.repeat(owners, repeats)
         return parts[np.argsort(rows, kind="stable").tolist()]
