@@ -14,7 +14,7 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from ctrlreward.callbacks.monitoring import check_mode, is_fresh
+from ctrlreward.callbacks.monitoring import check_mode, check_timely, is_fresh
 from ctrlreward.files import whole_folder
 from ctrlreward.ranks import on_rank_zero
 
@@ -67,7 +67,7 @@ class RewardCheckpoint(ModelCheckpoint):
 
     Raises:
         MisconfigurationException: An unknown mode, or one that contradicts the score's direction;
-            a remote `dirpath` for a module with an adapter; a key that has not been logged (lists
+            a score that an overlapped `GenerationScorer` logs a validation late; a remote `dirpath` for a module with an adapter; a key that has not been logged (lists
             those that have).
     """
 
@@ -106,6 +106,7 @@ class RewardCheckpoint(ModelCheckpoint):
         """Checks the mode against the score's direction, and that adapters can be written."""
         super().setup(trainer, pl_module, stage)
         check_mode(trainer, str(self.monitor), self.mode)
+        check_timely(trainer, self, [str(self.monitor), *self.constraints])
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
             raise MisconfigurationException(
                 f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one"

@@ -16,7 +16,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.curves import draw_front
-from ctrlreward.callbacks.monitoring import check_mode, is_fresh
+from ctrlreward.callbacks.monitoring import check_mode, check_timely, is_fresh
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.ranks import on_rank_zero
 
@@ -122,6 +122,7 @@ class ParetoCheckpoint(RewardCheckpoint):
         super().setup(trainer, pl_module, stage)
         for key, direction in self.metrics.items():
             check_mode(trainer, key, direction)
+        check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
             raise MisconfigurationException(
                 f"dirpath = {str(self.dirpath)!r}: the front is kept and drawn in a local folder, "
