@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.seed import isolate_rng
 
+from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.overlap import Pending
 from ctrlreward.callbacks.records import table, write_records
 from ctrlreward.callbacks.scoring import FAIL_RATE, SCORED_STEP, TABLE, check_scores, summary
@@ -24,77 +21,6 @@ from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_every_rank, on_rank_zero
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
-
-
-@runtime_checkable
-class TextGenerator(Protocol):
-    """What a LightningModule has to offer to be scored while it trains: one method."""
-
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Writes on from each prompt.
-
-        Called in eval mode and without gradients. It gets all prompts at once and splits them
-        into batches as its memory needs.
-
-        Args:
-            prompts: What the generator reads, any number of them.
-
-        Returns:
-            What follows each prompt, the prompt left out, character for character: where a space
-            comes between the two, the completion begins with it.
-        """
-        ...
-
-
-def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: int = 0) -> Samples:
-    """Writes on from each prompt.
-
-    A prompt is a sample of which only the beginning exists. `Samples(texts=["The food"])` asks
-    for texts that begin with "The food"; `Samples(texts=["The food"], prompts=["Praise: The
-    food"], labels=["positive"])` asks for the same, from a generator that reads an instruction.
-    Where text and beginning are one string (dialog, summaries) the beginning is "".
-
-    Args:
-        module: The generator. The caller puts it in eval mode.
-        prompts: n samples. Each text begins with `prefixes` where they are given (what the text
-            says after its prefix is dropped, so earlier outputs can be given again), else with
-            `texts`. The generator reads `prompts`, where there are none the beginning. Labels,
-            sources and other columns go along.
-        repeats: Texts per prompt.
-        seed: The same seed, prompts and weights give the same texts; the random state of the
-            caller is left as it was.
-
-    Returns:
-        n × repeats samples, those of one prompt side by side: `texts` (beginning + completion),
-        `prefixes` (the beginning), `prompts`, `groups` (the given ones, else the prompt's number),
-        and the other columns.
-
-    Raises:
-        ValueError: The module does not return one string per prompt.
-    """
-    rows = prompts.as_prompts()[[i for i in range(len(prompts)) for _ in range(repeats)]]
-    if len(rows) == 0:
-        return rows
-    read = cast(Sequence[str], rows.prompts)
-    with fixed_randomness(seed):
-        completions = module.complete(read)
-    if len(completions) != len(read) or not all(isinstance(c, str) for c in completions):
-        raise ValueError(
-            f"{type(module).__name__}.complete returned {len(completions)} items for {len(read)} "
-            f"prompts, first {completions[:1]!r}: return one string per prompt"
-        )
-    return rows.completed(completions)
-
-
-@contextmanager
-def fixed_randomness(seed: int) -> Iterator[None]:
-    """Seeds Python, NumPy and PyTorch inside, and restores their states on leaving."""
-    # Asking CUDA for its state would start it where training runs on the CPU.
-    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator
-        torch.manual_seed(seed)
-        yield
 
 
 class GenerationScorer(pl.Callback):
@@ -134,8 +60,8 @@ class GenerationScorer(pl.Callback):
         overlap: Score while training goes on, one validation late.
 
     Attributes:
-        fresh: Whether the last validation logged scores anew. `trainer.callback_metrics` keeps the values
-            of earlier validations, so a callback that acts on a score has to ask this.
+        fresh: Whether the last validation logged scores anew. `trainer.callback_metrics` keeps the
+            values of earlier validations, so a callback that acts on a score has to ask this.
         validations: Validations seen while fitting, the sanity check left out.
         last_scored_step: `trainer.global_step` when the texts were generated whose scores were
             last logged while fitting, -1 before.
@@ -231,7 +157,10 @@ class GenerationScorer(pl.Callback):
         if stage == "fit" and self.overlap:
             self._check_checkpoints(trainer)
         clash = shared_device(
-            {type(scorer).__name__: scorer.devices for scorer in self._scorers()},
+            {
+                f"{type(one.scorer).__name__}, of the score {key!r},": one.scorer.devices
+                for key, one in self.scores.items()
+            },
             trainer.strategy.root_device.type,
             trainer.device_ids,
             trainer.world_size,
@@ -245,8 +174,13 @@ class GenerationScorer(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Has the texts of a resumed run's checkpoint scored."""
-        if self._pending.samples is not None:
-            self._start(self._pending.step, self._pending.samples)
+        step, samples = self._pending.step, self._pending.samples
+        if samples is None:
+            return
+        self._start(step, samples)
+        if not self.overlap:  # any more: they are written, and nothing waits for them
+            self._pending.result(lambda scores: self._show(trainer, step, samples, scores))
+            self._pending.clear()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Generates, scores and logs, where it is time to."""
@@ -254,7 +188,8 @@ class GenerationScorer(pl.Callback):
         if trainer.sanity_checking:
             return
         fitting = trainer.state.fn == TrainerFn.FITTING
-        self.validations += fitting
+        if fitting:
+            self.validations += 1
         due = not fitting or self._trial or self.validations % self.every_n_validations == 0
         step = trainer.global_step
         samples = self._generate(trainer, cast(TextGenerator, pl_module)) if due else None
@@ -305,8 +240,9 @@ class GenerationScorer(pl.Callback):
 
     def _check_checkpoints(self, trainer: pl.Trainer) -> None:
         for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.monitor in self.metrics:
-                raise MisconfigurationException(late_score(callback, callback.monitor))
+            key = callback.monitor if isinstance(callback, ModelCheckpoint) else None
+            if key is not None and key in self.metrics:
+                raise MisconfigurationException(late_score(callback, key))
 
     def _log(self, module: pl.LightningModule, values: Mapping[str, float]) -> None:
         for key, value in values.items():
@@ -373,10 +309,10 @@ class GenerationScorer(pl.Callback):
         self, trainer: pl.Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
     ) -> None:
         """A table for Weights & Biases."""
-        columns, data = table(samples, scores, self.table_rows)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 key = f"{self.name}/{TABLE}"
+                columns, data = table(samples, scores, self.table_rows)
                 logger.log_table(key=key, columns=columns, data=data, step=step)
 
 

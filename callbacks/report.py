@@ -16,8 +16,8 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Timer
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
+from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.curves import draw_curves
-from ctrlreward.callbacks.generation import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.history import read_history
 from ctrlreward.callbacks.records import read_records, write_records
 from ctrlreward.callbacks.scoring import check_scores, summary

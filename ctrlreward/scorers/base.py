@@ -44,8 +44,8 @@ class Scorer(ABC):
     # Whether a sample's score depends on that sample alone.
     pointwise: bool = True
 
-    # Where the model runs, as torch names it; None for a scorer without a model.
-    device: str | None = None
+    # Where the model runs, as torch names it; "" for a scorer without a model.
+    device: str = ""
 
     @property
     @abstractmethod
@@ -59,7 +59,7 @@ class Scorer(ABC):
     @property
     def devices(self) -> tuple[str, ...]:
         """Where its models run, as torch names it: its own, or those of its parts."""
-        return () if self.device is None else (self.device,)
+        return (self.device,) if self.device else ()
 
     def load(self) -> None:  # noqa: B027 — a scorer without a model has nothing to load
         """Loads the model now; without this call the first `score` does.
