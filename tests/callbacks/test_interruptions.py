@@ -41,7 +41,7 @@ def test_the_process_ends_soon_and_says_why(run: str, folder: Path, ended) -> No
     how = run.split("-")[0]
     # Lightning's SIGTERMException is a SystemExit without a code, which is 0.
     assert ended[run]["code"] == {"raise": 1, "sigterm": 0, "sigkill": -9}[how]
-    assert ended[run]["seconds"] < 15
+    assert ended[run]["seconds"] < 25
     if how != "sigkill":
         seen = json.loads((folder / run / "seen.json").read_text())
         expected = {"raise": "ValueError: the loss is gone", "sigterm": "SIGTERMException: "}
@@ -54,7 +54,7 @@ def test_no_checkpoint_is_half_written(run: str, ended) -> None:
     """The third `last.ckpt` never came to be, so the second is there."""
     after = 4
     assert ended[run]["whole"][0] == after
-    assert set(ended[run]["whole"]) == ({2, 4, 6} if run.startswith("sigkill") else {2, 4})
+    assert set(ended[run]["whole"]) == ({4, 6} if run.startswith("sigkill") else {2, 4})
     unfinished = [name for name in ended[run]["files"] if name.startswith(".")]
     assert unfinished == ([".last.ckpt.unfinished"] if run.startswith("sigkill") else [])
 

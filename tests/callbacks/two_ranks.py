@@ -136,7 +136,9 @@ def run(
 ) -> dict[str, object]:
     folder = Path(sys.argv[1]) / name
     prompts = Samples(texts=[f"p{i}" for i in range(5)])
-    watch = GenerationScorer({"v": scorer["value"]}, prompts, 1, 2, overlap=overlap)
+    watch = GenerationScorer(
+        {"v": scorer["value"]}, prompts, generations_per_prompt=2, overlap=overlap
+    )
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", second[0]: second[1]}
