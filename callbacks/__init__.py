@@ -5,7 +5,8 @@ if __name__ == "callbacks":
     raise ImportError("there is no package 'callbacks': import ctrlreward.callbacks instead")
 
 from ctrlreward.callbacks.checkpoint import AdapterExporter, RewardCheckpoint
-from ctrlreward.callbacks.generation import GenerationScorer, TextGenerator, generate
+from ctrlreward.callbacks.completion import TextGenerator, generate
+from ctrlreward.callbacks.generation import GenerationScorer
 from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.pareto import ParetoCheckpoint

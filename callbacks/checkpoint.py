@@ -6,17 +6,19 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins import TorchCheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from ctrlreward.callbacks.distributed import on_rank_zero
-from ctrlreward.callbacks.monitoring import check_mode, is_fresh
-from ctrlreward.files import whole_folder
+from ctrlreward.callbacks.monitoring import check_mode, check_timely, is_fresh
+from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.ranks import on_rank_zero
 
 
 @runtime_checkable
@@ -36,6 +38,25 @@ def adapter_folder(checkpoint: str) -> str:
     return os.path.splitext(checkpoint)[0] + "-adapter"
 
 
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Writes a local checkpoint beside its place and then moves it there.
+
+    Lightning's own writes it to the system's temporary folder. Where that is another file system
+    the move is a copy, and a run that is killed meanwhile leaves half a `last.ckpt`.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Writes the file, which is on the disk when this returns."""
+        if "://" in str(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        content = BytesIO()
+        torch.save(checkpoint, content)
+        write_whole(Path(path), content.getvalue())
+
+
 class RewardCheckpoint(ModelCheckpoint):
     """Keeps the checkpoints with the best held-out scores, and `last.ckpt` at every validation.
 
@@ -46,6 +67,9 @@ class RewardCheckpoint(ModelCheckpoint):
 
     Where the module is an `AdapterExporter`, its adapter lies beside each checkpoint in
     `<checkpoint without .ckpt>-adapter/` and is removed with it.
+
+    A local checkpoint is there whole or not at all, whenever the run is killed: a trainer with
+    Lightning's default `TorchCheckpointIO` gets `WholeCheckpointIO` in its place.
 
     Args:
         monitor: The key, as logged.
@@ -67,8 +91,9 @@ class RewardCheckpoint(ModelCheckpoint):
 
     Raises:
         MisconfigurationException: An unknown mode, or one that contradicts the score's direction;
-            a remote `dirpath` for a module with an adapter; a key that has not been logged (lists
-            those that have).
+            a score that an overlapped `GenerationScorer` logs a validation late; a remote
+            `dirpath` for a module with an adapter; a key that has not been logged (lists those
+            that have).
     """
 
     def __init__(
@@ -106,6 +131,9 @@ class RewardCheckpoint(ModelCheckpoint):
         """Checks the mode against the score's direction, and that adapters can be written."""
         super().setup(trainer, pl_module, stage)
         check_mode(trainer, str(self.monitor), self.mode)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = WholeCheckpointIO()
+        check_timely(trainer, self, [str(self.monitor), *self.constraints])
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
             raise MisconfigurationException(
                 f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one"
@@ -137,7 +165,7 @@ class RewardCheckpoint(ModelCheckpoint):
         module = trainer.lightning_module
         if isinstance(module, AdapterExporter):
             # First, so that a checkpoint that exists has its adapter.
-            on_rank_zero(trainer, lambda: _export(module, adapter_folder(filepath)))
+            on_rank_zero(lambda: _export(module, adapter_folder(filepath)))
         super()._save_checkpoint(trainer, filepath)
 
     def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:

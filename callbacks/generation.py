@@ -2,96 +2,25 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import numpy as np
 import pytorch_lightning as pl
-import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities.seed import isolate_rng
 
-from ctrlreward.callbacks.distributed import on_every_rank, on_rank_zero
+from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
+from ctrlreward.callbacks.overlap import Pending
 from ctrlreward.callbacks.records import table, write_records
-from ctrlreward.callbacks.scoring import FAIL_RATE, TABLE, check_scores, summary
+from ctrlreward.callbacks.scoring import FAIL_RATE, SCORED_STEP, TABLE, check_scores, summary
+from ctrlreward.placement import shared_device
+from ctrlreward.ranks import on_every_rank, on_rank_zero
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Metric, Scores, score
-
-
-@runtime_checkable
-class TextGenerator(Protocol):
-    """What a LightningModule has to offer to be scored while it trains: one method."""
-
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Writes on from each prompt.
-
-        Called in eval mode and without gradients. It gets all prompts at once and splits them
-        into batches as its memory needs.
-
-        Args:
-            prompts: What the generator reads, any number of them.
-
-        Returns:
-            What follows each prompt, the prompt left out, character for character: where a space
-            comes between the two, the completion begins with it.
-        """
-        ...
-
-
-def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: int = 0) -> Samples:
-    """Writes on from each prompt.
-
-    A prompt is a sample of which only the beginning exists. `Samples(texts=["The food"])` asks
-    for texts that begin with "The food"; `Samples(texts=["The food"], prompts=["Praise: The
-    food"], labels=["positive"])` asks for the same, from a generator that reads an instruction.
-    Where text and beginning are one string (dialog, summaries) the beginning is "".
-
-    Args:
-        module: The generator. The caller puts it in eval mode.
-        prompts: n samples. Each text begins with `prefixes` where they are given (what the text
-            says after its prefix is dropped, so earlier outputs can be given again), else with
-            `texts`. The generator reads `prompts`, where there are none the beginning. Labels,
-            sources and other columns go along.
-        repeats: Texts per prompt.
-        seed: The same seed, prompts and weights give the same texts; the random state of the
-            caller is left as it was.
-
-    Returns:
-        n × repeats samples, those of one prompt side by side: `texts` (beginning + completion),
-        `prefixes` (the beginning), `prompts`, `groups` (the given ones, else the prompt's number),
-        and the other columns.
-
-    Raises:
-        ValueError: The module does not return one string per prompt.
-    """
-    rows = prompts.as_prompts()[[i for i in range(len(prompts)) for _ in range(repeats)]]
-    if len(rows) == 0:
-        return rows
-    read = cast(Sequence[str], rows.prompts)
-    with fixed_randomness(seed):
-        completions = module.complete(read)
-    if len(completions) != len(read) or not all(isinstance(c, str) for c in completions):
-        raise ValueError(
-            f"{type(module).__name__}.complete returned {len(completions)} items for {len(read)} "
-            f"prompts, first {completions[:1]!r}: return one string per prompt"
-        )
-    return rows.completed(completions)
-
-
-@contextmanager
-def fixed_randomness(seed: int) -> Iterator[None]:
-    """Seeds Python, NumPy and PyTorch inside, and restores their states on leaving."""
-    # Asking CUDA for its state would start it where training runs on the CPU.
-    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
-        random.seed(seed)
-        np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator
-        torch.manual_seed(seed)
-        yield
+from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
 
 
 class GenerationScorer(pl.Callback):
@@ -107,6 +36,17 @@ class GenerationScorer(pl.Callback):
     and all ranks log the same values. The sanity check is skipped; `fast_dev_run` scores two
     samples and writes no file. `trainer.validate` scores too, and counts nothing.
 
+    With `overlap` training does not wait for the scorers: texts are scored on a thread, and what
+    a validation logs are the scores of the last texts before it. `<name>/scored_step` says of
+    which step; the JSONL file and the table have that step too. When training ends the last scores
+    are written, and logged as one more row. A `RewardEarlyStopping` decides one validation late. A
+    checkpoint would be kept for the scores of earlier weights, and is refused. The checkpoint
+    holds texts that wait for their scores, so a resumed run decides as it would have without the
+    break. Scorers may draw no random numbers then, except while they are loaded.
+
+    A scorer may share the device of training where there is one only, and costs it memory and
+    time. Where training has several, the scorer's has to lie outside of them.
+
     Args:
         scores: What to log under which name: `{"attribute_relevance":
             ctrleval["attribute_relevance"]}`. A scorer is called once per validation, however many
@@ -117,19 +57,22 @@ class GenerationScorer(pl.Callback):
         name: Begins each logged key. Two of these callbacks in one trainer need different names.
         table_rows: Rows of the table.
         seed: Of the generation.
+        overlap: Score while training goes on, one validation late.
 
     Attributes:
-        fresh: Whether the last validation was scored. `trainer.callback_metrics` keeps the values
-            of earlier validations, so a callback that acts on a score has to ask this.
+        fresh: Whether the last validation logged scores anew. `trainer.callback_metrics` keeps the
+            values of earlier validations, so a callback that acts on a score has to ask this.
         validations: Validations seen while fitting, the sanity check left out.
-        last_scored_step: `trainer.global_step` when last scored while fitting, -1 before.
+        last_scored_step: `trainer.global_step` when the texts were generated whose scores were
+            last logged while fitting, -1 before.
         folder: Where the samples are written; None before `setup` and under `fast_dev_run`.
 
     Raises:
         TypeError: One of the scores is not a component of a scorer.
         ValueError: No scores, no samples, a count that is not positive, or a reserved name.
-        MisconfigurationException: In `setup`: the module is no `TextGenerator`, or the run has no
-            validation.
+        MisconfigurationException: In `setup`: the module is no `TextGenerator`, the run has no
+            validation, a scorer shares one of several devices of training, or a checkpoint waits
+            for a score that comes late.
     """
 
     def __init__(
@@ -141,6 +84,7 @@ class GenerationScorer(pl.Callback):
         name: str = "score",
         table_rows: int = 16,
         seed: int = 0,
+        overlap: bool = False,
     ) -> None:
         super().__init__()
         check_scores(scores)
@@ -164,21 +108,28 @@ class GenerationScorer(pl.Callback):
         self.validations = 0
         self.last_scored_step = -1
         self.folder: Path | None = None
+        self.overlap = overlap
         self._trial = False
+        self._pending = Pending(self._score)
 
     @property
     def state_key(self) -> str:
-        """Under which a checkpoint holds the counters."""
+        """Under which a checkpoint holds the counters and the texts that wait."""
         return self._generate_state_key(name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters."""
-        return {"validations": self.validations, "last_scored_step": self.last_scored_step}
+        """The counters, and the texts whose scores have not been logged."""
+        return {
+            "validations": self.validations,
+            "last_scored_step": self.last_scored_step,
+            "pending": self._pending.state_dict(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the counters of a checkpoint."""
+        """Takes the counters and texts of a checkpoint."""
         self.validations = state_dict["validations"]
         self.last_scored_step = state_dict["last_scored_step"]
+        self._pending.load_state_dict(state_dict.get("pending"))
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -187,7 +138,7 @@ class GenerationScorer(pl.Callback):
         return {**metrics, f"{self.name}/{FAIL_RATE}": Metric(False, (0.0, 1.0))}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks that there is something to generate with, and a validation to do it in."""
+        """Checks module, validation, devices and checkpoints."""
         if stage not in ("fit", "validate"):
             return
         if not isinstance(pl_module, TextGenerator):
@@ -203,10 +154,33 @@ class GenerationScorer(pl.Callback):
                 "validation_step, give the trainer val_dataloaders (one item is enough) and leave "
                 "limit_val_batches above 0"
             )
+        if stage == "fit" and self.overlap:
+            self._check_checkpoints(trainer)
+        clash = shared_device(
+            {
+                f"{type(one.scorer).__name__}, of the score {key!r},": one.scorer.devices
+                for key, one in self.scores.items()
+            },
+            trainer.strategy.root_device.type,
+            trainer.device_ids,
+            trainer.world_size,
+        )
+        if clash is not None:
+            raise MisconfigurationException(clash)
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if not self._trial:
             log_dir = trainer.log_dir or trainer.default_root_dir
             self.folder = Path(log_dir) / "samples" / self.name
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Has the texts of a resumed run's checkpoint scored."""
+        step, samples = self._pending.step, self._pending.samples
+        if samples is None:
+            return
+        self._start(step, samples)
+        if not self.overlap:  # any more: they are written, and nothing waits for them
+            self._pending.result(lambda scores: self._show(trainer, step, samples, scores))
+            self._pending.clear()
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Generates, scores and logs, where it is time to."""
@@ -216,22 +190,35 @@ class GenerationScorer(pl.Callback):
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
             self.validations += 1
-            if self.validations % self.every_n_validations and not self._trial:
-                return
-        samples = self._generate(trainer, cast(TextGenerator, pl_module))
-        scores = on_rank_zero(trainer, lambda: self._score(trainer, samples))
-        for key, mean in summary(scores).items():
-            pl_module.log(
-                f"{self.name}/{key}",
-                mean,
-                on_step=False,
-                on_epoch=True,
-                sync_dist=True,
-                batch_size=1,
+        due = not fitting or self._trial or self.validations % self.every_n_validations == 0
+        step = trainer.global_step
+        samples = self._generate(trainer, cast(TextGenerator, pl_module)) if due else None
+        if self.overlap and fitting and not self._trial:
+            self._log_pending(trainer, pl_module)
+            if samples is not None:
+                self._start(step, samples)
+        elif samples is not None:
+            scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
+            self._log(pl_module, summary(scores))
+            if fitting:
+                self.last_scored_step = step
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Waits for the last scores and gives them to the loggers; nothing else can act on them.
+
+        They stay in the state: a run that goes on from here logs them at its next validation, as
+        it would have without the break.
+        """
+        step, samples = self._pending.step, self._pending.samples
+        if samples is None:
+            return
+        scores = self._pending.result(lambda scores: self._show(trainer, step, samples, scores))
+        row = {**summary(scores), SCORED_STEP: float(step)}
+        for logger in trainer.loggers:
+            logger.log_metrics(
+                {f"{self.name}/{key}": value for key, value in row.items()},
+                step=trainer.fit_loop.epoch_loop._batches_that_stepped,
             )
-        self.fresh = True
-        if fitting:
-            self.last_scored_step = trainer.global_step
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Frees the scorers' models."""
@@ -244,8 +231,50 @@ class GenerationScorer(pl.Callback):
         self._release()
 
     def _release(self) -> None:
-        for scorer in {id(c.scorer): c.scorer for c in self.scores.values()}.values():
+        self._pending.close()
+        for scorer in self._scorers():
             scorer.release()
+
+    def _scorers(self) -> list[Scorer]:
+        return list(dict.fromkeys(component.scorer for component in self.scores.values()))
+
+    def _check_checkpoints(self, trainer: pl.Trainer) -> None:
+        for callback in trainer.checkpoint_callbacks:
+            key = callback.monitor if isinstance(callback, ModelCheckpoint) else None
+            if key is not None and key in self.metrics:
+                raise MisconfigurationException(late_score(callback, key))
+
+    def _log(self, module: pl.LightningModule, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            module.log(
+                f"{self.name}/{key}",
+                value,
+                on_step=False,
+                on_epoch=True,
+                sync_dist=True,
+                batch_size=1,
+            )
+        self.fresh = True
+
+    def _start(self, step: int, samples: Samples) -> None:
+        """Loads the models here, where random numbers can be put back, and scores on a thread."""
+        on_rank_zero(self._load)
+        self._pending.start(step, samples)
+
+    def _load(self) -> None:
+        with fixed_randomness(self.seed):
+            for scorer in self._scorers():
+                scorer.load()
+
+    def _log_pending(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Logs the scores of the texts before, where there are any."""
+        step, samples = self._pending.step, self._pending.samples
+        if samples is None:
+            return
+        scores = self._pending.result(lambda scores: self._show(trainer, step, samples, scores))
+        self._log(module, {**summary(scores), SCORED_STEP: float(step)})
+        self.last_scored_step = step
+        self._pending.clear()
 
     def _generate(self, trainer: pl.Trainer, module: TextGenerator) -> Samples:
         """All texts on every rank, in the order of the prompts."""
@@ -258,25 +287,38 @@ class GenerationScorer(pl.Callback):
             with trainer.precision_plugin.val_step_context():
                 return generate(module, prompts[rank::ranks], repeats, self.seed + rank)
 
-        parts = Samples.concat(on_every_rank(trainer, share))
+        parts = Samples.concat(on_every_rank(share))
         owners = [i for r in range(ranks) for i in range(r, len(prompts), ranks)]
         rows = np.repeat(owners, repeats)
         return parts[np.argsort(rows, kind="stable").tolist()]
 
-    def _score(self, trainer: pl.Trainer, samples: Samples) -> dict[str, Scores]:
-        """Scores on rank 0, and keeps texts and scores before anything else can go wrong."""
+    def _score_now(self, trainer: pl.Trainer, step: int, samples: Samples) -> dict[str, Scores]:
         with fixed_randomness(self.seed):
-            scores = score(self.scores, samples)
+            scores = self._score(step, samples)
+        self._show(trainer, step, samples, scores)
+        return scores
+
+    def _score(self, step: int, samples: Samples) -> dict[str, Scores]:
+        """Keeps texts and scores on the disk before anything else can go wrong."""
+        scores = score(self.scores, samples)
         if self.folder is not None:
-            path = self.folder / f"step={trainer.global_step:06d}.jsonl"
-            write_records(path, samples, scores)
+            write_records(self.folder / f"step={step:06d}.jsonl", samples, scores)
+        return scores
+
+    def _show(
+        self, trainer: pl.Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
+    ) -> None:
+        """A table for Weights & Biases."""
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
+                key = f"{self.name}/{TABLE}"
                 columns, data = table(samples, scores, self.table_rows)
-                logger.log_table(
-                    key=f"{self.name}/{TABLE}",
-                    columns=columns,
-                    data=data,
-                    step=trainer.global_step,
-                )
-        return scores
+                logger.log_table(key=key, columns=columns, data=data, step=step)
+
+
+def late_score(callback: pl.Callback, key: str) -> str:
+    """Why a checkpoint may not be chosen by the scores of an overlapped `GenerationScorer`."""
+    return (
+        f"{type(callback).__name__} chooses checkpoints by {key!r}, which comes one validation "
+        "late, when the weights that earned it are gone: give the GenerationScorer overlap=False"
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from ctrlreward.callbacks.generation import GenerationScorer
+from ctrlreward.callbacks.generation import GenerationScorer, late_score
 
 
 def find_scorer(trainer: pl.Trainer, key: str) -> GenerationScorer | None:
@@ -41,3 +43,15 @@ def check_mode(trainer: pl.Trainer, key: str, mode: str) -> None:
             f"mode = {mode!r} for monitor = {key!r}, which is better when {better}: "
             f"give mode={right!r}"
         )
+
+
+def check_timely(trainer: pl.Trainer, callback: pl.Callback, keys: Iterable[str]) -> None:
+    """Refuses to choose checkpoints by scores that earlier weights earned.
+
+    Raises:
+        MisconfigurationException: A `GenerationScorer` logs one of the keys a validation late.
+    """
+    for key in keys:
+        scorer = find_scorer(trainer, key)
+        if scorer is not None and scorer.overlap:
+            raise MisconfigurationException(late_score(callback, key))

@@ -16,9 +16,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.curves import draw_front
-from ctrlreward.callbacks.distributed import on_rank_zero
-from ctrlreward.callbacks.monitoring import check_mode, is_fresh
+from ctrlreward.callbacks.monitoring import check_mode, check_timely, is_fresh
 from ctrlreward.functional.pareto import non_dominated
+from ctrlreward.ranks import on_rank_zero
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +122,7 @@ class ParetoCheckpoint(RewardCheckpoint):
         super().setup(trainer, pl_module, stage)
         for key, direction in self.metrics.items():
             check_mode(trainer, key, direction)
+        check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
             raise MisconfigurationException(
                 f"dirpath = {str(self.dirpath)!r}: the front is kept and drawn in a local folder, "
@@ -132,7 +133,7 @@ class ParetoCheckpoint(RewardCheckpoint):
         """Leaves out what was deleted since the checkpoint of a resumed run was written."""
         super().on_train_start(trainer, pl_module)
         paths = {step: self._path(step, values) for step, values in self.kept.items()}
-        lost = on_rank_zero(trainer, lambda: [s for s in paths if not os.path.exists(paths[s])])
+        lost = on_rank_zero(lambda: [s for s in paths if not os.path.exists(paths[s])])
         for step in lost:
             rank_zero_warn(f"{paths[step]} is gone: it counts no more for the front")
             del self.kept[step]
@@ -141,7 +142,7 @@ class ParetoCheckpoint(RewardCheckpoint):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the front, also of a run that had nothing left to train."""
         if self.kept:
-            on_rank_zero(trainer, self._draw)
+            on_rank_zero(self._draw)
 
     def _save_topk_checkpoint(
         self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]

@@ -16,15 +16,15 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Timer
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
+from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.curves import draw_curves
-from ctrlreward.callbacks.distributed import on_rank_zero
-from ctrlreward.callbacks.generation import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.history import read_history
 from ctrlreward.callbacks.records import read_records, write_records
 from ctrlreward.callbacks.scoring import check_scores, summary
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.files import write_whole
 from ctrlreward.functional.statistics import paired_bootstrap
+from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
 
@@ -144,7 +144,7 @@ class BeforeAfter(pl.Callback):
 
         training = module.training
         module.eval()
-        on_rank_zero(trainer, work)
+        on_rank_zero(work)
         module.train(training)
         self.seconds[phase] = time.perf_counter() - started
 

@@ -10,6 +10,7 @@ from ctrlreward.scorers.base import Component, Scores
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
+SCORED_STEP = "scored_step"
 
 
 def check_scores(scores: Mapping[str, Component]) -> None:
@@ -27,7 +28,7 @@ def check_scores(scores: Mapping[str, Component]) -> None:
                 f"scores[{key!r}] is a {type(component).__name__}: give one score of a scorer, "
                 'such as ctrleval["coherence"]'
             )
-        if key in (FAIL_RATE, TABLE):
+        if key in (FAIL_RATE, TABLE, SCORED_STEP):
             raise ValueError(f"scores has the name {key!r}, which is logged anyway: give another")
 
 

@@ -12,13 +12,13 @@ import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from ctrlreward.callbacks.distributed import on_every_rank
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
 from ctrlreward.functional.shaping import (
     Moments,
     adaptive_kl_coef,
     normalised,
 )
+from ctrlreward.ranks import on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -240,7 +240,7 @@ class RewardShaping(pl.Callback):
             said["after_length"] = _mean(rewards)
         if learned_from:
             self._said = {**said, "fail_rate": float(np.isnan(rewards).mean())}
-            self._observe(trainer, rewards)
+            self._observe(rewards)
         return normalised(rewards, self.moments) if self.normalise else rewards
 
     @staticmethod
@@ -259,9 +259,9 @@ class RewardShaping(pl.Callback):
         said["after_clip"] = _mean(clipped)
         return clipped
 
-    def _observe(self, trainer: pl.Trainer, rewards: Scores) -> None:
+    def _observe(self, rewards: Scores) -> None:
         """Counts the rewards that are learned from, of all ranks on every rank."""
-        found = on_every_rank(trainer, lambda: _moments_of(rewards))
+        found = on_every_rank(lambda: _moments_of(rewards))
         if self.normalise:
             for moments in found:
                 self.moments = self.moments.merged(moments)
@@ -276,7 +276,7 @@ class RewardShaping(pl.Callback):
                 f"kl_target needs {KL!r}, which the module does not log in training_step: these "
                 f"are {sorted(metrics)}"
             )
-        found = on_every_rank(trainer, lambda: metrics[KL].item())
+        found = on_every_rank(lambda: metrics[KL].item())
         kl = sum(found) / len(found)
         if math.isfinite(kl) and isinstance(pl_module, KLWeighted):
             self.kl_coef = adaptive_kl_coef(kl_coef, kl, target, self.kl_horizon)

@@ -76,6 +76,19 @@ class Accuracy(Scorer):
             "label_probability": spread(chosen, kept, len(samples)),
         }
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of the classifier; where an object that is no scorer runs is not known."""
+        if isinstance(self.given, Scorer):
+            return self.given.devices
+        return (self.device,) if isinstance(self.given, str) else ()
+
+    def load(self) -> None:
+        """Loads the classifier now."""
+        if isinstance(self.given, Scorer):
+            self.given.load()
+        _ = self.classifier
+
     def to(self, device: str) -> None:
         """Has the classifier loaded on the device at its next use.
 

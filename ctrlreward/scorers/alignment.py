@@ -153,6 +153,10 @@ class Alignment(Scorer):
             explained[job.sample][job.direction] = self._aligned(job, alignment)
         return explained
 
+    def load(self) -> None:
+        """Loads the model now."""
+        _ = self.aligner
+
     def to(self, device: str) -> None:
         """Has the model loaded on the device at the next use."""
         self.release()

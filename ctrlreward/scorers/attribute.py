@@ -159,6 +159,16 @@ class AttributeClassifier(Scorer):
             failed=int(np.isnan(scores[score]).sum()),
         )
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of all classifiers."""
+        return tuple(dict.fromkeys(d for part in self.parts.values() for d in part.devices))
+
+    def load(self) -> None:
+        """Loads all classifiers now."""
+        for part in self.parts.values():
+            part.load()
+
     def to(self, device: str) -> None:
         """Moves all classifiers, as `Accuracy` does."""
         for part in self.parts.values():

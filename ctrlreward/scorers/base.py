@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,10 @@ import numpy.typing as npt
 from ctrlreward.samples import Samples
 
 Scores: TypeAlias = npt.NDArray[np.float64]
+
+# A model holds what it computes in hooks and tokenizers that two threads must not use at once.
+_locks: WeakKeyDictionary[Scorer, Lock] = WeakKeyDictionary()
+_locks_lock = Lock()
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,9 @@ class Scorer(ABC):
     # Whether a sample's score depends on that sample alone.
     pointwise: bool = True
 
+    # Where the model runs, as torch names it; "" for a scorer without a model.
+    device: str = ""
+
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, Metric]:
@@ -46,6 +55,18 @@ class Scorer(ABC):
     @abstractmethod
     def score(self, samples: Samples) -> dict[str, Scores]:
         """One float64 array of shape (n,) per name, in input order; NaN where a sample fails."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where its models run, as torch names it: its own, or those of its parts."""
+        return (self.device,) if self.device else ()
+
+    def load(self) -> None:  # noqa: B027 — a scorer without a model has nothing to load
+        """Loads the model now; without this call the first `score` does.
+
+        Building a model may draw random numbers. What scores on a thread beside training calls
+        this before, since the threads share the generators; `score` itself must draw none.
+        """
 
     def to(self, device: str) -> None:  # noqa: B027 — a scorer without a model stays where it is
         """Moves the model to a device, or has it loaded there."""
@@ -83,7 +104,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """The named scores of n samples, arrays of shape (n,).
 
     Each scorer is called once, however many of its scores are asked for, and with each distinct
-    sample once where a sample's score depends on that sample alone.
+    sample once where a sample's score depends on that sample alone. A scorer that another thread
+    is calling is waited for.
 
     Raises:
         ValueError: A scorer does not return one value per sample.
@@ -95,7 +117,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         scorer = component.scorer
         rows, places = (distinct, inverse) if scorer.pointwise else (samples, slice(None))
         if scorer not in outputs:
-            outputs[scorer] = scorer.score(rows)
+            with _lock(scorer):
+                outputs[scorer] = scorer.score(rows)
         values = np.asarray(outputs[scorer][component.name], dtype=np.float64)
         if values.shape != (len(rows),):
             raise ValueError(
@@ -104,3 +127,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
             )
         scores[name] = values[places]
     return scores
+
+
+def _lock(scorer: Scorer) -> Lock:
+    with _locks_lock:
+        return _locks.setdefault(scorer, Lock())

@@ -178,6 +178,10 @@ class CTRLEval(Scorer):
                 row[:] = label_probabilities(log_probs, self._weighting("attribute_relevance"))
         return result
 
+    def load(self) -> None:
+        """Loads the model now."""
+        _ = self.infiller
+
     def to(self, device: str) -> None:
         """Loads the model on `device` at its next use."""
         self.release()

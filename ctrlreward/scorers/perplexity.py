@@ -71,6 +71,10 @@ class Perplexity(Scorer):
         log_probs = list(self._log_probs(samples).values())
         return float(np.exp(-np.concatenate(log_probs).mean())) if log_probs else float("nan")
 
+    def load(self) -> None:
+        """Loads the model now."""
+        _ = self.language_model
+
     def to(self, device: str) -> None:
         """Has the model loaded on the device at the next use."""
         self.release()

@@ -71,6 +71,15 @@ class Similarity(Scorer):
         cosines = (texts * originals).sum(axis=1).clip(-1.0, 1.0)
         return {"similarity": spread(cosines, kept, len(samples))}
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of a model that is named; where a given object runs is not known."""
+        return (self.device,) if isinstance(self.model, str) else ()
+
+    def load(self) -> None:
+        """Loads the model now."""
+        _ = self.encoder
+
     def to(self, device: str) -> None:
         """Has the model loaded on the device at the next use; a given object stays where it is."""
         self.release()

@@ -103,6 +103,16 @@ class TransferQuality(Scorer):
             failed=int((~valid).sum()),
         )
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Those of all three."""
+        return tuple(dict.fromkeys(device for part in self._parts for device in part.devices))
+
+    def load(self) -> None:
+        """Loads the models of all three now."""
+        for part in self._parts:
+            part.load()
+
     def to(self, device: str) -> None:
         """Moves all three."""
         for part in self._parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +13,12 @@ import numpy as np
 import pytest
 
 from ctrlreward import Samples
+
+spec = importlib.util.spec_from_file_location("two_ranks", Path(__file__).with_name("two_ranks.py"))
+assert spec is not None
+assert spec.loader is not None
+two_ranks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(two_ranks)
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +79,29 @@ def test_all_ranks_keep_the_same_front(folder: Path, seen) -> None:
         assert [path.name for path in (front / f"{name}-adapter").iterdir()] == ["rank0"]
 
 
-def test_a_scorer_that_fails_ends_all_ranks(seen) -> None:
-    assert seen[0]["scorer"]["error"] == "ValueError: no scores"
-    assert seen[1]["scorer"]["error"] == ("RuntimeError: rank 0 failed with ValueError: no scores")
+@pytest.mark.parametrize("run", ["scorer", "late scorer"])
+def test_a_scorer_that_fails_ends_all_ranks(seen, run: str) -> None:
+    assert seen[0][run]["error"] == "ValueError: no scores"
+    assert seen[1][run]["error"] == "RuntimeError: rank 0 failed with ValueError: no scores"
+    assert max(rank[run]["seconds"] for rank in seen) < 60
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_two_ranks_log_and_write_what_one_process_does(
+    folder: Path, seen, tmp_path: Path, overlap: bool
+) -> None:
+    """Seven prompts are four and three; the one that is there twice is scored once."""
+    name = "steady late" if overlap else "steady"
+    alone = two_ranks.run_steady(tmp_path, 1, overlap)
+    for rank in seen:
+        assert rank[name]["metrics"] == alone["metrics"]
+    assert seen[0][name]["scored"] == alone["scored"]
+    assert [len(texts) for texts in alone["scored"]] == [6] * 3
+    assert seen[1][name]["scored"] == []
+    for step in (1, 2, 3):
+        file = Path("samples", "score", f"step={step:06d}.jsonl")
+        assert (folder / name / file).read_text() == (tmp_path / file).read_text()
+        assert len((tmp_path / file).read_text().splitlines()) == 7
 
 
 def test_a_generator_that_fails_on_one_rank_ends_all_ranks(seen) -> None:

@@ -1,4 +1,4 @@
-"""Six runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
+"""Runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import sys
+import time
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,6 +55,49 @@ class Uneven(Tuned):
 class Broken(shared.Curve):
     def score(self, samples: Samples) -> dict[str, object]:
         raise ValueError("no scores")
+
+
+class Steady(Tuned):
+    """Draws nothing: what it says is a matter of prompt and step."""
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        return [f" at {round(self.weight.item())} {prompt}" for prompt in prompts]
+
+
+class Worded(shared.Curve):
+    """A score that each text has for itself."""
+
+    def score(self, samples: Samples) -> dict[str, np.ndarray]:
+        self.scored.append(samples)
+        value = np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])
+        return {"value": value, "loss": 1.0 - value}
+
+
+def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
+    """Seven prompts, of which two are the same, so that the ranks' shares are uneven."""
+    prompts = Samples(texts=["p0", "p1", "p2", "p3", "p4", "p5", "p0"])
+    scorer = Worded([])
+    watch = GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[watch],
+        check_val_every_n_epoch=None,
+        default_root_dir=folder,
+        devices=devices,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_steps=3,
+        num_sanity_val_steps=0,
+        strategy="ddp" if devices > 1 else "auto",
+        val_check_interval=1,
+    )
+    trainer.fit(Steady())
+    return {
+        "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
+        "scored": [list(samples.texts) for samples in scorer.scored],
+    }
 
 
 class Gamed(Tuned):
@@ -116,17 +161,21 @@ def run(
     module: Tuned,
     scorer: shared.Curve,
     second: tuple[str, str] = ("score/fail_rate", "min"),
+    overlap: bool = False,
 ) -> dict[str, object]:
     folder = Path(sys.argv[1]) / name
     prompts = Samples(texts=[f"p{i}" for i in range(5)])
-    watch = GenerationScorer({"v": scorer["value"]}, prompts, generations_per_prompt=2)
+    watch = GenerationScorer(
+        {"v": scorer["value"]}, prompts, generations_per_prompt=2, overlap=overlap
+    )
     stopper = RewardEarlyStopping("score/v", patience=2)
     keeper = RewardCheckpoint("score/v", dirpath=str(folder / "kept"))
     directions = {"score/v": "max", second[0]: second[1]}
     front = ParetoCheckpoint(directions, dirpath=str(folder / "front"), save_last=False)
     trainer = pl.Trainer(
         accelerator="cpu",
-        callbacks=[stopper, watch, keeper, front],
+        callbacks=[stopper, watch] if overlap else [stopper, watch, keeper, front],
+        enable_checkpointing=not overlap,
         check_val_every_n_epoch=None,
         default_root_dir=folder,
         devices=2,
@@ -138,12 +187,14 @@ def run(
         val_check_interval=1,
     )
     error = ""
+    started = time.monotonic()
     try:
         trainer.fit(module)
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
     return {
         "error": error,
+        "seconds": time.monotonic() - started,
         "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
         "prompts": [call["prompts"] for call in module.calls],
         "scored": [list(samples.texts) for samples in scorer.scored],
@@ -166,6 +217,9 @@ if __name__ == "__main__":
         ),
         "generator": run("generator", failing, shared.Curve([0.0])),
         "scorer": run("scorer", Tuned(), Broken([0.0])),
+        "late scorer": run("late scorer", Tuned(), Broken([0.0]), overlap=True),
+        "steady": run_steady(Path(sys.argv[1]) / "steady", 2, overlap=False),
+        "steady late": run_steady(Path(sys.argv[1]) / "steady late", 2, overlap=True),
     }
     path = Path(sys.argv[1]) / f"rank{os.environ.get('LOCAL_RANK', '0')}.json"
     path.write_text(json.dumps(seen))

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from ctrlreward import Samples
+from ctrlreward.callbacks import (
+    GenerationScorer,
+    HistoryLogger,
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
+from ctrlreward.callbacks.history import read_history
+
+CURVE = [0.0, 0.1, 0.2, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
+
+
+class Seen(pl.Callback):
+    """What callbacks that act at the end of a validation see."""
+
+    def __init__(self, scorer: GenerationScorer) -> None:
+        self.scorer = scorer
+        self.rows: list[tuple[int, bool, int, float | None]] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        value = trainer.callback_metrics.get("score/v")
+        self.rows.append(
+            (
+                trainer.global_step,
+                self.scorer.fresh,
+                self.scorer.last_scored_step,
+                None if value is None else round(value.item(), 3),
+            )
+        )
+
+
+def late(scorer: Any, held_out: Samples, **arguments: Any) -> GenerationScorer:
+    return GenerationScorer({"v": scorer["value"]}, held_out, overlap=True, **arguments)
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("ctrlreward")]
+
+
+def test_training_goes_on_while_texts_are_scored(fit, counter, curve, held_out) -> None:
+    trained_on = threading.Event()
+
+    class Module(counter):
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if self.global_step == 1:
+                trained_on.set()
+            return super().training_step(batch, batch_idx)
+
+    class Waiting(curve):
+        def score(self, samples: Samples) -> Any:
+            assert trained_on.wait(20)  # of the step after the texts were generated
+            assert not torch.is_grad_enabled()
+            return super().score(samples)
+
+    scorer = Waiting([0.25])
+    fit(Module(), [late(scorer, held_out)], max_steps=2)
+    assert len(scorer.scored) == 2
+    assert threads() == []
+
+
+def test_scores_are_logged_one_validation_late_under_their_own_step(
+    fit, counter, curve, held_out, tmp_path
+) -> None:
+    callback = late(curve(CURVE), held_out)
+    seen = Seen(callback)
+    logger = HistoryLogger(str(tmp_path))
+    fit(counter(), [callback, seen], max_steps=4, logger=logger)
+    assert seen.rows == [
+        (1, False, -1, None),
+        (2, True, 1, 0.1),
+        (3, True, 2, 0.2),
+        (4, True, 3, 0.5),
+    ]
+    rows = [row for row in read_history(logger.path) if "score/v" in row]
+    assert [row["score/scored_step"] for row in rows] == [1, 2, 3, 4]  # the last when it ended
+    assert [row["score/v"] for row in rows] == pytest.approx(CURVE[1:5])
+    for step in range(1, 5):
+        path = tmp_path / "samples" / "score" / f"step={step:06d}.jsonl"
+        records = [json.loads(line) for line in path.open()]
+        assert [record["scores"]["v"] for record in records] == [CURVE[step]] * 3
+        assert all(f" at {step} " in record["text"] for record in records)
+
+
+def test_every_nth_is_logged_at_the_validation_after_it(fit, counter, curve, held_out) -> None:
+    callback = late(curve(CURVE), held_out, every_n_validations=3)
+    seen = Seen(callback)
+    fit(counter(), [callback, seen], max_steps=8)
+    assert [row for row in seen.rows if row[1]] == [(4, True, 3, 0.5), (7, True, 6, 0.2)]
+
+
+def test_training_draws_the_same_beside_a_scorer_that_draws_while_it_loads(
+    fit, counter, curve, held_out
+) -> None:
+    class Still(curve):
+        loads = 0
+
+        def load(self) -> None:
+            self.loads += 1
+            torch.rand(7)
+
+        def score(self, samples: Samples) -> Any:
+            assert self.loads > 0
+            steps = [int(text.split(" at ")[1].split()[0]) for text in samples.texts]
+            values = np.array([self.curve[step] for step in steps])
+            return {"value": values, "loss": 1.0 - values}
+
+    draws = []
+    for callbacks in ([], [late(Still(CURVE), held_out)]):
+        module = counter()
+        pl.seed_everything(3, verbose=False)
+        fit(module, callbacks)
+        draws.append(module.draws)
+    assert len(draws[0]) == 8
+    assert draws[0] == draws[1]
+
+
+@pytest.mark.parametrize(
+    "keeper",
+    [
+        RewardCheckpoint("score/v"),
+        RewardCheckpoint("held_out", constraints={"score/fail_rate": (None, 0.1)}),
+        ParetoCheckpoint({"held_out": "max", "score/v": "max"}),
+        ModelCheckpoint(monitor="score/v", mode="max"),
+    ],
+)
+def test_no_checkpoint_is_kept_for_the_scores_of_other_weights(
+    fit, counter, curve, held_out, keeper
+) -> None:
+    with pytest.raises(MisconfigurationException, match=r"comes one validation late.*overlap=Fal"):
+        fit(counter(), [late(curve(CURVE), held_out), keeper])
+
+
+def test_the_stopper_decides_one_validation_late(fit, counter, curve, held_out) -> None:
+    stopped = []
+    for overlap in (False, True):
+        scores = {"v": curve(CURVE)["value"]}
+        stopper = RewardEarlyStopping("score/v", patience=2)
+        fit(counter(), [GenerationScorer(scores, held_out, overlap=overlap), stopper])
+        stopped.append(stopper.stopped_step)
+        assert stopper.best_score.item() == pytest.approx(0.5)
+    assert stopped == [5, 6]
+
+
+@pytest.mark.parametrize("cut", [3, 5])
+def test_a_resumed_run_decides_as_the_uncut_one(
+    fit, counter, curve, held_out, tmp_path: Path, cut: int
+) -> None:
+    def run(folder: Path, steps: int, **options: Any) -> tuple[Any, ...]:
+        callback = late(curve(CURVE), held_out)
+        stopper = RewardEarlyStopping("score/v", patience=3)
+        guard = ProxyGuard("score/v", "score/fail_rate", held_out_mode="min")
+        seen = Seen(callback)
+        keeper = ModelCheckpoint(folder / "kept", save_last=True, save_on_train_epoch_end=False)
+        callbacks = [callback, stopper, guard, seen, keeper]
+        fit(counter(), callbacks, max_steps=steps, default_root_dir=folder, **options)
+        return seen.rows, stopper.stopped_step, guard.state_dict()
+
+    whole = run(tmp_path / "whole", 8)
+    assert whole[1] == 7
+    first, _, _ = run(tmp_path / "cut", cut)
+    last = tmp_path / "cut" / "kept" / "last.ckpt"
+    written = tmp_path / "cut" / "samples" / "score" / f"step={cut:06d}.jsonl"
+    before = written.read_bytes()
+    written.unlink()  # as if the run had been killed before its scorer was done
+    state = torch.load(last, weights_only=True)["callbacks"]
+    pending = next(s["pending"] for k, s in state.items() if k.startswith("GenerationScorer"))
+    assert pending["step"] == cut
+    assert len(pending["columns"]["texts"]) == 3
+    rest, *decisions = run(tmp_path / "cut", 8, ckpt_path=last)
+    assert [first + rest, *decisions] == list(whole)
+    assert written.read_bytes() == before
+
+
+def test_texts_that_wait_are_written_by_a_run_without_overlap(
+    fit, counter, curve, held_out, tmp_path
+) -> None:
+    trainer = fit(counter(), [late(curve(CURVE), held_out)], max_steps=2)
+    trainer.save_checkpoint(tmp_path / "at2.ckpt")
+    written = tmp_path / "samples" / "score" / "step=000002.jsonl"
+    written.unlink()
+    callback = GenerationScorer({"v": curve(CURVE)["value"]}, held_out)
+    seen = Seen(callback)
+    fit(counter(), [callback, seen], max_steps=4, ckpt_path=tmp_path / "at2.ckpt")
+    assert written.exists()
+    assert seen.rows == [(3, True, 3, 0.5), (4, True, 4, 0.4)]
+
+
+@pytest.mark.parametrize("fails_at", [2, 4])
+def test_an_error_on_the_thread_ends_the_run(fit, counter, curve, held_out, fails_at) -> None:
+    """At the next validation, and after the last one when training ends."""
+    scorer = curve(CURVE[:1])
+    scorer.curve = {step: 0.5 for step in range(9) if step != fails_at}
+    callback = late(scorer, held_out)
+    module = counter()
+    with pytest.raises(KeyError):
+        fit(module, [callback], max_steps=4)
+    assert round(module.weight.item()) == min(fails_at + 1, 4)
+    assert threads() == []
+    assert scorer.releases == 1
+
+
+def test_fast_dev_run_scores_at_once(fit, counter, curve, held_out, tmp_path) -> None:
+    scorer = curve([0.25])
+    trainer = fit(counter(), [late(scorer, held_out)], fast_dev_run=True, max_steps=-1)
+    assert trainer.callback_metrics["score/v"] == 0.25
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from ctrlreward import Samples
+from ctrlreward.callbacks import GenerationScorer
+from ctrlreward.placement import shared_device
+from ctrlreward.scorers import (
+    Accuracy,
+    AttributeClassifier,
+    CTRLEval,
+    Distinct,
+    Perplexity,
+    Similarity,
+    TransferQuality,
+)
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind", "ids", "ranks"),
+    [
+        (["cpu"], "cpu", [0], 1),
+        (["cpu"], "cpu", [0, 1], 2),
+        (["cuda:0"], "cuda", [0], 1),  # one device may be shared
+        (["cuda"], "cuda", [0], 1),
+        (["cpu"], "cuda", [0, 1], 2),
+        (["cuda:2"], "cuda", [0, 1], 2),
+        (["cuda:10"], "cuda", [0, 1], 2),
+        (["cuda:1"], "cuda", [0], 4),  # four machines with two devices each
+        ([], "cuda", [0, 1], 2),
+    ],
+)
+def test_a_scorer_may_run_apart_from_training_or_on_its_only_device(
+    devices, kind, ids, ranks
+) -> None:
+    assert shared_device({"s": devices}, kind, ids, ranks) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "ids", "ranks"),
+    [
+        (["cuda:0"], [0, 1], 2),
+        (["cuda:1"], [0, 1], 2),
+        (["cuda"], [2, 3], 2),
+        (["cuda:2", "cuda:1"], [0, 1], 2),
+        (["cuda:0"], [0], 4),
+        (["cuda:0"], [0, 1], 1),  # a strategy that drives several from one process
+    ],
+)
+def test_a_scorer_on_one_of_several_devices_is_named(devices, ids, ranks) -> None:
+    said = shared_device({"free": ["cpu"], "s": devices}, "cuda", ids, ranks)
+    assert said is not None
+    assert said.startswith(f"s runs on {devices[-1]!r}")
+    assert ", ".join(f"cuda:{i}" for i in ids) in said
+    assert f"'cuda:{max(ids) + 1}'" in said
+
+
+def test_scorers_say_where_their_models_run() -> None:
+    ctrleval = CTRLEval(device="cuda:1")
+    parts = Accuracy(ctrleval), Similarity(device="cuda:2"), Perplexity(device="cuda:3")
+    assert TransferQuality(*parts).devices == ("cuda:1", "cuda:2", "cuda:3")
+    assert AttributeClassifier({"a": "x", "b": ctrleval}, device="cuda:4").devices == (
+        "cuda:4",
+        "cuda:1",
+    )
+    ctrleval.to("cpu")
+    assert parts[0].devices == ("cpu",)
+    assert Distinct().devices == ()
+
+
+def test_generation_scorer_refuses_before_training() -> None:
+    """Several devices are more than the machine has, so the trainer is what `setup` reads of it."""
+    scorer = CTRLEval(device="cuda:0")
+    callback = GenerationScorer({"c": scorer["coherence"]}, Samples(texts=["a"]))
+    trainer = SimpleNamespace(
+        enable_validation=True,
+        strategy=SimpleNamespace(root_device=torch.device("cuda:0")),
+        device_ids=[0, 1],
+        world_size=2,
+    )
+    module = SimpleNamespace(complete=lambda prompts: list(prompts))
+    with pytest.raises(MisconfigurationException, match="CTRLEval, of the score 'c', runs on"):
+        callback.setup(trainer, module, "fit")
