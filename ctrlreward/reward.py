@@ -61,6 +61,11 @@ class Reward:
             scores by name, each of shape (n,), to totals of shape (n,).
         device: Moves all scorers there; None leaves each where it is.
 
+    Attributes:
+        components: Each component by its name.
+        weights: Each component's weight, the defaults filled in; None where the aggregate is no
+            weighted sum.
+
     Raises:
         ValueError: No components, a weight that rewards the worse direction, weights where they
             mean nothing, or components that `"gm"` does not know.
@@ -76,6 +81,7 @@ class Reward:
             raise ValueError("components is empty: give at least one scorer['name']")
         pairs = {n: c if isinstance(c, tuple) else (c, None) for n, c in components.items()}
         self.components = {name: component for name, (component, _) in pairs.items()}
+        self.weights = _weights(pairs) if aggregate == "weighted" else None
         self._aggregate = _aggregator(aggregate, pairs)
         self.device = device
         if device is not None:
@@ -130,7 +136,7 @@ def _aggregator(
 ) -> Aggregate:
     weights = {name: weight for name, (_, weight) in pairs.items() if weight is not None}
     if aggregate == "weighted":
-        return _weighted_sum(pairs)
+        return _weighted_sum(_weights(pairs))
     if weights:
         raise ValueError(
             f"weights of {', '.join(weights)} mean nothing to aggregate={aggregate!r}: "
@@ -151,7 +157,7 @@ def _aggregator(
     return lambda scores: adjusted_gm(scores[acc], scores[sim], scores[pp])
 
 
-def _weighted_sum(pairs: Mapping[str, tuple[Component, float | None]]) -> Aggregate:
+def _weights(pairs: Mapping[str, tuple[Component, float | None]]) -> dict[str, float]:
     weights: dict[str, float] = {}
     for name, (component, given) in pairs.items():
         better, sign = ("higher", 1.0) if component.metric.higher_is_better else ("lower", -1.0)
@@ -161,6 +167,10 @@ def _weighted_sum(pairs: Mapping[str, tuple[Component, float | None]]) -> Aggreg
                 f"{name} is better when {better}, and its weight {weights[name]} rewards the "
                 f"opposite: give {-weights[name]}"
             )
+    return weights
+
+
+def _weighted_sum(weights: Mapping[str, float]) -> Aggregate:
     return lambda scores: np.sum([weights[n] * scores[n] for n in weights], axis=0)
 
 
