@@ -81,7 +81,7 @@ def samples_of(
     )
 
 
-def text_of(turns: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
+def text_of(turns: str | list[Mapping[str, Any]], role: str | None = None) -> str:
     """A text as it is; of a chat its messages' texts, a line break between two.
 
     Args:
@@ -90,14 +90,16 @@ def text_of(turns: str | Sequence[Mapping[str, Any]], role: str | None = None) -
         role: Whose messages to take; None: everyone's.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: A message is none.
     """
     if isinstance(turns, str):
         return turns
-    if not isinstance(turns, Sequence) or not all(isinstance(turn, Mapping) for turn in turns):
-        raise TypeError(
-            f"{shortened(turns)} is a {type(turns).__name__}: give a text or a list of messages"
-        )
+    for turn in turns:
+        if not isinstance(turn, Mapping):
+            raise TypeError(
+                f"a message = {shortened(turn)} is a {type(turn).__name__}: give a text, or a list "
+                "of messages with role and content"
+            )
     spoken = [_content(turn) for turn in turns if role is None or turn["role"] == role]
     return "\n".join(text for text in spoken if text)
 

@@ -4,11 +4,11 @@ A file of your own builds it at module level, and verl's config names the file a
 (`reward.custom_reward_function.path` and `.name`):
 
 ```python
-compute_score = as_async_compute_score(reward, failed_score=-1.0, columns={"labels": "ground_truth"})
+compute_score = as_async_compute_score(reward, -1.0, columns={"labels": "ground_truth"})
 ```
 
-Which of the three is a matter of the reward manager. Those of verl 0.9 (`naive`, `dapo`) ask for one
-sample at a time, many at once: `as_async_compute_score` scores together what is asked together.
+Which of the three is a matter of the reward manager. Those of verl 0.9 (`naive`, `dapo`) ask for
+one sample at a time, many at once: `as_async_compute_score` scores together what is asked together.
 The `batch` manager of earlier versions hands over a batch: `as_batch_compute_score`. Managers that
 ask for one sample and wait take `as_compute_score`, the slowest.
 
