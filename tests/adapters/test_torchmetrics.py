@@ -26,17 +26,14 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
     folder = tmp_path_factory.mktemp("two_ranks")
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), str(rank)],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in started:
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -3,7 +3,8 @@
 `reward_loop/reward_manager/naive.py` asks for one sample at a time, many at once, by keyword, and
 awaits what `inspect.iscoroutinefunction` says is a coroutine, also behind the partial that
 `trainer/ppo/reward.py` puts around it; `reward_loop.py` makes an array of each of the first
-result's keys and a float32 tensor of the scores. `workers/reward_manager/batch.py` hands over lists.
+result's keys and a float32 tensor of the scores. `workers/reward_manager/batch.py` hands over
+lists.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -46,10 +47,19 @@ def values(shares: list[list[int]]) -> dict[str, float]:
     return {**found, "kinds without ids": without_ids.compute().item()}
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
+def run(folder: Path, rank: int) -> None:
     init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     seen = {"both": values(SHARES[rank]), "one has none": values(SHARES[0] if rank else [])}
     (folder / f"rank{rank}.json").write_text(json.dumps(seen))
     destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    forking = multiprocessing.get_context("fork")  # what takes long is importing
+    ranks = [forking.Process(target=run, args=(Path(sys.argv[1]), rank)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
