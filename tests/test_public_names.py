@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 
+from torchmetrics import Metric
+
 import ctrlreward
 from ctrlreward import callbacks, functional, policy, scorers
+from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
 from ctrlreward.scorers import CTRLEval
 
 
@@ -33,6 +36,13 @@ def test_public_names_are_where_the_docs_say() -> None:
     assert "PolicyTuner" in policy.__all__
     for module in (ctrlreward, callbacks, functional, policy, scorers):
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_adapters_are_where_the_docs_say() -> None:
+    assert callable(trl.as_reward_funcs)
+    assert callable(verl.as_compute_score)
+    assert callable(openrlhf.as_reward_func)
+    assert issubclass(torchmetrics.ScoreMean, Metric)
 
 
 def test_ctrleval_takes_the_documented_arguments() -> None:

@@ -1,0 +1,65 @@
+"""Scorers that read letters, and answers worked out without them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from ctrlreward import Reward, Samples
+from ctrlreward.scorers.base import Metric, Scorer, Scores
+
+LETTERS = "abcdef"
+
+
+def share_of(text: str, letter: str = "a") -> float:
+    """NaN where a text is empty or has an "f"."""
+    return text.count(letter) / len(text) if text and "f" not in text else np.nan
+
+
+class Letters(Scorer):
+    """The share of "a" in a text, and its length, which is better when lower."""
+
+    def __init__(self) -> None:
+        self.scored: list[Samples] = []
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {"share": Metric(True, (0.0, 1.0)), "length": Metric(False, (0.0, np.inf))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        self.scored.append(samples)
+        lengths = np.array([len(text) for text in samples.texts], dtype=np.float64)
+        return {"share": np.array([share_of(text) for text in samples.texts]), "length": lengths}
+
+
+class Kinds(Scorer):
+    """How many different texts there are over how many texts, and whose text comes first."""
+
+    pointwise = False
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {"kinds": Metric(True, (0.0, 1.0)), "first": Metric(True, (0.0, 1.0))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        n = len(samples)
+        kinds = len(set(samples.texts)) / n
+        failing = np.array([np.nan if "f" in text else 1.0 for text in samples.texts])
+        return {"kinds": kinds * failing, "first": np.full(n, len(samples.texts[0]))}
+
+
+@pytest.fixture
+def letters() -> Letters:
+    return Letters()
+
+
+@pytest.fixture
+def reward(letters: Letters) -> Reward:
+    return Reward({"share": (letters["share"], 2.0), "length": (letters["length"], -0.125)})
+
+
+@pytest.fixture
+def kinds() -> Kinds:
+    return Kinds()

@@ -1,0 +1,84 @@
+"""Against the contract of OpenRLHF 0.11.2.
+
+`utils/agent.py` loads `reward_func` from the file that the option names, calls it with lists of one
+query, prompt and label, positionally, in a thread each, and takes `rewards`, `scores` and
+`extra_logs`; `trainer/ppo_utils/samples_generator.py` makes `torch.tensor([value])` of the first
+two and `value.flatten()[0].item()` of the third.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ctrlreward import Reward
+from ctrlreward.adapters.openrlhf import as_reward_func
+
+FILE = """
+import runpy
+from ctrlreward import Reward
+from ctrlreward.adapters.openrlhf import as_reward_func
+
+letters = runpy.run_path({conftest!r})["Letters"]()
+reward = Reward({{"share": letters["share"], "length": (letters["length"], -0.125)}})
+reward_func = as_reward_func(reward, ["<eos>"], failed_score=-9.0, columns={{"labels": "label"}})
+"""
+
+
+def test_a_file_is_called_from_threads_as_openrlhf_does(tmp_path: Path) -> None:
+    path = tmp_path / "rewards.py"
+    path.write_text(FILE.format(conftest=str(Path(__file__).with_name("conftest.py"))))
+    spec = importlib.util.spec_from_file_location("reward_func", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    async def ask() -> list[dict[str, torch.Tensor]]:
+        texts = ["ab<eos>", "f<eos>", "aab"]
+        return await asyncio.gather(
+            *(asyncio.to_thread(module.reward_func, ["f: " + t], ["f: "], ["glad"]) for t in texts)
+        )
+
+    results = asyncio.run(ask())
+    rewards = [torch.tensor([result["rewards"]]) for result in results]
+    assert torch.cat(rewards).tolist() == pytest.approx([0.25, -9.0, 2 / 3 - 0.375])
+    for result in results:
+        assert result["scores"] == result["rewards"]
+    logged = [
+        {name: value.flatten()[0].item() for name, value in result["extra_logs"].items()}
+        for result in results
+    ]
+    assert [row["failed"] for row in logged] == [0.0, 1.0, 0.0]
+    assert [row["length"] for row in logged] == [2.0, 1.0, 3.0]
+    assert [row["share"] for row in logged] == pytest.approx([0.5, np.nan, 2 / 3], nan_ok=True)
+
+
+def test_several_at_once_and_prefixes_from_the_prompt(reward, letters) -> None:
+    reward_func = as_reward_func(reward, [], -9.0, {"prefixes": "prompt", "labels": "label"})
+    result = reward_func(["aab", "ab"], ["aa", "a"], ["glad", "sad"])
+    assert letters.scored[0].texts == ("aab", "ab")
+    assert letters.scored[0].labels == ("glad", "sad")
+    assert result["rewards"].shape == (2,)
+    assert result["rewards"].dtype == torch.float32
+
+
+def test_errors_name_what_was_given_and_what_there_is(reward, letters, kinds) -> None:
+    reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
+    with pytest.raises(ValueError, match="'tone', and the dataset has prompt, label: give one"):
+        reward_func(["ab"], ["a"], ["glad"])
+    with pytest.raises(
+        ValueError, match=r"queries\[0\] = 'ab' does not begin with prompts\[0\] = 'b'"
+    ):
+        reward_func(["ab"], ["b"], ["glad"])
+    with pytest.raises(ValueError, match="failed_score = inf: give a finite number"):
+        as_reward_func(reward, [], float("inf"))
+    with pytest.raises(ValueError, match="a component 'failed'"):
+        as_reward_func(Reward({"failed": letters["share"]}), [], -9.0)
+    with pytest.raises(ValueError, match="kinds is a score of several samples at once"):
+        as_reward_func(Reward({"kinds": kinds["kinds"]}), [], -9.0)

@@ -1,0 +1,174 @@
+"""Against plain means over all texts, in one process, in two, and in a Lightning run."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+from torchmetrics import MetricCollection
+
+from ctrlreward import Samples
+from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+    folder = tmp_path_factory.mktemp("two_ranks")
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def check(found: dict[str, float], rows: list[int], texts: list[str]) -> None:
+    """Against what Python says of the texts: of all rows, and of each once in order."""
+    given = [texts[i] for i in rows]
+    ordered = [texts[i] for i in sorted(set(rows))]
+    scored = [text for text in given if "f" not in text]
+    assert found["share"] == pytest.approx(np.mean([t.count("a") / len(t) for t in scored]))
+    assert found["length"] == pytest.approx(np.mean([len(text) for text in given]))
+    assert found["fail_rate"] == pytest.approx(1 - len(scored) / len(given))
+    assert found["kinds"] == len(set(ordered)) / len(ordered)
+    assert found["first"] == len(ordered[0])
+    assert found["kinds without ids"] == len(set(given)) / len(given)
+
+
+def test_two_ranks_with_uneven_shares_give_the_values_of_all_texts(seen) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    shares, texts = script["SHARES"], script["TEXTS"]
+    rows = [i for share in shares for batch in share for i in batch]
+    assert seen[0] == seen[1]
+    check(seen[0]["both"], rows, texts)
+    check(script["values"](shares[0] + shares[1]), rows, texts)
+
+
+def test_a_rank_may_have_seen_nothing(seen) -> None:
+    script = runpy.run_path(str(SCRIPT))
+    rows = [i for batch in script["SHARES"][0] for i in batch]
+    check(seen[0]["one has none"], rows, script["TEXTS"])
+
+
+def test_metrics_of_one_scorer_score_a_batch_once(letters) -> None:
+    metrics = MetricCollection(
+        {
+            "share": ScoreMean(letters["share"]),
+            "length": ScoreMean(letters["length"]),
+            "fail_rate": FailRate(letters["share"]),
+        }
+    )
+    for texts in (["a", "ab"], ["aab"], ["b", "ab"]):
+        letters.scored.clear()
+        metrics.update(Samples(texts))
+    assert len(letters.scored) == 1  # torchmetrics finds their states equal after the first
+    assert metrics.compute()["length"] == 9 / 5
+
+
+def test_scorers_whose_first_scores_are_equal_are_kept_apart(letters) -> None:
+    class Others(type(letters)):  # type: ignore[misc]
+        def score(self, samples):
+            return {name: np.floor(v) for name, v in super().score(samples).items()}
+
+    metrics = MetricCollection(
+        {"one": ScoreMean(letters["share"]), "other": ScoreMean(Others()["share"])}
+    )
+    metrics.update(Samples(["a", "b"]))
+    metrics.update(Samples(["ab"]))
+    assert {k: v.item() for k, v in metrics.compute().items()} == {"one": 0.5, "other": 1 / 3}
+
+
+def test_forward_gives_the_batchs_value_and_keeps_all(letters, kinds) -> None:
+    mean, of_all = ScoreMean(letters["share"]), ScoreOfAll(kinds["kinds"])
+    for metric in (mean, of_all):
+        assert metric(Samples(["a", "a"])) == (1.0 if metric is mean else 0.5)
+        assert metric(Samples(["b"])) == (0.0 if metric is mean else 1.0)
+        assert metric.compute() == pytest.approx(2 / 3)
+        metric.reset()
+        metric.update(Samples(["f"]))
+        assert math.isnan(metric.compute())
+
+
+def test_copies_share_the_scorer_and_nothing_else(letters, kinds) -> None:
+    for metric in (ScoreMean(letters["length"]), ScoreOfAll(kinds["kinds"])):
+        copy = metric.clone()
+        copy.update(Samples(["a"]))
+        assert copy.component.scorer is metric.component.scorer
+        assert copy.update_count == 1
+        assert metric.update_count == 0
+        again = pickle.loads(pickle.dumps(copy))
+        assert again.compute() == copy.compute() == 1.0
+
+
+def test_directions_are_the_scores_own(letters, kinds) -> None:
+    assert ScoreMean(letters["share"]).higher_is_better is True
+    assert ScoreMean(letters["length"]).higher_is_better is False
+    assert FailRate(letters["share"]).higher_is_better is False
+    assert ScoreOfAll(kinds["kinds"]).higher_is_better is True
+
+
+class Scored(pl.LightningModule):
+    def __init__(self, letters, kinds) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.share = ScoreMean(letters["share"])
+        self.both = MetricCollection(
+            {"kinds": ScoreOfAll(kinds["kinds"]), "length": ScoreMean(letters["length"])}
+        )
+
+    def validation_step(self, batch: list[str], batch_idx: int) -> None:
+        samples = Samples(batch)
+        self.share.update(samples)
+        self.log("share", self.share)
+        self.both.update(samples)
+        self.log_dict(self.both)
+
+
+def test_lightning_logs_them_and_starts_each_epoch_anew(letters, kinds, tmp_path) -> None:
+    module = Scored(letters, kinds)
+    assert list(module.state_dict()) == ["weight"]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
+    for texts in (["a", "ab", "f", "f", "bb"], ["a", "a", "b"]):
+        (logged,) = trainer.validate(module, DataLoader(texts, batch_size=2), verbose=False)
+        scored = [text for text in texts if text != "f"]
+        assert logged["share"] == pytest.approx(np.mean([t.count("a") / len(t) for t in scored]))
+        assert logged["length"] == pytest.approx(np.mean([len(text) for text in texts]))
+        assert logged["kinds"] == pytest.approx(len(set(texts)) / len(texts))
+
+
+def test_errors_say_what_to_give(letters, kinds) -> None:
+    with pytest.raises(ValueError, match=r"give ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
+        ScoreMean(kinds["kinds"])
+    metric = ScoreOfAll(kinds["kinds"])
+    with pytest.raises(ValueError, match="1 ids for 2 samples"):
+        metric.update(Samples(["a", "b"]), ids=[1])
+    metric.update(Samples(["a", "b"]), ids=[1, 2])
+    metric.update(Samples(["a"]))
+    with pytest.raises(ValueError, match="ids were given for 2 of 3 samples"):
+        metric.compute()
+    metric.reset()
+    metric.update(Samples(["a"]))
+    metric.update(Samples(["a"], labels=["x"]))
+    with pytest.raises(ValueError, match="one update had the columns texts, another texts, labels"):
+        metric.compute()

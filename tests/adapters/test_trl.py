@@ -1,0 +1,204 @@
+"""Against TRL 1.16's trainers, which really train a tiny model, and called as they call."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctrlreward import Reward, Samples
+from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
+from ctrlreward.scorers.base import Metric, Scorer, Scores
+
+pytest.importorskip("trl")
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+
+
+def total_of(text: str) -> float:
+    share = text.count("a") / len(text) if text and "f" not in text else math.nan
+    return 2.0 * share - 0.125 * len(text)
+
+
+@pytest.fixture
+def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..., Any]:
+    """Trains three steps of 8 completions of two prompts; gives the trainer."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    def run(reward_funcs: list[Any], chat: bool = False, **changes: Any) -> Any:
+        folder = tiny_llama("abcdef")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.chat_template = CHAT
+        rows = [
+            {"prompt": [{"role": "user", "content": text}] if chat else text, "tone": tone}
+            for text, tone in (("ab", "glad"), ("cd", "sad"))
+        ]
+        config = GRPOConfig(
+            output_dir=str(tmp_path),
+            bf16=False,
+            disable_tqdm=True,
+            learning_rate=0.01,
+            logging_steps=1,
+            max_completion_length=4,
+            max_steps=3,
+            num_generations=4,
+            per_device_train_batch_size=8,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            **changes,
+        )
+        trainer = GRPOTrainer(
+            folder,
+            reward_funcs=reward_funcs,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        return trainer
+
+    return run
+
+
+def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: str) -> None:
+    """What the trainer made of its last step's completions."""
+    given = trainer._logs["rewards"][name]
+    assert list(given) == pytest.approx(totals, nan_ok=True)
+    failed = np.isnan(totals)
+    assert failed.any(), "the seed drew no text that fails"
+    assert not failed.all()
+    advantages = np.array(trainer._logs["advantages"])
+    assert (advantages[failed] == 0).all()
+    assert (advantages[~failed] != 0).any()
+    *_, last = (row for row in trainer.state.log_history if "reward" in row)
+    valid = [text for text, out in zip(texts, failed, strict=True) if not out]
+    assert last[f"rewards/{name}/mean"] == pytest.approx(np.mean([total_of(t) for t in valid]))
+    assert last["reward"] == pytest.approx(last[f"rewards/{name}/mean"])
+    assert last[f"{name}/fail_rate"] == failed.mean()
+    assert last[f"{name}/length"] == pytest.approx(np.mean([len(text) for text in valid]))
+
+
+@pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
+def test_grpo_trains_on_the_total_and_leaves_failed_samples_out(train, reward, build) -> None:
+    trainer = train(build(reward, {"labels": "tone", "prefixes": "prompt"}, name="letters"))
+    assert trainer.state.global_step == 3
+    texts = [
+        p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
+    ]
+    check_last_step(trainer, [total_of(text) for text in texts], texts, "letters")
+
+
+def test_grpo_trains_on_chats(train, reward, letters) -> None:
+    trainer = train(as_reward_funcs(reward, {"labels": "tone"}), chat=True)
+    texts = [completion[0]["content"] for completion in trainer._logs["completion"]]
+    check_last_step(trainer, [total_of(text) for text in texts], texts, "reward")
+    assert set(letters.scored[0].labels) == {"glad", "sad"}
+    assert set(letters.scored[0].prompts) == {"ab", "cd"}
+
+
+def test_components_and_their_weights_make_the_reward_that_the_total_is(train, reward) -> None:
+    functions, weights = as_component_funcs(reward, {"prefixes": "prompt"})
+    assert [function.__name__ for function in functions] == ["share", "length"]
+    trainer = train(functions, reward_weights=weights)
+    texts = [
+        p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
+    ]
+    totals = np.array([total_of(text) for text in texts])
+    assert np.isnan(totals).any()
+    # Also the length, which a failed sample has, is left out.
+    assert np.isnan(trainer._logs["rewards"]["length"]).tolist() == np.isnan(totals).tolist()
+    *_, last = (row for row in trainer.state.log_history if "reward" in row)
+    assert last["reward"] == pytest.approx(np.nanmean(totals))
+
+
+class Meeting(Scorer):
+    """Scores only when another one is scoring, too."""
+
+    def __init__(self, barrier: threading.Barrier) -> None:
+        self.barrier = barrier
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        return {"met": Metric(True, (0.0, 1.0))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        self.barrier.wait(timeout=10)
+        return {"met": np.ones(len(samples))}
+
+
+def test_async_rewards_are_scored_side_by_side(train) -> None:
+    barrier = threading.Barrier(2)
+    rewards = [Reward({"met": Meeting(barrier)["met"]}) for _ in range(2)]
+    functions = [f for i, r in enumerate(rewards) for f in as_async_reward_funcs(r, name=f"r{i}")]
+    assert all(inspect.iscoroutinefunction(function) for function in functions)
+    trainer = train(functions)
+    *_, last = (row for row in trainer.state.log_history if "reward" in row)
+    assert (last["rewards/r0/mean"], last["rewards/r1/mean"], last["reward"]) == (1.0, 1.0, 2.0)
+
+
+def test_components_share_one_scoring_of_a_batch(reward, letters) -> None:
+    functions, _ = as_component_funcs(reward)
+    for completions in (["ab", "f"], ["aa", "b"]):
+        given = {"prompts": ["p", "p"], "completions": completions, "log_metric": None}
+        assert [function(**given) for function in functions][1][0] == 2.0
+    assert [samples.texts for samples in letters.scored] == [("ab", "f"), ("aa", "b")]
+
+
+def test_a_failed_sample_is_none(reward) -> None:
+    (function,) = as_reward_funcs(reward)
+    assert function(prompts=["p"] * 3, completions=["ab", "f", ""]) == [0.75, None, None]
+
+
+def test_samples_of_one_prompt_are_one_group(reward, letters) -> None:
+    (function,) = as_reward_funcs(reward, {"prefixes": "start"})
+    function(prompts=["p", "q", "p"], completions=["a", "b", "c"], start=["b", "", "b"])
+    (samples,) = letters.scored
+    assert samples.columns() == {
+        "texts": ("ba", "b", "bc"),
+        "prefixes": ("b", "", "b"),
+        "prompts": ("p", "q", "p"),
+        "groups": ("p", "q", "p"),
+    }
+
+
+def test_of_a_chat_completion_the_assistants_texts_are_scored(reward, letters) -> None:
+    completion = [
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
+        {"role": "tool", "content": "bbb"},
+        {"role": "assistant", "content": [{"type": "text", "text": "ac"}, {"type": "image"}]},
+        {"role": "assistant", "content": "d"},
+    ]
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    (function,) = as_reward_funcs(reward)
+    function(prompts=[prompt], completions=[completion])
+    assert letters.scored[0].texts == ("ac\nd",)
+    assert letters.scored[0].prompts == ("s\nu",)
+
+
+def test_errors_name_what_was_given_and_what_there_is(reward, kinds) -> None:
+    with pytest.raises(ValueError, match="'label' is no column that can be mapped; give some of"):
+        as_reward_funcs(reward, {"label": "tone"})
+    (function,) = as_reward_funcs(reward, {"labels": "tone"})
+    trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}
+    with pytest.raises(
+        ValueError, match="maps 'labels' to 'tone', and the dataset has prompt, mood: give one"
+    ):
+        function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
+    with pytest.raises(TypeError, match=r"labels\[0\] = 1 is a int"):
+        function(prompts=["p"], completions=["a"], tone=[1], **trl_gives)
+    with pytest.raises(ValueError, match="no weighted sum"):
+        as_component_funcs(Reward({"kinds": kinds["kinds"]}, lambda scores: scores["kinds"]))
+
+
+def test_a_reward_tells_its_weights(letters) -> None:
+    given = Reward({"share": letters["share"], "length": (letters["length"], -3.0)})
+    assert given.weights == {"share": 1.0, "length": -3.0}

@@ -1,0 +1,153 @@
+"""Against the contract of verl 0.9.1, called as its reward managers call.
+
+`reward_loop/reward_manager/naive.py` asks for one sample at a time, many at once, by keyword, and
+awaits what `inspect.iscoroutinefunction` says is a coroutine, also behind the partial that
+`trainer/ppo/reward.py` puts around it; `reward_loop.py` makes an array of each of the first
+result's keys and a float32 tensor of the scores. `workers/reward_manager/batch.py` hands over
+lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ctrlreward import Reward, Samples
+from ctrlreward.adapters.verl import (
+    as_async_compute_score,
+    as_batch_compute_score,
+    as_compute_score,
+)
+
+TEXTS = ["ab", "f", "aab", "abcf", "b"]
+COLUMNS = {"labels": "ground_truth", "sources": "text"}
+
+
+def rows() -> list[dict[str, Any]]:
+    return [
+        {"data_source": "d", "solution_str": t, "ground_truth": "glad", "extra_info": {"text": "s"}}
+        for t in TEXTS
+    ]
+
+
+def one_by_one(reward: Reward) -> list[dict[str, float | None]]:
+    compute_score = as_compute_score(reward, -9.0, COLUMNS)
+    return [compute_score(**row) for row in rows()]
+
+
+def in_a_batch(reward: Reward) -> list[dict[str, float | None]]:
+    compute_score = as_batch_compute_score(reward, -9.0, COLUMNS)
+    columns = {f"{name}s": [row[name] for row in rows()] for name in rows()[0]}
+    return compute_score(**columns, from_the_config=True)
+
+
+def at_once(reward: Reward) -> list[dict[str, float | None]]:
+    async def wrapped(function: Any, extra: dict[str, Any], **given: Any) -> Any:
+        return await function(**given, **extra)
+
+    compute_score = partial(wrapped, as_async_compute_score(reward, -9.0, COLUMNS), {"more": 1})
+
+    async def run_all() -> list[dict[str, float | None]]:
+        return await asyncio.gather(*(compute_score(**row) for row in rows()))
+
+    return asyncio.run(run_all())
+
+
+WAYS = [one_by_one, in_a_batch, at_once]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_results_are_the_rewards_and_stack(reward, way: Callable[[Reward], Any]) -> None:
+    results = way(reward)
+    batch = reward(Samples(TEXTS))
+    assert [result["failed"] for result in results] == [0.0, 1.0, 0.0, 1.0, 0.0]
+    scores = torch.tensor([result["score"] for result in results], dtype=torch.float32)
+    expected = torch.from_numpy(np.where(batch.failed, -9.0, batch.total)).float()
+    torch.testing.assert_close(scores, expected)
+    assert {tuple(result) for result in results} == {("score", "failed", "share", "length")}
+    stacked = {key: np.array([result[key] for result in results]) for key in results[0]}
+    assert stacked["length"].tolist() == [2.0, 1.0, 3.0, 4.0, 1.0]
+    # verl's validation takes the mean over what is not None.
+    shares = [value for value in stacked["share"] if value is not None]
+    assert shares == pytest.approx([0.5, 2 / 3, 0.0])
+
+
+@pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))
+def test_how_often_the_scorer_is_called(reward, letters, way, calls) -> None:
+    way(reward)
+    assert len(letters.scored) == calls
+    assert letters.scored[0].labels[0] == "glad"
+    assert letters.scored[0].sources[0] == "s"
+
+
+def test_async_scores_what_comes_later_too(reward, letters) -> None:
+    compute_score = as_async_compute_score(reward, -9.0, wait=0.01)
+    assert inspect.iscoroutinefunction(compute_score)
+
+    async def in_two_waves() -> list[dict[str, float | None]]:
+        results = []
+        for wave in (("ab", "aab"), ("b",)):
+            results += await asyncio.gather(*(compute_score("d", text, None) for text in wave))
+        return results
+
+    results = asyncio.run(in_two_waves())
+    assert [samples.texts for samples in letters.scored] == [("ab", "aab"), ("b",)]
+    assert [result["length"] for result in results] == [2.0, 3.0, 1.0]
+
+
+def test_a_caller_that_gives_up_leaves_the_others_their_scores(reward) -> None:
+    compute_score = as_async_compute_score(reward, -9.0, wait=0.05)
+
+    async def with_one_cancelled() -> list[Any]:
+        tasks = [asyncio.create_task(compute_score("d", text, None)) for text in ("ab", "b")]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    cancelled, other = asyncio.run(with_one_cancelled())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    assert other["length"] == 1.0
+
+
+def test_an_error_of_the_scorer_reaches_every_caller(letters) -> None:
+    def broken(scores: Any) -> Any:
+        raise RuntimeError("no totals")
+
+    compute_score = as_async_compute_score(Reward({"s": letters["share"]}, broken), -9.0)
+
+    async def both() -> list[Any]:
+        return await asyncio.gather(
+            *(compute_score("d", text, None) for text in ("ab", "b")), return_exceptions=True
+        )
+
+    assert [str(error) for error in asyncio.run(both())] == ["no totals"] * 2
+
+
+def test_texts_begin_with_a_mapped_prefix(reward, letters) -> None:
+    compute_score = as_compute_score(reward, -9.0, {"prefixes": "start"})
+    compute_score("d", "b", "", extra_info={"start": "a"})
+    assert letters.scored[0].texts == ("ab",)
+
+
+def test_errors_name_what_was_given_and_what_there_is(reward, letters, kinds) -> None:
+    compute_score = as_batch_compute_score(reward, -9.0, {"labels": "tone"})
+    with pytest.raises(
+        ValueError, match="'tone', and sample 1 has mood, data_source, ground_truth: give one"
+    ):
+        compute_score(["d"] * 2, ["a", "b"], ["", ""], [{"tone": "glad"}, {"mood": "sad"}])
+    with pytest.raises(ValueError, match="failed_score = nan: give a finite number"):
+        as_compute_score(reward, float("nan"))
+    with pytest.raises(ValueError, match="a component 'score', which is a key of every result"):
+        as_compute_score(Reward({"score": letters["share"]}), -9.0)
+    of_groups = Reward({"kinds": kinds["kinds"]})
+    for build in (as_compute_score, as_async_compute_score):
+        with pytest.raises(ValueError, match="kinds is a score of several samples at once"):
+            build(of_groups, -9.0)
+    assert as_batch_compute_score(of_groups, -9.0)(["d"] * 2, ["a", "a"], [""] * 2, [None] * 2)

@@ -1,0 +1,65 @@
+"""Metrics on two CPU ranks with uneven shares; each rank writes its values. Started by
+test_torchmetrics.py."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed import destroy_process_group, init_process_group
+from torchmetrics import MetricCollection
+
+from ctrlreward import Samples
+from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
+
+spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
+assert spec is not None
+assert spec.loader is not None
+shared = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shared)
+
+TEXTS = ["ab", "f", "aab", "ab", "b€\u2028", "aab", "abcd"]
+# Indices of TEXTS, batch by batch; a sampler has given 0 to both ranks.
+SHARES = [[[0, 2], [4, 6]], [[1, 3], [5], [0]]]
+
+
+def values(shares: list[list[int]]) -> dict[str, float]:
+    letters, kinds = shared.Letters(), shared.Kinds()
+    metrics = MetricCollection(
+        {
+            "share": ScoreMean(letters["share"]),
+            "length": ScoreMean(letters["length"]),
+            "fail_rate": FailRate(letters["share"]),
+            "kinds": ScoreOfAll(kinds["kinds"]),
+            "first": ScoreOfAll(kinds["first"]),
+        }
+    )
+    without_ids = ScoreOfAll(kinds["kinds"])
+    for rows in shares:
+        samples = Samples([TEXTS[i] for i in rows], groups=["g"] * len(rows))
+        metrics.update(samples, ids=rows)
+        without_ids.update(samples)
+    found = {name: value.item() for name, value in metrics.compute().items()}
+    return {**found, "kinds without ids": without_ids.compute().item()}
+
+
+def run(folder: Path, rank: int) -> None:
+    init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    seen = {"both": values(SHARES[rank]), "one has none": values(SHARES[0] if rank else [])}
+    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    forking = multiprocessing.get_context("fork")  # what takes long is importing
+    ranks = [forking.Process(target=run, args=(Path(sys.argv[1]), rank)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    sys.exit(any(process.exitcode for process in ranks))
