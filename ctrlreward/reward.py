@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -35,6 +35,19 @@ class RewardBatch:
     components: Mapping[str, Scores]
     failed: npt.NDArray[np.bool_]
     seconds: float
+
+    @staticmethod
+    def concat(parts: Sequence[RewardBatch]) -> RewardBatch:
+        """One batch of all parts, in order, which were scored at the same time."""
+        return RewardBatch(
+            np.concatenate([part.total for part in parts]),
+            {
+                name: np.concatenate([part.components[name] for part in parts])
+                for name in parts[0].components
+            },
+            np.concatenate([part.failed for part in parts]),
+            max(part.seconds for part in parts),
+        )
 
     def statistics(self) -> dict[str, float]:
         """`total` and each component: mean and standard deviation over the samples that did not

@@ -119,19 +119,21 @@ def generalised_advantages(
     return torch.stack(advantages[::-1], dim=1)
 
 
-def whitened(values: Tensor, mask: Tensor, epsilon: float = 1e-4) -> Tensor:
+def whitened(
+    values: Tensor, mask: Tensor, among: Tensor | None = None, epsilon: float = 1e-4
+) -> Tensor:
     """How many standard deviations each unmasked value lies above their mean; 0 where masked.
 
     Args:
         values: Shape (n, tokens).
         mask: Of the same shape; any of its places may be 1.
+        among: What mean and deviation are of, shape (their number,); None: the unmasked values.
         epsilon: Added to the standard deviation, the unbiased one.
     """
-    count = mask.sum()
-    mean = (values * mask).sum() / count.clamp(min=1)
-    centred = (values - mean) * mask
-    deviation = ((centred**2).sum() / (count - 1).clamp(min=1)).sqrt()
-    return centred / (deviation + epsilon)
+    among = values[mask.bool()] if among is None else among
+    mean = among.sum() / max(len(among), 1)
+    deviation = (((among - mean) ** 2).sum() / max(len(among) - 1, 1)).sqrt()
+    return (values - mean) * mask / (deviation + epsilon)
 
 
 def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ class Updates:
         minibatches: Updates that an epoch deals the completions to.
         microbatch_size: Completions per backward pass; None: all of an update.
         gradient_clip: Longest gradient (norm); None: any.
+        overlap: Whether a rollout is scored while the one before it is learned from.
 
     Raises:
         ValueError: A number that is not positive.
@@ -66,17 +67,23 @@ class Updates:
     minibatches: int = 1
     microbatch_size: int | None = None
     gradient_clip: float | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            number = getattr(self, field.name)
+        for name in ("epochs", "minibatches", "microbatch_size", "gradient_clip"):
+            number = getattr(self, name)
             if number is not None and number <= 0:
-                raise ValueError(f"{field.name} = {number}: give a positive number")
+                raise ValueError(f"{name} = {number}: give a positive number")
 
     @property
     def per_rollout(self) -> int:
         """How many a rollout makes."""
         return self.epochs * self.minibatches
+
+    @property
+    def are_off_policy(self) -> bool:
+        """Whether any of them is of another policy than the one that sampled."""
+        return self.overlap or self.per_rollout > 1
 
     @property
     def are_lightnings(self) -> bool:

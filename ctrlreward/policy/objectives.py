@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
+from ctrlreward.policy.across_ranks import before_this_rank, pooled
 from ctrlreward.policy.experience import Experience, Updates
 
 Algorithm = Literal[
@@ -177,10 +179,12 @@ def check_sampling(objective: Objective, algorithm: str, group_size: int, update
     """
     if group_size < 2 and objective.baseline in ("group", "leave_one_out"):
         raise ValueError(f"group_size = {group_size}: {algorithm} compares 2 or more")
-    if objective.ratio == "none" and updates.per_rollout > 1:
+    if objective.ratio == "none" and updates.are_off_policy:
+        several = f"{updates.per_rollout} updates per rollout need"
         raise ValueError(
-            f"{updates.per_rollout} updates per rollout need a ratio to the policy that "
-            "sampled: give ratio = 'token' or 'sequence', or one epoch and one minibatch"
+            f"{'overlapped rewards need' if updates.overlap else several} a ratio to the policy "
+            "that sampled: give ratio = 'token' or 'sequence', or one epoch and one minibatch "
+            "without overlap"
         )
 
 
@@ -204,18 +208,40 @@ def advantages_of(
     return centred / (_DEVIATIONS[objective.scale](rewards, groups) + _EPSILON)
 
 
-def weigh(objective: Objective, mask: Tensor, max_length: int) -> dict[str, Tensor]:
+def advantages_on_all(
+    objective: Objective, rewards: Tensor, group_size: int, greedy: Tensor | None
+) -> Tensor:
+    """`advantages_of` this rank's completions, compared with those of all ranks, shape (n,).
+
+    Args:
+        objective: Its baseline, any but `"value"`, and its scale.
+        rewards: NaN where a sample failed, shape (n,); those of a prompt side by side.
+        group_size: Completions of each prompt.
+        greedy: Reward of each prompt's greedy completion, where that is the baseline.
+    """
+    everyones = pooled(rewards)
+    groups = torch.arange(len(everyones)) // group_size
+    all_greedy = None if greedy is None else pooled(greedy)
+    start = before_this_rank(len(rewards))
+    return advantages_of(objective, everyones, groups, all_greedy)[start : start + len(rewards)]
+
+
+def weigh(
+    objective: Objective, mask: Tensor, max_length: int, share: float = 1.0
+) -> dict[str, Tensor]:
     """How much each token of an update counts, for `terms_of` on all of it or on its parts.
 
     Args:
         objective: Its aggregation.
         mask: 1 on the tokens that are learned from, shape (n, tokens).
         max_length: The longest completion there can be.
+        share: What weights are multiplied with whose sum is that of all tokens; see
+            `across_ranks.share_of_mean`.
 
     Returns:
         `"loss"` by the objective's aggregation, `"sequence"` and `"token"`; each (n, tokens).
     """
-    sequence, token = losses.sequence_weights(mask), losses.token_weights(mask)
+    sequence, token = losses.sequence_weights(mask), share * losses.token_weights(mask)
     chosen = {
         "sequence": sequence,
         "token": token,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from ctrlreward.functional.policy import token_weights
 from ctrlreward.models.weights import load_tokenizer
+from ctrlreward.policy.across_ranks import scored_on_all, share_of_mean
 from ctrlreward.policy.adapter import load_with_adapter
+from ctrlreward.policy.collecting import Collected, Written
 from ctrlreward.policy.experience import Experience, Updates
 from ctrlreward.policy.objectives import (
     Aggregation,
@@ -25,18 +27,19 @@ from ctrlreward.policy.objectives import (
     KLEstimator,
     Ratio,
     Scale,
-    advantages_of,
+    advantages_on_all,
     check_sampling,
     objective_of,
     terms_of,
     weigh,
 )
 from ctrlreward.policy.optimizer import adamw, step
-from ctrlreward.policy.reading import Reader
+from ctrlreward.policy.reading import Reader, Reading
 from ctrlreward.policy.rollouts import Rollout, sample, stop_at
 from ctrlreward.policy.value import Critic, ValueHead, estimate, with_values
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores
 
 # Prompts completed together where nothing is learned from them.
 _PROMPTS_AT_ONCE = 64
@@ -58,15 +61,20 @@ class PolicyTuner(pl.LightningModule):
     those two arguments of the trainer out; `global_step` then counts updates, and `max_steps` is
     looked at after each rollout.
 
-    Logs `reward/<name>` and `reward/<name>_std` of the total and of each component,
-    `reward/fail_rate`, `policy/kl` and `policy/entropy` (nats per token), `policy/loss`,
-    `policy/ratio` to the policy that sampled, `policy/clip_fraction` (share of tokens),
-    `policy/update_kl` from the policy that sampled (nats per token); with a value head
-    `policy/value_loss` and `policy/explained_variance` (of the returns by the values, at most 1);
-    `rollout/length` (tokens), `rollout/truncated` (share of completions without an end),
-    `rollout/tokens_per_second`, and `time/rollout_share` and `time/reward_share`: how much of the
-    wall time up to Lightning's backward pass, or to the end of the last update made here, sampling
-    and scoring took. What several updates of a rollout have is logged as their mean.
+    Logs `reward/<name>` and `reward/<name>_std` of the total, of each component and, where
+    `shape_rewards` is set, of what it made (`shaped`); `reward/fail_rate`, `policy/kl` and
+    `policy/entropy` (nats per token), `policy/loss`, `policy/ratio` to the policy that sampled,
+    `policy/clip_fraction` (share of tokens), `policy/update_kl` from the policy that sampled (nats
+    per token); with a value head `policy/value_loss` and `policy/explained_variance` (of the
+    returns by the values, at most 1); `rollout/length` (tokens), `rollout/truncated` (share of
+    completions without an end), `rollout/tokens_per_second`, and `time/rollout_share` and
+    `time/reward_share`: how much of the wall time up to Lightning's backward pass, or to the end of
+    the last update made here, sampling took and waiting for scores did. What several updates of a
+    rollout have is logged as their mean.
+
+    Under several ranks each writes and scores completions of its own prompts, which have to be as
+    many on each, and all learn from the mean gradient; baselines, deviations and means over tokens
+    are those of all ranks. A rank whose scorer raises ends all of them.
 
     Args:
         model: Local folder, hub id or short name of the model to be tuned.
@@ -107,6 +115,15 @@ class PolicyTuner(pl.LightningModule):
         value_coef: Weight of the values' loss, whose gradient reaches the adapter too.
         value_clip: How far an update may take a value from what it was at sampling, in units of
             the reward; None: any.
+        overlap: Scores a rollout while the one before it is learned from, which the ratio takes
+            into account.
+
+    Attributes:
+        last_rollout: The texts that were last learned from, and their scores.
+        shape_rewards: Makes what advantages are computed from of samples, their scores and the
+            lengths of the completions (tokens, shape (n,)): float64, shape (n,), where NaN stays
+            NaN. A step calls it first with the samples that are learned from, then with greedy
+            completions, if they are the baseline. None: the totals as they are.
 
     Raises:
         ValueError: An unknown algorithm, choices that don't go together, or a number out of range.
@@ -141,11 +158,12 @@ class PolicyTuner(pl.LightningModule):
         gae_lambda: float = 0.95,
         value_coef: float = 0.1,
         value_clip: float | None = 0.2,
+        overlap: bool = False,
     ) -> None:
         super().__init__()
         choices = (baseline, scale, ratio, clip, aggregation, kl_estimator)
         self.objective = objective_of(algorithm, *choices)
-        self.updates = Updates(epochs, minibatches, microbatch_size, gradient_clip)
+        self.updates = Updates(epochs, minibatches, microbatch_size, gradient_clip, overlap)
         check_sampling(self.objective, algorithm, group_size, self.updates)
         self.critic = Critic(gamma, gae_lambda, value_coef, value_clip)
         self.base_model = model
@@ -162,6 +180,8 @@ class PolicyTuner(pl.LightningModule):
         self.stop = stop
         self.automatic_optimization = self.updates.are_lightnings
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
+        self.shape_rewards: Callable[[Samples, RewardBatch, Tensor], Scores] | None = None
+        self._waiting: Collected | None = None
         self.policy: PeftModel  # from configure_model on
         self.value_head: ValueHead | None = None  # from configure_model on, where values are used
         # A checkpoint holds the adapter only: the base model is what `model` names.
@@ -189,49 +209,48 @@ class PolicyTuner(pl.LightningModule):
         """Text stays where it is."""
         return batch
 
-    def training_step(self, batch: Samples, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
         """Samples completions, scores them, and returns the loss, or has updated the policy.
+
+        With overlap what is learned from are the completions of the step before; the first step
+        has none, and returns None.
 
         Raises:
             RuntimeError: Every sample of the batch failed to get a reward.
         """
         started = time.perf_counter()
-        prompts = batch.as_prompts()[[i for i in range(len(batch)) for _ in range(self.group_size)]]
-        rollout = self._sample(prompts.require("prompts", "PolicyTuner"))
-        sampled = time.perf_counter()
-        samples = prompts.completed(rollout.completions)
-        scored = self.reward(samples)
-        if scored.failed.all():
-            raise RuntimeError(
-                f"all {len(prompts)} samples of this step got NaN as reward: see the warnings of "
-                "the scorers; nothing can be learned from it"
-            )
-        self.last_rollout = (samples, scored)
-        rewards = torch.from_numpy(scored.total).float()
-        experience = self._experience(rollout, rewards, self._greedy_rewards(batch))
-        if self.automatic_optimization:
-            terms = self._terms(experience, self._weights(experience))
-        else:
-            made = [
-                self._update(experience[places]) for places in self.updates.deal(len(experience))
-            ]
-            terms = {name: torch.stack([t[name] for t in made]).mean() for name in made[0]}
-        if experience.estimates is not None:
-            terms["explained_variance"] = experience.estimates.explained_variance
+        collected = self._collect(batch)
+        due, self._waiting = (
+            (self._waiting, collected) if self.updates.overlap else (collected, None)
+        )
+        if due is None:
+            return None
+        asked = time.perf_counter()
+        scored, together = scored_on_all(due.written.scored.result)
+        waited = time.perf_counter() - asked
+        self.last_rollout = (due.written.samples, scored)
+        rewards = self._shaped(due.written, scored)
+        greedy = None
+        if due.likeliest is not None:
+            greedy = self._shaped(due.likeliest, due.likeliest.scored.result())
+        experience = self._experience(due.written.rollout, rewards, greedy, due.reading)
+        terms = self._learn(experience)
 
         seconds = time.perf_counter() - started
-        self._log_step(
-            {
-                **{f"reward/{name}": value for name, value in scored.statistics().items()},
-                **{f"policy/{name}": value.detach() for name, value in terms.items()},
-                "rollout/length": rollout.mask.sum(dim=1).mean(),
-                "rollout/truncated": 1 - rollout.ended.float().mean(),
-                "rollout/tokens_per_second": rollout.mask.sum() / (sampled - started),
-                "time/rollout_share": (sampled - started) / seconds,
-                "time/reward_share": scored.seconds / seconds,
-            },
-            len(prompts),
-        )
+        rollout = due.written.rollout
+        logged = {
+            **{f"reward/{name}": value for name, value in together.statistics().items()},
+            **{f"policy/{name}": value.detach() for name, value in terms.items()},
+            "rollout/length": rollout.mask.sum(dim=1).mean(),
+            "rollout/truncated": 1 - rollout.ended.float().mean(),
+            "rollout/tokens_per_second": rollout.mask.sum() / due.written.seconds,
+            "time/rollout_share": due.written.seconds / seconds,
+            "time/reward_share": waited / seconds,
+        }
+        if self.shape_rewards is not None:
+            valid = rewards[~rewards.isnan()]
+            logged |= {"reward/shaped": valid.mean(), "reward/shaped_std": valid.std(correction=0)}
+        self._log_step(logged, len(rewards))
         return terms["loss"]
 
     def validation_step(self, batch: Samples, batch_idx: int) -> None:
@@ -261,53 +280,88 @@ class PolicyTuner(pl.LightningModule):
         """Ends the reward's worker and frees its models."""
         self.reward.release()
 
-    def _sample(self, prompts: Sequence[str]) -> Rollout:
+    def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
         self.configure_model()
         self.policy.eval()  # dropout would part the update from what was sampled
-        return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, self.temperature)
+        heat = self.temperature if temperature is None else temperature
+        return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, heat)
 
-    def _greedy_rewards(self, batch: Samples) -> Tensor | None:
-        """Of each prompt's likeliest completion, where that is the baseline."""
-        if self.objective.baseline != "greedy":
-            return None
+    def _collect(self, batch: Samples) -> Collected:
+        """Completions of a batch, whose rewards are on their way."""
         prompts = batch.as_prompts()
-        read = prompts.require("prompts", "PolicyTuner")
-        likeliest = sample(self.policy, self.tokenizer, read, self.max_new_tokens, 0.0)
-        total = self.reward(prompts.completed(likeliest.completions)).total
+        rows = [i for i in range(len(batch)) for _ in range(self.group_size)]
+        written = self._write(prompts[rows], self._sample)
+        likeliest = None
+        if self.objective.baseline == "greedy":
+            likeliest = self._write(prompts, partial(self._sample, temperature=0.0))
+        reading = None
+        if self.updates.overlap:  # the policy will have moved on when the rewards are there
+            with torch.no_grad():
+                reading = self._reader.read_in_parts(written.rollout, self.updates)
+        return Collected(written, likeliest, reading)
+
+    def _write(self, prompts: Samples, draw: Callable[[Sequence[str]], Rollout]) -> Written:
+        started = time.perf_counter()
+        rollout = draw(prompts.require("prompts", "PolicyTuner"))
+        seconds = time.perf_counter() - started
+        samples = prompts.completed(rollout.completions)
+        return Written(samples, rollout, self.reward.submit(samples), seconds)
+
+    def _shaped(self, written: Written, scored: RewardBatch) -> Tensor:
+        total = scored.total
+        if self.shape_rewards is not None:
+            lengths = written.rollout.mask.sum(dim=1)
+            total = self.shape_rewards(written.samples, scored, lengths)
         return torch.from_numpy(total).float()
 
     def _experience(
-        self, rollout: Rollout, rewards: Tensor, greedy: Tensor | None = None
+        self,
+        rollout: Rollout,
+        rewards: Tensor,
+        greedy: Tensor | None = None,
+        reading: Reading | None = None,
     ) -> Experience:
-        several = self.updates.per_rollout > 1
-        old, values, estimates = None, None, None
         with torch.no_grad():
             with self.policy.disable_adapter():
                 reference = self._reader.read_in_parts(rollout, self.updates).log_probs
-            if several or self.value_head is not None:
-                old, values = self._reader.read_in_parts(rollout, self.updates)
-        if values is None:
-            groups = torch.arange(len(rewards)) // self.group_size
-            advantages = advantages_of(self.objective, rewards, groups, greedy).to(self.device)
+            if reading is None and (self.updates.are_off_policy or self.value_head is not None):
+                reading = self._reader.read_in_parts(rollout, self.updates)
+        estimates = None
+        if reading is None or reading.values is None:
+            advantages = advantages_on_all(self.objective, rewards, self.group_size, greedy)
         else:
+            whiten = self.objective.scale == "batch"
+            values = reading.values
             advantages, estimates = estimate(
-                self.critic,
-                rewards.to(self.device),
-                values,
-                rollout.mask,
-                whiten=self.objective.scale == "batch",
+                self.critic, rewards.to(self.device), values, rollout.mask, whiten
             )
         mask = rollout.mask * rollout.ended[:, None] if self.mask_truncated else rollout.mask
-        return Experience(rollout, advantages, mask, reference, old if several else None, estimates)
+        old = reading.log_probs if reading is not None and self.updates.are_off_policy else None
+        return Experience(rollout, advantages.to(self.device), mask, reference, old, estimates)
+
+    def _learn(self, experience: Experience) -> dict[str, Tensor]:
+        """Makes the updates, or the loss of the one that Lightning makes; gives what is logged."""
+        if self.automatic_optimization:
+            terms = self._terms(experience, self._weights(experience))
+        else:
+            made = [
+                self._update(experience[places]) for places in self.updates.deal(len(experience))
+            ]
+            terms = {name: torch.stack([t[name] for t in made]).mean() for name in made[0]}
+        if experience.estimates is not None:
+            terms["explained_variance"] = experience.estimates.explained_variance
+        return terms
 
     @property
     def _reader(self) -> Reader:
         return Reader(self.policy, self.value_head, self.temperature)
 
     def _weights(self, experience: Experience) -> dict[str, Tensor]:
-        weights = weigh(self.objective, experience.mask, self.max_new_tokens)
+        share = share_of_mean(experience.mask.sum())
+        weights = weigh(self.objective, experience.mask, self.max_new_tokens, share)
         if experience.estimates is not None:
-            weights["value"] = token_weights(experience.mask * experience.estimates.mask)
+            valued = experience.mask * experience.estimates.mask
+            weights["value"] = share_of_mean(valued.sum()) * token_weights(valued)
         return weights
 
     def _terms(self, experience: Experience, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -328,4 +382,5 @@ class PolicyTuner(pl.LightningModule):
 
     def _log_step(self, values: Mapping[str, Any], batch_size: int) -> None:
         for name, value in values.items():
-            self.log(name, float(value), batch_size=batch_size, prog_bar=name == "reward/total")
+            shown = name == "reward/total"
+            self.log(name, float(value), batch_size=batch_size, prog_bar=shown, sync_dist=True)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
+from ctrlreward.policy.across_ranks import pooled
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,10 @@ def estimate(
         at_end, values, valid, critic.gamma, critic.gae_lambda
     )
     estimates = Estimates(values, advantages + values, valid)
-    return (formulas.whitened(advantages, valid) if whiten else advantages), estimates
+    if whiten:
+        everyones = pooled(advantages[valid.bool()])
+        advantages = formulas.whitened(advantages, valid, everyones)
+    return advantages, estimates
 
 
 def with_values(
