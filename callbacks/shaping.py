@@ -186,6 +186,8 @@ class RewardShaping(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Logs what was done, and adapts the weight of the KL term."""
+        if not self._said:  # rewards that are overlapped with updates come a batch later
+            return
         if self.kl_target is not None and self.kl_coef is not None:
             self._said["kl_coef"] = self.kl_coef
             self._adapt(trainer, pl_module, self.kl_target, self.kl_coef)

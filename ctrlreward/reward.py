@@ -116,6 +116,14 @@ class Reward:
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ctrlreward")
         return self._worker.submit(self._score, samples)
 
+    def load(self) -> None:
+        """Loads all models now, on this thread; otherwise the first samples have the worker do it.
+
+        Building a model may draw random numbers, which the caller can put back only here.
+        """
+        for scorer in self._scorers():
+            scorer.load()
+
     def release(self) -> None:
         """Ends the worker and frees all models; a later call starts anew."""
         if self._worker is not None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from peft import PeftModel
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
 from ctrlreward.functional.policy import token_weights
 from ctrlreward.models.weights import load_tokenizer
+from ctrlreward.placement import shared_device
 from ctrlreward.policy.across_ranks import scored_on_all, share_of_mean
 from ctrlreward.policy.adapter import load_with_adapter
 from ctrlreward.policy.collecting import Collected, Written
@@ -35,8 +37,10 @@ from ctrlreward.policy.objectives import (
 )
 from ctrlreward.policy.optimizer import adamw, step
 from ctrlreward.policy.reading import Reader, Reading
+from ctrlreward.policy.release import ReleaseOnException
 from ctrlreward.policy.rollouts import Rollout, sample, stop_at
 from ctrlreward.policy.value import Critic, ValueHead, estimate, with_values
+from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -187,6 +191,26 @@ class PolicyTuner(pl.LightningModule):
         # A checkpoint holds the adapter only: the base model is what `model` names.
         self.strict_loading = False
 
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """What frees the reward where training is cut off."""
+        return [ReleaseOnException(self.reward)]
+
+    def setup(self, stage: str) -> None:
+        """Makes sure that the reward has a device of its own.
+
+        Raises:
+            MisconfigurationException: It shares one of several devices of training.
+        """
+        devices = {
+            f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices
+            for name, c in self.reward.components.items()
+        }
+        strategy, trainer = self.trainer.strategy, self.trainer
+        kind, ranks = strategy.root_device.type, trainer.world_size
+        clash = shared_device(devices, kind, trainer.device_ids, ranks)
+        if clash is not None:
+            raise MisconfigurationException(clash)
+
     def configure_model(self) -> None:
         """Loads the base model and puts a new adapter on it, and a value head beside it, once."""
         if "policy" in dict(self.named_children()):
@@ -276,8 +300,18 @@ class PolicyTuner(pl.LightningModule):
             name: value for name, value in checkpoint["state_dict"].items() if name in trained
         }
 
+    def on_fit_start(self) -> None:
+        """Has each rank draw differently, and loads what will be at work beside training."""
+        rank, _ = rank_and_ranks()
+        if rank > 0:
+            torch.manual_seed(torch.initial_seed() + rank)
+        if self.updates.overlap:
+            with torch.random.fork_rng(devices=[]):
+                self.reward.load()
+
     def on_fit_end(self) -> None:
         """Ends the reward's worker and frees its models."""
+        self._waiting = None
         self.reward.release()
 
     def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:

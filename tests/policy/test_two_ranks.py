@@ -1,0 +1,68 @@
+"""Real runs of two processes on the CPU, started once for all tests."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+spec = importlib.util.spec_from_file_location("two_ranks_of_policies", SCRIPT)
+assert spec is not None
+assert spec.loader is not None
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama) -> str:
+    return tiny_llama(script.shared.LETTERS)
+
+
+@pytest.fixture(scope="module")
+def seen(llama: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp("two_ranks")
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT), llama, str(out)],
+        capture_output=True,
+        text=True,
+        timeout=240,  # a rank that waits for one that failed would wait for half an hour
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("form", script.FORMS)
+def test_two_ranks_learn_what_one_learns_from_both_batches(seen, llama: str, form: str) -> None:
+    expected = script.tune(llama, 1, script.shared.Share(), **script.FORMS[form])
+    assert expected["error"] == ""
+    moved = [abs(x) for n, v in expected["learned"].items() if "lora_B" in n for x in v]
+    assert max(moved) > 1e-3  # it did learn
+    for rank in seen:
+        assert rank[form]["error"] == ""
+        assert rank[form]["steps"] == expected["steps"]
+        for name, values in expected["learned"].items():
+            assert rank[form]["learned"][name] == pytest.approx(values, abs=1e-5), name
+        for key in ("reward/total", "reward/total_std", "reward/share", "reward/fail_rate"):
+            assert rank[form]["metrics"][key] == pytest.approx(expected["metrics"][key], abs=1e-6)
+
+
+def test_a_scorer_that_fails_on_one_rank_ends_both_at_once(seen) -> None:
+    assert seen[1]["broken"]["error"] == "ValueError: no scores"
+    assert seen[0]["broken"]["error"] == "RuntimeError: rank 1 failed with ValueError: no scores"
+    assert all(rank["broken"]["seconds"] < 60 for rank in seen)
+    assert all(rank["broken"]["steps"] == 1 for rank in seen)
+
+
+def test_a_rank_without_any_reward_goes_on_while_the_other_has_some(seen) -> None:
+    for rank in seen:
+        assert rank["unknown"]["error"] == ""
+        assert rank["unknown"]["steps"] == script.STEPS

@@ -1,0 +1,139 @@
+"""Policies tuned on two CPU ranks; each rank writes what it learned. Started by
+test_two_ranks.py, which tunes the same on one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import sys
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader
+
+from ctrlreward import Reward, Samples
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy.rollouts import Rollout
+from ctrlreward.scorers.base import Scores
+
+spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
+assert spec is not None
+assert spec.loader is not None
+shared = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shared)
+
+STEPS = 3
+LONGEST = 5
+# The prompts of both ranks, step by step; one rank has them all.
+BATCHES = [[["ab", "ba"], ["cd", "dc"]], [["ac", "ca"], ["bd", "db"]], [["ef", "fe"], ["af", "fa"]]]
+FORMS: dict[str, dict[str, Any]] = {
+    "one update": {"algorithm": "grpo"},
+    "batch baseline": {"algorithm": "reinforce++"},
+    "token mean, parts": {"algorithm": "dapo", "epochs": 2, "microbatch_size": 3},
+    "greedy": {"algorithm": "self_critical"},
+    "values": {"algorithm": "ppo"},
+    "overlap": {"algorithm": "dapo", "overlap": True},
+}
+
+
+class Told(PolicyTuner):
+    """Writes what prompt, place and step say, with as many tokens, and learns by plain descent."""
+
+    def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
+        self.configure_model()
+        self.policy.eval()
+        rows, lengths = [], []
+        for i, prompt in enumerate(prompts):
+            place = -1 if temperature == 0 else i % self.group_size
+            draw = random.Random(zlib.crc32(f"{prompt} {place}".encode()))
+            rows.append(
+                [*self.tokenizer.encode(prompt), *(draw.randint(2, 7) for _ in range(LONGEST))]
+            )
+            lengths.append(draw.randint(1, LONGEST))
+        ids = torch.tensor(rows)
+        mask = (torch.arange(LONGEST) < torch.tensor(lengths)[:, None]).float()
+        texts = [
+            self.tokenizer.decode(r[-LONGEST:][:n]) for r, n in zip(rows, lengths, strict=True)
+        ]
+        attention = torch.cat([torch.ones(len(rows), 2), mask], dim=1).long()
+        return Rollout(texts, ids, attention, mask, torch.ones(len(rows), dtype=torch.bool))
+
+    def configure_optimizers(self) -> Any:
+        found = super().configure_optimizers()
+        rate = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.3)
+        constant = torch.optim.lr_scheduler.LambdaLR(rate, lambda step: 1.0)
+        found["lr_scheduler"]["scheduler"] = constant
+        return {**found, "optimizer": rate}
+
+
+class FailsInPlaces(shared.Share):
+    """Raises, or gives NaN, for prompts that only one rank has."""
+
+    def __init__(self, broken: str = "", unknown: str = "") -> None:
+        super().__init__()
+        self.broken, self.unknown = broken, unknown
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        found = super().score(samples)
+        prefixes = samples.prefixes or ()
+        if self.broken in prefixes:
+            raise ValueError("no scores")
+        lost = np.array([prefix in self.unknown.split() for prefix in prefixes])
+        return {name: np.where(lost, np.nan, values) for name, values in found.items()}
+
+
+def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[str, Any]:
+    pl.seed_everything(0, verbose=False)
+    module = Told(
+        folder,
+        Reward({"share": scorer["share"]}),
+        group_size=4,
+        max_new_tokens=LONGEST,
+        lora_rank=2,
+        kl_coef=0.1,
+        **choices,
+    )
+    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    own = [step[rank] if ranks > 1 else step[0] + step[1] for step in BATCHES]
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_epochs=1,
+        strategy="ddp" if ranks > 1 else "auto",
+        use_distributed_sampler=False,  # Lightning's shuffles
+    )
+    error, started = "", time.monotonic()
+    try:
+        trainer.fit(module, DataLoader([Samples(prompts) for prompts in own], batch_size=None))
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    return {
+        "error": error,
+        "seconds": time.monotonic() - started,
+        "steps": trainer.global_step,
+        "learned": {name: p.detach().flatten().tolist() for name, p in trained.items()},
+        "metrics": {key: float(value) for key, value in trainer.callback_metrics.items()},
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, out = sys.argv[1:]
+    seen = {form: tune(folder, 2, shared.Share(), **choices) for form, choices in FORMS.items()}
+    seen["broken"] = tune(folder, 2, FailsInPlaces(broken="db"))
+    seen["unknown"] = tune(folder, 2, FailsInPlaces(unknown="ab ba"))
+    (Path(out) / f"rank{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(seen))
+    torch.distributed.destroy_process_group()
