@@ -11,6 +11,7 @@ from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.pareto import ParetoCheckpoint
 from ctrlreward.callbacks.report import BeforeAfter
+from ctrlreward.callbacks.rollouts import RolloutSamples
 from ctrlreward.callbacks.shaping import RewardShaping
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong
@@ -27,6 +28,7 @@ __all__ = [
     "RewardCheckpoint",
     "RewardEarlyStopping",
     "RewardShaping",
+    "RolloutSamples",
     "SoftOverlong",
     "TextGenerator",
     "generate",

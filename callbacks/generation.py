@@ -10,12 +10,11 @@ import numpy as np
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.trainer.states import TrainerFn
 
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.overlap import Pending
-from ctrlreward.callbacks.records import table, write_records
+from ctrlreward.callbacks.records import log_table, write_records
 from ctrlreward.callbacks.scoring import FAIL_RATE, SCORED_STEP, TABLE, check_scores, summary
 from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_every_rank, on_rank_zero
@@ -309,11 +308,8 @@ class GenerationScorer(pl.Callback):
         self, trainer: pl.Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
     ) -> None:
         """A table for Weights & Biases."""
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbLogger):
-                key = f"{self.name}/{TABLE}"
-                columns, data = table(samples, scores, self.table_rows)
-                logger.log_table(key=key, columns=columns, data=data, step=step)
+        key = f"{self.name}/{TABLE}"
+        log_table(trainer.loggers, key, samples, scores, self.table_rows, step)
 
 
 def late_score(callback: pl.Callback, key: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from pytorch_lightning.loggers import Logger, WandbLogger
 
 from ctrlreward.files import write_whole
 from ctrlreward.samples import JSON_KEYS, Samples
@@ -70,6 +71,21 @@ def table(
         for i in picked
     ]
     return header, body
+
+
+def log_table(
+    loggers: Iterable[Logger],
+    key: str,
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    rows: int,
+    step: int,
+) -> None:
+    """Logs the `table` of samples and scores at a step, where a logger is Weights & Biases'."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            columns, data = table(samples, scores, rows)
+            logger.log_table(key=key, columns=columns, data=data, step=step)
 
 
 def _cell(value: float) -> float | None:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.loggers import WandbLogger
+
+from ctrlreward import RewardBatch, Samples
+from ctrlreward.callbacks import RolloutSamples
+from ctrlreward.callbacks.records import read_records
+
+
+@pytest.fixture
+def writer(counter: type) -> type[pl.LightningModule]:
+    class Writer(counter):  # type: ignore[misc, valid-type]
+        """Learns from three texts a step, of which the second has no reward; the first step has
+        none at all, as with overlapped rewards."""
+
+        last_rollout: tuple[Samples, RewardBatch] | None = None
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if batch_idx > 0:
+                total = np.array([float(batch_idx), np.nan, 0.5])
+                samples = Samples([f"text {i} of {batch_idx}" for i in range(3)])
+                batch_ = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0)
+                self.last_rollout = (samples, batch_)
+            return super().training_step(batch, batch_idx)
+
+    return Writer
+
+
+def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tmp_path) -> None:
+    fit(writer(), [RolloutSamples(every_n_batches=3)], max_steps=8)
+    folder = tmp_path / "samples" / "rollout"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step=000003.jsonl",
+        "step=000006.jsonl",
+    ]
+    samples, scores = read_records(folder / "step=000006.jsonl")
+    assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
+    np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
+    np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
+
+
+def test_a_table_goes_to_wandb(fit, writer, tmp_path: Path, monkeypatch) -> None:
+    logged: list[dict[str, Any]] = []
+    monkeypatch.setattr(WandbLogger, "log_table", lambda self, **table: logged.append(table))
+    logger = WandbLogger(save_dir=tmp_path, offline=True)
+    fit(writer(), [RolloutSamples(4, table_rows=2)], max_steps=6, logger=logger)
+    logger.experiment.finish()
+    (table,) = logged
+    assert (table["key"], table["step"]) == ("rollout/samples", 4)
+    assert table["columns"] == ["text", "v", "total"]
+    assert table["data"] == [["text 0 of 4", 8.0, 4.0], ["text 2 of 4", 1.0, 0.5]]
+    json.dumps(table["data"], allow_nan=False)
+
+
+def test_a_trial_writes_nothing(fit, writer, tmp_path: Path) -> None:
+    fit(writer(), [RolloutSamples(1)], fast_dev_run=True)
+    assert not (tmp_path / "samples").exists()
+
+
+def test_bad_arguments_are_named(fit, counter) -> None:
+    with pytest.raises(ValueError, match="every_n_batches = 0: give a positive number"):
+        RolloutSamples(0)
+    with pytest.raises(ValueError, match="table_rows = -1"):
+        RolloutSamples(table_rows=-1)
+    with pytest.raises(MisconfigurationException, match="last_rollout, and Counter has none"):
+        fit(counter(), [RolloutSamples()])

@@ -1,0 +1,155 @@
+"""Rewards that are computed while the policy learns from the rollout before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
+
+from ctrlreward import Reward, Samples
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy.experience import Experience
+from ctrlreward.policy.rollouts import log_probs
+from ctrlreward.scorers.base import Scores
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCHES = [Samples(texts) for texts in (["ab", "ba"], ["cd", "dc"], ["ef", "fe"], ["ac", "ca"])]
+
+
+def fit(module: PolicyTuner, batches: list[Samples] = BATCHES) -> pl.Trainer:
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_epochs=1,
+    )
+    trainer.fit(module, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+    return trainer
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[PolicyTuner], list[Experience]]:
+    """Keeps what a module learns from."""
+
+    def keep(module: PolicyTuner) -> list[Experience]:
+        found: list[Experience] = []
+        learn = module._learn
+        monkeypatch.setattr(module, "_learn", lambda e: found.append(e) or learn(e))
+        return found
+
+    return keep
+
+
+def test_each_rollout_is_learned_from_a_step_later(tuner, kept, share) -> None:
+    module = tuner(overlap=True)
+    learned = kept(module)
+    trainer = fit(module)
+    assert trainer.global_step == len(learned) == 3
+    assert [set(samples.prefixes) for samples in share.scored] == [set(b.texts) for b in BATCHES]
+    assert set(module.last_rollout[0].prefixes) == {"ef", "fe"}
+    assert module._waiting is None
+    assert [t for t in threading.enumerate() if t.name.startswith("ctrlreward")] == []
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_the_ratio_is_to_the_policy_that_wrote(tuner, kept, algorithm: str) -> None:
+    """Old log-probabilities are taken before the update that comes between."""
+    module = tuner(overlap=True, algorithm=algorithm, learning_rate=0.05, warmup_steps=0)
+    learned = kept(module)
+    collect, by_writer = module._collect, []
+
+    def collecting(batch: Samples):
+        collected = collect(batch)
+        with torch.no_grad():
+            by_writer.append(log_probs(module.policy, collected.written.rollout, 1.0))
+        return collected
+
+    module._collect = collecting
+    trainer = fit(module)
+    for experience, expected in zip(learned, by_writer, strict=False):
+        torch.testing.assert_close(experience.old, expected)
+    # Of the second update on, the policy has moved since it wrote.
+    assert float(trainer.callback_metrics["policy/ratio"]) != pytest.approx(1.0, abs=1e-3)
+
+
+def test_scoring_goes_on_while_the_policy_learns(tuner, share, monkeypatch) -> None:
+    """The second rollout gets its scores only if learning from the first does not wait for it."""
+    learning, score = threading.Event(), share.score
+    waited: list[bool] = []
+
+    def waits(samples: Samples) -> dict[str, Scores]:
+        if "cd" in samples.prefixes:
+            waited.append(learning.wait(timeout=60))
+        return score(samples)
+
+    share.score = waits
+    module = tuner(overlap=True)
+    learn = module._learn
+    monkeypatch.setattr(module, "_learn", lambda e: learning.set() or learn(e))
+    fit(module)
+    assert waited == [True]
+
+
+def test_the_state_of_random_numbers_is_that_of_a_serial_run(tuner, share) -> None:
+    """Though models are loaded at work beside training."""
+    texts = {}
+    for overlap in (False, True):
+        share.scored.clear()
+        share.load = lambda: torch.rand(7)
+        torch.manual_seed(3)
+        fit(tuner(overlap=overlap), BATCHES[:2])
+        texts[overlap] = [samples.texts for samples in share.scored]
+    assert texts[True][0] == texts[False][0]
+
+
+def test_a_scorer_that_fails_is_heard_a_step_later(tuner, share) -> None:
+    score = share.score
+
+    def fails(samples: Samples) -> dict[str, Scores]:
+        if "cd" in samples.prefixes:
+            raise ValueError("no scores")
+        return score(samples)
+
+    share.score = fails
+    module = tuner(overlap=True)
+    with pytest.raises(ValueError, match="no scores"):
+        fit(module)
+    assert module.trainer.global_step == 1
+    assert [t for t in threading.enumerate() if t.name.startswith("ctrlreward")] == []
+
+
+def test_an_exception_leaves_no_worker_behind(tuner, share, monkeypatch) -> None:
+    module = tuner()
+    monkeypatch.setattr(module, "_learn", lambda experience: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fit(module)
+    assert [t for t in threading.enumerate() if t.name.startswith("ctrlreward")] == []
+    assert share.releases == 1
+
+
+def test_algorithms_without_a_ratio_are_refused(tuner) -> None:
+    with pytest.raises(ValueError, match="overlapped rewards need a ratio to the policy that samp"):
+        tuner(algorithm="rloo", overlap=True)
+
+
+def test_a_reward_on_one_of_several_training_devices_is_refused(tuner, share, monkeypatch) -> None:
+    share.device = "cuda:1"
+    module = tuner(reward=Reward({"share": share["share"]}))
+
+    trainer = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
+        device_ids=[0, 1],
+        world_size=2,
+    )
+    monkeypatch.setattr(type(module), "trainer", trainer)
+    with pytest.raises(MisconfigurationException, match="component 'share', runs on 'cuda:1'"):
+        module.setup("fit")
