@@ -18,7 +18,7 @@ from ctrlreward.functional.shaping import (
     adaptive_kl_coef,
     normalised,
 )
-from ctrlreward.ranks import on_every_rank
+from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -249,7 +249,8 @@ class RewardShaping(pl.Callback):
     def _with_potential(
         potential: Potential, rewards: Scores, samples: Samples, said: dict[str, float]
     ) -> Scores:
-        term = potential.term(samples)
+        everyone = on_every_rank(lambda: potential.term(samples))  # if one fails, all do
+        term = everyone[rank_and_ranks()[0]]
         said["potential"] = _mean(term)
         said["after_potential"] = _mean(rewards + term)
         return rewards + term

@@ -15,13 +15,13 @@ from peft import PeftModel
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
-from ctrlreward.functional.policy import token_weights
 from ctrlreward.models.weights import load_tokenizer
 from ctrlreward.placement import shared_device
-from ctrlreward.policy.across_ranks import scored_on_all, share_of_mean
+from ctrlreward.policy.across_ranks import scored_on_all
 from ctrlreward.policy.adapter import load_with_adapter
 from ctrlreward.policy.collecting import Collected, Written
 from ctrlreward.policy.experience import Experience, Updates
+from ctrlreward.policy.learning import Learner
 from ctrlreward.policy.objectives import (
     Aggregation,
     Algorithm,
@@ -29,18 +29,15 @@ from ctrlreward.policy.objectives import (
     KLEstimator,
     Ratio,
     Scale,
-    advantages_on_all,
     check_sampling,
     objective_of,
-    terms_of,
-    weigh,
 )
 from ctrlreward.policy.optimizer import adamw, step
-from ctrlreward.policy.reading import Reader, Reading
+from ctrlreward.policy.reading import Reader
 from ctrlreward.policy.release import ReleaseOnException
 from ctrlreward.policy.rollouts import Rollout, sample, stop_at
-from ctrlreward.policy.value import Critic, ValueHead, estimate, with_values
-from ctrlreward.ranks import rank_and_ranks
+from ctrlreward.policy.value import Critic, ValueHead
+from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -243,10 +240,9 @@ class PolicyTuner(pl.LightningModule):
             RuntimeError: Every sample of the batch failed to get a reward.
         """
         started = time.perf_counter()
-        collected = self._collect(batch)
-        due, self._waiting = (
-            (self._waiting, collected) if self.updates.overlap else (collected, None)
-        )
+        due: Collected | None = self._collect(batch)
+        if self.updates.overlap:
+            due, self._waiting = self._waiting, due
         if due is None:
             return None
         asked = time.perf_counter()
@@ -254,27 +250,11 @@ class PolicyTuner(pl.LightningModule):
         waited = time.perf_counter() - asked
         self.last_rollout = (due.written.samples, scored)
         rewards = self._shaped(due.written, scored)
-        greedy = None
-        if due.likeliest is not None:
-            greedy = self._shaped(due.likeliest, due.likeliest.scored.result())
-        experience = self._experience(due.written.rollout, rewards, greedy, due.reading)
+        greedy = None if due.likeliest is None else self._greedy_rewards(due.likeliest)
+        experience = self._learner.experience(due.written.rollout, rewards, greedy, due.reading)
         terms = self._learn(experience)
-
-        seconds = time.perf_counter() - started
-        rollout = due.written.rollout
-        logged = {
-            **{f"reward/{name}": value for name, value in together.statistics().items()},
-            **{f"policy/{name}": value.detach() for name, value in terms.items()},
-            "rollout/length": rollout.mask.sum(dim=1).mean(),
-            "rollout/truncated": 1 - rollout.ended.float().mean(),
-            "rollout/tokens_per_second": rollout.mask.sum() / due.written.seconds,
-            "time/rollout_share": due.written.seconds / seconds,
-            "time/reward_share": waited / seconds,
-        }
-        if self.shape_rewards is not None:
-            valid = rewards[~rewards.isnan()]
-            logged |= {"reward/shaped": valid.mean(), "reward/shaped_std": valid.std(correction=0)}
-        self._log_step(logged, len(rewards))
+        self._log_rewards(together, rewards)
+        self._log_step(due.written, terms, waited, time.perf_counter() - started)
         return terms["loss"]
 
     def validation_step(self, batch: Samples, batch_idx: int) -> None:
@@ -331,7 +311,7 @@ class PolicyTuner(pl.LightningModule):
         reading = None
         if self.updates.overlap:  # the policy will have moved on when the rewards are there
             with torch.no_grad():
-                reading = self._reader.read_in_parts(written.rollout, self.updates)
+                reading = self._learner.reader.read_in_parts(written.rollout, self.updates)
         return Collected(written, likeliest, reading)
 
     def _write(self, prompts: Samples, draw: Callable[[Sequence[str]], Rollout]) -> Written:
@@ -348,35 +328,14 @@ class PolicyTuner(pl.LightningModule):
             total = self.shape_rewards(written.samples, scored, lengths)
         return torch.from_numpy(total).float()
 
-    def _experience(
-        self,
-        rollout: Rollout,
-        rewards: Tensor,
-        greedy: Tensor | None = None,
-        reading: Reading | None = None,
-    ) -> Experience:
-        with torch.no_grad():
-            with self.policy.disable_adapter():
-                reference = self._reader.read_in_parts(rollout, self.updates).log_probs
-            if reading is None and (self.updates.are_off_policy or self.value_head is not None):
-                reading = self._reader.read_in_parts(rollout, self.updates)
-        estimates = None
-        if reading is None or reading.values is None:
-            advantages = advantages_on_all(self.objective, rewards, self.group_size, greedy)
-        else:
-            whiten = self.objective.scale == "batch"
-            values = reading.values
-            advantages, estimates = estimate(
-                self.critic, rewards.to(self.device), values, rollout.mask, whiten
-            )
-        mask = rollout.mask * rollout.ended[:, None] if self.mask_truncated else rollout.mask
-        old = reading.log_probs if reading is not None and self.updates.are_off_policy else None
-        return Experience(rollout, advantages.to(self.device), mask, reference, old, estimates)
+    def _greedy_rewards(self, likeliest: Written) -> Tensor:
+        everyone = on_every_rank(likeliest.scored.result)
+        return self._shaped(likeliest, everyone[rank_and_ranks()[0]])
 
     def _learn(self, experience: Experience) -> dict[str, Tensor]:
         """Makes the updates, or the loss of the one that Lightning makes; gives what is logged."""
         if self.automatic_optimization:
-            terms = self._terms(experience, self._weights(experience))
+            terms = self._learner.terms(experience, self._learner.weights(experience))
         else:
             made = [
                 self._update(experience[places]) for places in self.updates.deal(len(experience))
@@ -387,34 +346,51 @@ class PolicyTuner(pl.LightningModule):
         return terms
 
     @property
-    def _reader(self) -> Reader:
-        return Reader(self.policy, self.value_head, self.temperature)
-
-    def _weights(self, experience: Experience) -> dict[str, Tensor]:
-        share = share_of_mean(experience.mask.sum())
-        weights = weigh(self.objective, experience.mask, self.max_new_tokens, share)
-        if experience.estimates is not None:
-            valued = experience.mask * experience.estimates.mask
-            weights["value"] = share_of_mean(valued.sum()) * token_weights(valued)
-        return weights
-
-    def _terms(self, experience: Experience, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        current, values = self._reader.read(experience.rollout)
-        terms = terms_of(self.objective, current, experience, weights, self.kl_coef)
-        if values is None or experience.estimates is None:
-            return terms
-        return with_values(self.critic, terms, values, experience.estimates, weights["value"])
+    def _learner(self) -> Learner:
+        return Learner(
+            Reader(self.policy, self.value_head, self.temperature),
+            self.objective,
+            self.critic,
+            self.updates,
+            self.group_size,
+            self.max_new_tokens,
+            self.mask_truncated,
+            self.kl_coef,
+        )
 
     def _update(self, experience: Experience) -> dict[str, Tensor]:
         """One step of the optimizer, with the gradients of its parts added up."""
-        weights = self._weights(experience)
+        learner = self._learner
+        weights = learner.weights(experience)
         parts = (
-            partial(self._terms, experience[places], {n: w[places] for n, w in weights.items()})
+            partial(learner.terms, experience[places], {n: w[places] for n, w in weights.items()})
             for places in self.updates.parts(len(experience))
         )
         return step(self, parts, self.updates.gradient_clip)
 
-    def _log_step(self, values: Mapping[str, Any], batch_size: int) -> None:
+    def _log_rewards(self, scored: RewardBatch, rewards: Tensor) -> None:
+        """Those of all ranks, and what was learned from where it is something else."""
+        values = {f"reward/{name}": value for name, value in scored.statistics().items()}
+        if self.shape_rewards is not None:
+            valid = rewards[~rewards.isnan()]
+            deviation = valid.std(correction=0)
+            values |= {"reward/shaped": float(valid.mean()), "reward/shaped_std": float(deviation)}
+        self._log_all(values, len(rewards))
+
+    def _log_step(
+        self, written: Written, terms: Mapping[str, Tensor], waited: float, seconds: float
+    ) -> None:
+        mask = written.rollout.mask
+        values = {f"policy/{name}": float(value.detach()) for name, value in terms.items()} | {
+            "rollout/length": float(mask.sum(dim=1).mean()),
+            "rollout/truncated": 1 - float(written.rollout.ended.float().mean()),
+            "rollout/tokens_per_second": float(mask.sum()) / written.seconds,
+            "time/rollout_share": written.seconds / seconds,
+            "time/reward_share": waited / seconds,
+        }
+        self._log_all(values, len(mask))
+
+    def _log_all(self, values: Mapping[str, float], batch_size: int) -> None:
         for name, value in values.items():
             shown = name == "reward/total"
-            self.log(name, float(value), batch_size=batch_size, prog_bar=shown, sync_dist=True)
+            self.log(name, value, batch_size=batch_size, prog_bar=shown, sync_dist=True)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
 from ctrlreward.callbacks import LengthWindow, Potential, RewardShaping, SoftOverlong
-from ctrlreward.policy import tuner as tuner_module
+from ctrlreward.policy import learning
 from ctrlreward.scorers.base import Metric, Scorer
 
 spec = importlib.util.spec_from_file_location(
@@ -240,9 +240,9 @@ def test_the_policy_learns_what_is_shaped_and_not_what_is_scored(tuner, share, f
 
 def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monkeypatch) -> None:
     advantages: list[torch.Tensor] = []
-    terms_of = tuner_module.terms_of
+    terms_of = learning.terms_of
     spy = lambda o, c, e, *rest: advantages.append(e.advantages) or terms_of(o, c, e, *rest)  # noqa: E731
-    monkeypatch.setattr(tuner_module, "terms_of", spy)
+    monkeypatch.setattr(learning, "terms_of", spy)
     shaping = RewardShaping(window=LengthWindow(0, 0, 0.3), normalise=True)
     module = tuner(algorithm="self_critical")
     watch = fit(module, shaping, 3)

@@ -24,6 +24,7 @@ BATCHES = [Samples(texts) for texts in (["ab", "ba"], ["cd", "dc"], ["ef", "fe"]
 
 
 def fit(module: PolicyTuner, batches: list[Samples] = BATCHES) -> pl.Trainer:
+    pl.seed_everything(0, verbose=False)
     trainer = pl.Trainer(
         accelerator="cpu",
         enable_checkpointing=False,
@@ -77,8 +78,8 @@ def test_the_ratio_is_to_the_policy_that_wrote(tuner, kept, algorithm: str) -> N
     trainer = fit(module)
     for experience, expected in zip(learned, by_writer, strict=False):
         torch.testing.assert_close(experience.old, expected)
-    # Of the second update on, the policy has moved since it wrote.
-    assert float(trainer.callback_metrics["policy/ratio"]) != pytest.approx(1.0, abs=1e-3)
+    # From the second update on, the policy has moved since it wrote.
+    assert float(trainer.callback_metrics["policy/update_kl"]) > 1e-4
 
 
 def test_scoring_goes_on_while_the_policy_learns(tuner, share, monkeypatch) -> None:
@@ -105,7 +106,6 @@ def test_the_state_of_random_numbers_is_that_of_a_serial_run(tuner, share) -> No
     for overlap in (False, True):
         share.scored.clear()
         share.load = lambda: torch.rand(7)
-        torch.manual_seed(3)
         fit(tuner(overlap=overlap), BATCHES[:2])
         texts[overlap] = [samples.texts for samples in share.scored]
     assert texts[True][0] == texts[False][0]

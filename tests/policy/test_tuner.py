@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples
 from ctrlreward.functional import policy as formulas
-from ctrlreward.policy import PolicyTuner
-from ctrlreward.policy import tuner as tuner_module
+from ctrlreward.policy import PolicyTuner, learning
 from ctrlreward.policy.objectives import OBJECTIVES
 from ctrlreward.policy.rollouts import Rollout, log_probs
 
@@ -199,9 +198,9 @@ def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algor
 
     share.score = fails_third
     seen: list[torch.Tensor] = []
-    terms_of = tuner_module.terms_of
+    terms_of = learning.terms_of
     spy = lambda o, c, e, *rest: seen.append(e.advantages) or terms_of(o, c, e, *rest)  # noqa: E731
-    monkeypatch.setattr(tuner_module, "terms_of", spy)
+    monkeypatch.setattr(learning, "terms_of", spy)
     module = tuner(algorithm=algorithm)
     logged = with_log(module)
     assert torch.isfinite(step(module))
@@ -399,7 +398,7 @@ def test_completions_that_were_cut_off_can_be_left_out(tuner) -> None:
     module = tuner(mask_truncated=True)
     module.configure_model()
     rollout = module._sample(["ab"] * 12)
-    experience = module._experience(rollout, torch.zeros(12))
+    experience = module._learner.experience(rollout, torch.zeros(12))
     assert 0 < rollout.ended.sum() < 12
     for row, whole, ended in zip(experience.mask, rollout.mask, rollout.ended, strict=True):
         assert row.tolist() == (whole.tolist() if ended else [0.0] * len(row))

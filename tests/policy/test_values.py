@@ -62,8 +62,8 @@ def ppo(tuner: Callable[..., PolicyTuner]) -> Callable[..., PolicyTuner]:
 def run_step(module: PolicyTuner, seed: int = 0) -> tuple[torch.Tensor, Experience]:
     """The loss of a step, and what it was of."""
     kept: list[Experience] = []
-    make = module._experience
-    module._experience = lambda *a: kept.append(make(*a)) or kept[-1]  # type: ignore
+    learn = module._learn
+    module._learn = lambda experience: kept.append(experience) or learn(experience)  # type: ignore
     torch.manual_seed(seed)
     loss = module.training_step(BATCH, 0)
     return loss, kept[-1]
@@ -139,12 +139,12 @@ def test_a_failed_sample_teaches_neither_policy_nor_values(
     rollout = module._sample(["ab"] * 8)
     rewards = torch.rand(8)
     rewards[2] = math.nan
-    whole = module._experience(rollout, rewards)
+    whole = module._learner.experience(rollout, rewards)
     assert (whole.advantages[2] == 0).all()
     others = torch.tensor([i for i in range(8) if i != 2])
-    without = module._experience(rollout[others], rewards[others])
+    without = module._learner.experience(rollout[others], rewards[others])
     torch.testing.assert_close(whole.advantages[others], without.advantages)
-    terms = [module._terms(e, module._weights(e)) for e in (whole, without)]
+    terms = [module._learner.terms(e, module._learner.weights(e)) for e in (whole, without)]
     assert terms[0]["value_loss"].item() == pytest.approx(terms[1]["value_loss"].item())
     assert terms[0]["loss"].isfinite()
 
@@ -155,9 +155,9 @@ def test_truncated_completions_teach_values_nothing_either(
     module = ppo(mask_truncated=True)
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 12)
-    experience = module._experience(rollout, torch.rand(12))
+    experience = module._learner.experience(rollout, torch.rand(12))
     assert 0 < rollout.ended.sum() < 12
-    weights = module._weights(experience)["value"]
+    weights = module._learner.weights(experience)["value"]
     assert ((weights.sum(dim=1) > 0) == rollout.ended).all()
 
 
@@ -243,7 +243,7 @@ def test_values_of_a_decoder(
     torch.nn.init.normal_(module.value_head.linear.weight)  # type: ignore[union-attr]
     torch.manual_seed(0)
     rollout = module._sample(["ab", "cdef", "f"] * 4)
-    experience = module._experience(rollout, torch.rand(12))
+    experience = module._learner.experience(rollout, torch.rand(12))
     new = experience.mask.shape[1]
     start = module.policy.generation_config.decoder_start_token_id
     out = module.policy(
