@@ -247,7 +247,8 @@ def test_the_callbacks_go_on_counting(broken: Broken) -> None:
         (found,) = (s for key, s in states.items() if key.startswith(kind.__name__))
         return found
 
-    assert state(GenerationScorer) == {"validations": 5, "last_scored_step": 10}
+    counted = {"validations": 5, "last_scored_step": 10, "pending": None}
+    assert state(GenerationScorer) == counted
     assert state(RewardEarlyStopping)["wait_count"] == waited
     assert state(RewardEarlyStopping)["best_score"].item() == pytest.approx(best)
     kept = state(RewardCheckpoint)

@@ -5,11 +5,16 @@ import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import yaml
 
 from ctrlreward import Samples
+from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward.callbacks.history import curve, read_history
+from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.recipes import style_transfer
 from ctrlreward.recipes.style_transfer import (
@@ -20,7 +25,10 @@ from ctrlreward.recipes.style_transfer import (
     prompts,
     transfer_reward,
 )
+from ctrlreward.recipes.text_files import held_out, plain
 
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "style_transfer" / "yelp_smollm2.yaml"
+LETTERS = "\n abcdefghijklmnopqrstuvwxyz.,:!'$_"
 TEMPLATE = "{source_style}: {source}\n{style}:"
 SOUR = [f"the {thing} was so cold ." for thing in ("soup", "room", "bus", "play")]
 SWEET = [f"the {thing} was so lovely ." for thing in ("soup", "room", "bus", "play")]
@@ -153,3 +161,76 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
     header = (tmp_path / "trajectories.png").read_bytes()[:24]
     width, height = struct.unpack(">II", header[16:24])
     assert (width, height) == (round(2 * 4.6 * 130), round(3.8 * 130))
+
+
+# The configuration
+
+
+@pytest.fixture
+def settings(data_dir: Path, tmp_path: Path) -> dict[str, Any]:
+    """The real one, with the data where it lies and a folder of its own."""
+    text = CONFIG.read_text().replace("../shared/data", str(data_dir))
+    return yaml.safe_load(text.replace("runs/yelp_smollm2", str(tmp_path / "run")))
+
+
+def built(settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainCLI:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that the command line's is taken back
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    return build(["--config", str(folder / "config.yaml")])
+
+
+def test_training_selection_and_report_have_sentences_of_their_own(
+    settings: dict[str, Any], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = built(settings, tmp_path, monkeypatch)
+    assert not list(cli.model.children())  # nothing is loaded
+    cli.datamodule.setup("fit")
+    (watch,) = (c for c in cli.trainer.callbacks if isinstance(c, GenerationScorer))
+    (report,) = (c for c in cli.trainer.callbacks if isinstance(c, BeforeAfter))
+    sets = [cli.datamodule.prompts, watch.samples, report.samples]
+    sources = [{plain(source) for source in samples.sources} for samples in sets]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert sources[i].isdisjoint(sources[j])
+    for samples in sets:
+        assert samples.labels.count("negative") * 2 == len(samples)
+    assert len(report.samples) >= 128
+    rated = [data_dir / "li2018" / f"{kind}.{n}" for kind in ("sentiment.test", "reference")
+             for n in (0, 1)]  # fmt: skip
+    assert sources[0].isdisjoint(held_out(map(str, rated)))
+
+
+def test_a_small_run_leaves_all_that_is_promised(
+    settings: dict[str, Any], judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    words = frequent_words(SOUR + SWEET, 1)
+    judge = Path(judges["classifier"])
+    save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)
+    small = tiny_llama(LETTERS)
+    model, data, trainer = (settings[key] for key in ("model", "data", "trainer"))
+    model["init_args"] |= {"model": small, "group_size": 2, "max_new_tokens": 8, "lora_rank": 2}
+    jobs = [c["init_args"] for c in trainer["callbacks"] if "style_transfer." in c["class_path"]]
+    for arguments in (model["init_args"]["reward"]["init_args"], *jobs):
+        if "classifier" in arguments:
+            arguments |= {"classifier": str(judge), "language_model": small}
+        if "count" in arguments:
+            arguments |= {"count": 3}
+    data["init_args"] |= {"count": 4, "batch_size": 2, "judge": str(judge)}
+    trainer |= {"max_steps": 2, "val_check_interval": 1, "enable_progress_bar": False}
+    trainer["logger"] = trainer["logger"][:1]
+    cli = built(settings, tmp_path, monkeypatch)
+    cli.trainer.fit(cli.model, cli.datamodule)
+
+    folder = tmp_path / "run"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["score"] == "gm"
+    assert summary["steps"] == 2
+    copying = summary["others"]["copying"]
+    assert copying["similarity"] == pytest.approx(1.0)
+    assert copying["difference_ci95"][0] <= copying["difference"] <= copying["difference_ci95"][1]
+    assert summary["after"]["gm"] - copying["gm"] == pytest.approx(copying["difference"], abs=1e-6)
+    assert (folder / "trajectories.png").exists()
+    assert (folder / "samples" / "rollout" / "step=000000.jsonl").exists()
+    assert "gm, after - copying" in capsys.readouterr().out
+    rows = read_history(folder / "metrics.jsonl")
+    steps, weights = curve(rows, "shaping/weight/gm")
+    assert (steps, weights) == ([0, 1], [0.0, 0.0])  # the warm-up
