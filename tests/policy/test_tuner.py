@@ -244,6 +244,24 @@ def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
     assert set(last[lengths < 6].tolist()) == {0, 3}  # its end tokens are kept
 
 
+def test_a_stop_token_ends_completions_and_is_no_part_of_them(tuner) -> None:
+    module = tuner(stop="c")
+    torch.manual_seed(0)
+    rollout = module._sample(["ab"] * 200)
+    new = rollout.ids[:, -rollout.mask.shape[1] :]
+    letter = module.tokenizer.convert_tokens_to_ids("c")
+    stopped = (new == letter).any(dim=1) & ~(new == 0).any(dim=1)
+    assert 20 < stopped.sum() < 200
+    assert rollout.ended[stopped].all()
+    for row, mask, text in zip(new, rollout.mask, rollout.completions, strict=True):
+        assert "c" not in text
+        kept = row[mask.bool()].tolist()  # with the stop token, which is learned
+        assert letter not in kept[:-1]
+        assert text == module.tokenizer.decode([i for i in kept if i not in (0, letter)])
+    with pytest.raises(ValueError, match="stop = 'cd' is 2 tokens of this tokenizer"):
+        tuner(stop="cd").configure_model()
+
+
 def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
     module = tuner()
     module.configure_model()  # which draws the adapter
