@@ -12,6 +12,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -32,14 +33,8 @@ from ctrlreward.scorers.base import Component
 log = logging.getLogger(__name__)
 
 
-def prompts(
-    files: Mapping[str, str],
-    template: str,
-    count: int,
-    exclude: Sequence[str] = (),
-    words: tuple[int, int] = (4, 15),
-    seed: int = 0,
-) -> Samples:
+@dataclass(frozen=True)
+class Sentences:
     """Sentences of two styles, each to be rewritten into the other one.
 
     Args:
@@ -51,47 +46,90 @@ def prompts(
         words: Shortest and longest sentence.
         seed: Of the choice.
 
-    Returns:
-        Prompts whose texts begin with nothing; `labels` are the wanted styles. Those of the first
-        file come first.
-
     Raises:
-        ValueError: There are not two styles, the template lacks a field, or a file is too short.
+        ValueError: There are not two styles, or the template lacks a field.
     """
-    if len(files) != 2:
-        raise ValueError(f"files has the styles {', '.join(files)}: give two")
-    if "{source}" not in template or "{style}" not in template:
-        raise ValueError(f"template = {template!r}: it must hold {{source}} and {{style}}")
-    wanted = dict(zip(files, reversed(list(files)), strict=True))
-    rows = [
-        (source, style)
-        for style, file in files.items()
-        for source in read_texts([file], exclude, count, words, seed)
-    ]
-    return Samples(
-        texts=[""] * len(rows),
-        prefixes=[""] * len(rows),
-        labels=[wanted[style] for _, style in rows],
-        sources=[source for source, _ in rows],
-        prompts=[
-            template.format(source=source, style=wanted[style], source_style=style)
-            for source, style in rows
-        ],
-    )
+
+    files: Mapping[str, str]
+    template: str
+    count: int
+    exclude: Sequence[str] = ()
+    words: tuple[int, int] = (4, 15)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.files) != 2:
+            raise ValueError(f"files has the styles {', '.join(self.files)}: give two")
+        if "{source}" not in self.template or "{style}" not in self.template:
+            raise ValueError(f"template = {self.template!r}: it must hold {{source}} and {{style}}")
+
+    def prompts(self) -> Samples:
+        """Reads the files.
+
+        Returns:
+            Prompts whose texts begin with nothing; `labels` are the wanted styles. Those of the
+            first file come first.
+
+        Raises:
+            ValueError: A file holds too few sentences.
+        """
+        first, second = self.files
+        wanted = {first: second, second: first}
+        rows = [
+            (source, style)
+            for style, file in self.files.items()
+            for source in read_texts([file], self.exclude, self.count, self.words, self.seed)
+        ]
+        return Samples(
+            texts=[""] * len(rows),
+            prefixes=[""] * len(rows),
+            labels=[wanted[style] for _, style in rows],
+            sources=[source for source, _ in rows],
+            prompts=[
+                self.template.format(source=source, style=wanted[style], source_style=style)
+                for source, style in rows
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The frozen models that judge a transfer.
+
+    Args:
+        classifier: Of the style; see `Accuracy`.
+        encoder: Of the content; see `Similarity`.
+        language_model: Of the fluency; see `Perplexity`.
+        thresholds: Of the GM; see `TransferQuality`.
+        device: Where all three run.
+        dtype: Of the language model's weights; None picks by device.
+    """
+
+    classifier: str
+    encoder: str = "minilm-l6"
+    language_model: str = "smollm2-135m"
+    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
+    device: str = "cpu"
+    dtype: str | None = None
+
+    def quality(self) -> TransferQuality:
+        """A scorer with models of its own."""
+        return TransferQuality(
+            Accuracy(self.classifier, device=self.device),
+            Similarity(self.encoder, device=self.device),
+            Perplexity(self.language_model, device=self.device, dtype=self.dtype),
+            thresholds=self.thresholds,
+        )
 
 
 class TransferData(pl.LightningDataModule):
-    """Training sentences in batches, half of each style, shuffled anew when all have been used.
+    """Training sentences in batches, shuffled anew when all have been used.
 
     Args:
-        files: See `prompts`.
-        template: See `prompts`.
-        count: See `prompts`.
-        exclude: See `prompts`.
-        words: See `prompts`.
+        sentences: What is rewritten.
         batch_size: Sentences per step.
         steps: Length of the data; `max_steps` of the trainer may end sooner.
-        seed: Of choice and order.
+        seed: Of the order.
         judge: Folder of the classifier that judges the style.
         judge_config: The configuration that it is trained by first, where the folder is not there
             yet; None: it has to be.
@@ -99,11 +137,7 @@ class TransferData(pl.LightningDataModule):
 
     def __init__(
         self,
-        files: dict[str, str],
-        template: str,
-        count: int,
-        exclude: Sequence[str] = (),
-        words: tuple[int, int] = (4, 15),
+        sentences: Sentences,
         batch_size: int = 8,
         steps: int = 1000,
         seed: int = 0,
@@ -111,12 +145,12 @@ class TransferData(pl.LightningDataModule):
         judge_config: str | None = None,
     ) -> None:
         super().__init__()
-        self.arguments = (files, template, count, exclude, words, seed)
-        self.judge = judge
-        self.judge_config = judge_config
+        self.sentences = sentences
         self.batch_size = batch_size
         self.steps = steps
         self.seed = seed
+        self.judge = judge
+        self.judge_config = judge_config
 
     def prepare_data(self) -> None:
         """Trains the judge where there is none.
@@ -133,7 +167,7 @@ class TransferData(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Reads the files."""
-        self.prompts = prompts(*self.arguments)
+        self.prompts = self.sentences.prompts()
 
     def train_dataloader(self) -> DataLoader[Samples]:
         """`Samples` of `batch_size` prompts a step."""
@@ -144,95 +178,50 @@ class TransferData(pl.LightningDataModule):
         return one_item(self.prompts)
 
 
-def transfer_reward(
-    weights: dict[str, float],
-    classifier: str,
-    encoder: str = "minilm-l6",
-    language_model: str = "smollm2-135m",
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-    device: str = "cpu",
-    dtype: str | None = None,
-) -> Reward:
+def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:
     """A weighted sum of the sentence's GM and of the sides that it is made of.
 
-    The GM alone is 0 wherever one side is beyond its threshold, as with most texts of an untuned
+    The GM alone is 0 wherever one side is beyond its threshold, as with many texts of an untuned
     policy, and equal rewards teach nothing. The sides have no such dead zone: a warm-up rewards
     them and hands over to the GM by `RewardShaping`'s schedules of these weights.
 
     Args:
         weights: Scores of `TransferQuality` → their weights at the start, 0 included.
-        classifier: Judge of the style; see `Accuracy`.
-        encoder: Judge of the content; see `Similarity`.
-        language_model: Judge of the fluency; see `Perplexity`.
-        thresholds: Of the GM; see `TransferQuality`.
-        device: Where all three run.
-        dtype: Of the language model's weights; None picks by device.
+        judges: Of the scores.
     """
-    quality = _quality(classifier, encoder, language_model, thresholds, device, dtype)
+    quality = judges.quality()
     return Reward({name: (quality[name], weight) for name, weight in weights.items()})
 
 
 @cache  # two callbacks, one set of models
-def held_out_scores(
-    classifier: str,
-    encoder: str = "minilm-l6",
-    language_model: str = "smollm2-135m",
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-    device: str = "cpu",
-    dtype: str | None = None,
-) -> dict[str, Component]:
-    """GM and its three sides, as `transfer_reward` has them; selection is by GM alone."""
-    quality = _quality(classifier, encoder, language_model, thresholds, device, dtype)
+def held_out_scores(judges: Judges) -> dict[str, Component]:
+    """GM and its sides; selection is by GM."""
+    quality = judges.quality()
     names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
     return {name: quality[name] for name in names}
 
 
 def held_out_scorer(
-    files: dict[str, str],
-    template: str,
-    count: int,
-    classifier: str,
-    exclude: Sequence[str] = (),
-    words: tuple[int, int] = (4, 15),
-    seed: int = 0,
-    generations_per_prompt: int = 1,
-    encoder: str = "minilm-l6",
-    language_model: str = "smollm2-135m",
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-    device: str = "cpu",
-    dtype: str | None = None,
+    sentences: Sentences, judges: Judges, generations_per_prompt: int = 1
 ) -> GenerationScorer:
-    """Scores rewritings of validation sentences while training; see `prompts`."""
+    """Scores rewritings of validation sentences while training."""
     return GenerationScorer(
-        held_out_scores(classifier, encoder, language_model, thresholds, device, dtype),
-        prompts(files, template, count, exclude, words, seed),
+        held_out_scores(judges),
+        sentences.prompts(),
         generations_per_prompt=generations_per_prompt,
     )
 
 
 def before_after(
-    files: dict[str, str],
-    template: str,
-    count: int,
-    classifier: str,
-    exclude: Sequence[str] = (),
-    words: tuple[int, int] = (4, 15),
-    seed: int = 0,
-    generations_per_prompt: int = 1,
-    encoder: str = "minilm-l6",
-    language_model: str = "smollm2-135m",
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-    device: str = "cpu",
-    dtype: str | None = None,
+    sentences: Sentences, judges: Judges, generations_per_prompt: int = 1
 ) -> BeforeAfter:
     """Compares the selected policy with the untuned one and with copying, on test sentences."""
-    sentences = prompts(files, template, count, exclude, words, seed)
-    copies = sentences.replace(texts=sentences.require("sources", "before_after"))
+    prompts = sentences.prompts()
     return BeforeAfter(
-        held_out_scores(classifier, encoder, language_model, thresholds, device, dtype),
-        sentences,
+        held_out_scores(judges),
+        prompts,
         generations_per_prompt=generations_per_prompt,
-        others={"copying": copies},
+        others={"copying": prompts.replace(texts=prompts.require("sources", "before_after"))},
     )
 
 
@@ -272,19 +261,3 @@ class Trajectories(pl.Callback):
             draw_trajectories([row["step"] for row in rows], panels, path)
         except ImportError as error:  # no reason to fail a run that is done
             log.warning("%s", error)
-
-
-def _quality(
-    classifier: str,
-    encoder: str,
-    language_model: str,
-    thresholds: tuple[float, float, float, float],
-    device: str,
-    dtype: str | None,
-) -> TransferQuality:
-    return TransferQuality(
-        Accuracy(classifier, device=device),
-        Similarity(encoder, device=device),
-        Perplexity(language_model, device=device, dtype=dtype),
-        thresholds=thresholds,
-    )

@@ -18,11 +18,12 @@ from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.recipes import style_transfer
 from ctrlreward.recipes.style_transfer import (
+    Judges,
+    Sentences,
     Trajectories,
     TransferData,
     before_after,
     held_out_scorer,
-    prompts,
     transfer_reward,
 )
 from ctrlreward.recipes.text_files import held_out, plain
@@ -47,7 +48,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def test_each_sentence_is_to_get_the_other_style(files: dict[str, str]) -> None:
-    made = prompts(files, TEMPLATE, 4)
+    made = Sentences(files, TEMPLATE, 4).prompts()
     assert sorted(made.sources[:4]) == sorted(SOUR)
     assert sorted(made.sources[4:]) == sorted(SWEET)
     assert made.labels == ("sweet",) * 4 + ("sour",) * 4
@@ -58,16 +59,17 @@ def test_each_sentence_is_to_get_the_other_style(files: dict[str, str]) -> None:
 
 def test_bad_arguments_are_named(files: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="files has the styles sour: give two"):
-        prompts({"sour": files["sour"]}, TEMPLATE, 2)
+        Sentences({"sour": files["sour"]}, TEMPLATE, 2)
     with pytest.raises(ValueError, match=r"'\{style\}:': it must hold \{source\} and \{style\}"):
-        prompts(files, "{style}:", 2)
+        Sentences(files, "{style}:", 2)
     with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, 5 wanted"):
-        prompts(files, TEMPLATE, 5)
+        Sentences(files, TEMPLATE, 5).prompts()
 
 
 def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "held_out").write_text(f"{SOUR[0].upper()}\n{SWEET[1]}\tx\n")
-    data = TransferData(files, TEMPLATE, 3, [str(tmp_path / "held_out")], batch_size=2, steps=3)
+    sentences = Sentences(files, TEMPLATE, 3, [str(tmp_path / "held_out")])
+    data = TransferData(sentences, batch_size=2, steps=3)
     data.prepare_data()
     data.setup("fit")
     batches = list(data.train_dataloader())
@@ -83,7 +85,8 @@ def test_a_judge_that_is_not_there_is_trained_first(files, tmp_path: Path, monke
         style_transfer.subprocess, "run", lambda command, check: started.append(command)
     )
     judge = tmp_path / "judge"
-    data = TransferData(files, TEMPLATE, 3, judge=str(judge), judge_config="judge.yaml")
+    sentences = Sentences(files, TEMPLATE, 3)
+    data = TransferData(sentences, judge=str(judge), judge_config="judge.yaml")
     data.prepare_data()
     (command,) = started
     assert command[1:] == [
@@ -99,18 +102,18 @@ def test_a_judge_that_is_not_there_is_trained_first(files, tmp_path: Path, monke
 
 
 @pytest.fixture
-def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> dict[str, str]:
+def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> Judges:
     words = frequent_words(SOUR + SWEET, 1)
     folder = tmp_path / "judge"
     folder.mkdir()
     save_text_cnn(TextCNN(TextCNNConfig(words, ("sour", "sweet"), 8, (2,), 4, 0.0)), folder)
     letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    return {"classifier": str(folder), "encoder": "minilm-l6", "language_model": letters}
+    return Judges(str(folder), "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
-def test_the_reward_is_the_weighted_sum_of_gm_and_its_sides(judges: dict[str, str]) -> None:
+def test_the_reward_is_the_weighted_sum_of_gm_and_its_sides(judges: Judges) -> None:
     weights = {"label_probability": 2.0, "similarity": 0.5, "log_likelihood": 0.1, "gm": 0.01}
-    reward = transfer_reward(weights, **judges, thresholds=(-8.0, -100.0, 1e6, -1e6))
+    reward = transfer_reward(weights, judges)
     texts = Samples(["the soup was hot .", "a bus ."], labels=["sweet", "sour"], sources=SOUR[:2])
     batch = reward(texts)
     reward.release()
@@ -126,8 +129,8 @@ def test_the_reward_is_the_weighted_sum_of_gm_and_its_sides(judges: dict[str, st
 
 
 def test_callbacks_share_their_models_and_copying_is_compared(files, judges) -> None:
-    watch = held_out_scorer(files, TEMPLATE, 2, **judges)
-    report = before_after(files, TEMPLATE, 3, **judges)
+    watch = held_out_scorer(Sentences(files, TEMPLATE, 2), judges)
+    report = before_after(Sentences(files, TEMPLATE, 3), judges)
     for name, component in report.scores.items():
         assert component.scorer is watch.scores[name].scorer
     assert next(iter(report.scores)) == "gm"
@@ -203,18 +206,19 @@ def test_a_small_run_leaves_all_that_is_promised(
     settings: dict[str, Any], judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     words = frequent_words(SOUR + SWEET, 1)
-    judge = Path(judges["classifier"])
+    judge = Path(judges.classifier)
     save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)
     small = tiny_llama(LETTERS)
     model, data, trainer = (settings[key] for key in ("model", "data", "trainer"))
     model["init_args"] |= {"model": small, "group_size": 2, "max_new_tokens": 8, "lora_rank": 2}
     jobs = [c["init_args"] for c in trainer["callbacks"] if "style_transfer." in c["class_path"]]
     for arguments in (model["init_args"]["reward"]["init_args"], *jobs):
-        if "classifier" in arguments:
-            arguments |= {"classifier": str(judge), "language_model": small}
-        if "count" in arguments:
-            arguments |= {"count": 3}
-    data["init_args"] |= {"count": 4, "batch_size": 2, "judge": str(judge)}
+        if "judges" in arguments:
+            arguments["judges"] |= {"classifier": str(judge), "language_model": small}
+        if "sentences" in arguments:
+            arguments["sentences"]["count"] = 3
+    data["init_args"]["sentences"]["count"] = 4
+    data["init_args"] |= {"batch_size": 2, "judge": str(judge)}
     trainer |= {"max_steps": 2, "val_check_interval": 1, "enable_progress_bar": False}
     trainer["logger"] = trainer["logger"][:1]
     cli = built(settings, tmp_path, monkeypatch)
