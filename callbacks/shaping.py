@@ -264,7 +264,14 @@ class RewardShaping(pl.Callback):
 
     def _observe(self, rewards: Scores) -> None:
         """Counts the rewards that are learned from, of all ranks on every rank."""
-        found = on_every_rank(lambda: _moments_of(rewards))
+        everyone = on_every_rank(lambda: (Moments.of(rewards), len(rewards)))
+        found = [moments for moments, _ in everyone]
+        if not any(moments.count for moments in found):
+            raise RuntimeError(
+                f"all {sum(count for _, count in everyone)} samples of this step failed to get a "
+                "shaped reward: see the warnings of the potential's scorer; nothing can be learned "
+                "from it"
+            )
         if self.normalise:
             for moments in found:
                 self.moments = self.moments.merged(moments)
@@ -301,15 +308,6 @@ def _kl_coef_of(module: object) -> float:
             "none greater than 0: define one to start with, such as 0.05"
         )
     return module.kl_coef
-
-
-def _moments_of(rewards: Scores) -> Moments:
-    if np.isnan(rewards).all():
-        raise RuntimeError(
-            f"all {len(rewards)} samples of this step failed to get a shaped reward: see the "
-            "warnings of the potential's scorer; nothing can be learned from it"
-        )
-    return Moments.of(rewards)
 
 
 def _numbers(lengths: Tensor) -> Scores:

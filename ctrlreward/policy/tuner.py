@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ctrlreward.models.weights import load_tokenizer
 from ctrlreward.placement import shared_device
-from ctrlreward.policy.across_ranks import scored_on_all
+from ctrlreward.policy.across_ranks import pooled, scored_on_all
 from ctrlreward.policy.adapter import load_with_adapter
 from ctrlreward.policy.collecting import Collected, Written
 from ctrlreward.policy.experience import Experience, Updates
@@ -372,7 +372,8 @@ class PolicyTuner(pl.LightningModule):
         """Those of all ranks, and what was learned from where it is something else."""
         values = {f"reward/{name}": value for name, value in scored.statistics().items()}
         if self.shape_rewards is not None:
-            valid = rewards[~rewards.isnan()]
+            everyones = pooled(rewards)
+            valid = everyones[~everyones.isnan()]
             deviation = valid.std(correction=0)
             values |= {"reward/shaped": float(valid.mean()), "reward/shaped_std": float(deviation)}
         self._log_all(values, len(rewards))
