@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import multiprocessing
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,11 +55,8 @@ def run(folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from forked_ranks import on_two_ranks
+
     torch.set_num_threads(1)
-    forking = multiprocessing.get_context("fork")  # what takes long is importing
-    ranks = [forking.Process(target=run, args=(Path(sys.argv[1]), rank)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    sys.exit(any(process.exitcode for process in ranks))
+    on_two_ranks(partial(run, Path(sys.argv[1])))

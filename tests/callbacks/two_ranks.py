@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 import time
 import zlib
@@ -204,8 +203,7 @@ def run(
     }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def run_all(rank: int) -> None:
     failing = Tuned()
     failing.fails_on_rank = 1
     seen = {
@@ -221,6 +219,14 @@ if __name__ == "__main__":
         "steady": run_steady(Path(sys.argv[1]) / "steady", 2, overlap=False),
         "steady late": run_steady(Path(sys.argv[1]) / "steady late", 2, overlap=True),
     }
-    path = Path(sys.argv[1]) / f"rank{os.environ.get('LOCAL_RANK', '0')}.json"
+    path = Path(sys.argv[1]) / f"rank{rank}.json"
     path.write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from forked_ranks import on_two_ranks
+
+    torch.set_num_threads(1)
+    on_two_ranks(run_all)

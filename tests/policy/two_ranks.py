@@ -129,11 +129,18 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
     }
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
+def run(rank: int) -> None:
     folder, out = sys.argv[1:]
     seen = {form: tune(folder, 2, shared.Share(), **choices) for form, choices in FORMS.items()}
     seen["broken"] = tune(folder, 2, FailsInPlaces(broken="db"))
     seen["unknown"] = tune(folder, 2, FailsInPlaces(unknown="ab ba"))
-    (Path(out) / f"rank{os.environ.get('LOCAL_RANK', '0')}.json").write_text(json.dumps(seen))
+    (Path(out) / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from forked_ranks import on_two_ranks
+
+    torch.set_num_threads(1)
+    on_two_ranks(run)

@@ -1,0 +1,42 @@
+"""Two processes as Lightning's ranks 0 and 1, forked so that everything is imported once.
+
+Scripts that a test starts put this folder on their path.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+
+
+def on_two_ranks(run: Callable[[int], None]) -> None:
+    """Runs a function on each rank, and exits with 1 if one of them fails.
+
+    Args:
+        run: Gets the rank. Its trainers have `devices=2` and `strategy="ddp"`.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    forking = multiprocessing.get_context("fork")
+    ranks = [forking.Process(target=_as_rank, args=(run, rank, port)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    sys.exit(int(any(rank.exitcode for rank in ranks)))
+
+
+def _as_rank(run: Callable[[int], None], rank: int, port: int) -> None:
+    # What tells Lightning that somebody else has started the processes.
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "NODE_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    run(rank)
