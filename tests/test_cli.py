@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import pytorch_lightning as pl
 import torch
 import wandb
 import yaml
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from wandb.proto import wandb_internal_pb2
 
 from ctrlreward.callbacks import (
@@ -103,6 +105,17 @@ def test_an_option_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> 
         main(["train", "--config", str(FILES[0]), "--model.init_args.temperatur=1.0"])
     assert exit.value.code == 2
     assert "temperatur" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("nothing_loaded")
+def test_a_run_that_sigterm_ended_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(*_: Any, **__: Any) -> None:
+        raise SIGTERMException
+
+    monkeypatch.setattr(pl.Trainer, "fit", fit)
+    with pytest.raises(SystemExit) as exit:
+        main(["train", "--config", str(FILES[0])])
+    assert exit.value.code == 143
 
 
 # Usage

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import warnings
 
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from transformers.utils import logging as transformers_logging
 
 # What would be said at every start and asks nothing of the user.
@@ -44,9 +46,16 @@ def build(arguments: list[str]) -> TrainCLI:
 
 
 def run(arguments: list[str]) -> None:
-    """Runs a training job."""
+    """Runs a training job.
+
+    Raises:
+        SystemExit: 143 where a SIGTERM ended it: Lightning alone would say that all went well.
+    """
     for message in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     transformers_logging.disable_progress_bar()  # loading takes a second
     cli = build(arguments)
-    cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
+    try:
+        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
+    except SIGTERMException as error:
+        raise SystemExit(128 + signal.SIGTERM) from error
