@@ -1,6 +1,6 @@
 """What overlapping rewards with updates saves, and what it costs in learning.
 
-    python benchmarks/overlapped_rewards.py [--steps 60] [--seeds 3] [--threads 1]
+    python benchmarks/overlapped_rewards.py [--steps 40] [--seeds 3] [--threads 1]
 
 A bandit of letters: the reward is the share of the letter a in what a small random model writes,
 and takes as long as the updates on one rollout, which is measured first. Serial and overlapped
@@ -129,7 +129,7 @@ def with_interval(values: list[float]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--width", type=int, default=128)
