@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
@@ -137,3 +140,24 @@ def tiny_seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], st
         return folder
 
     return build
+
+
+@pytest.fixture
+def fit(tmp_path: Path, batch: Samples) -> Callable[..., pl.Trainer]:
+    """Trains on a test file's own `batch` at each step."""
+
+    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_steps=steps,
+        )
+        data = DataLoader([batch] * 60, batch_size=None)  # type: ignore[arg-type]
+        trainer.fit(module, data, ckpt_path=ckpt_path)
+        return trainer
+
+    return run

@@ -11,7 +11,6 @@ import peft
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Samples
@@ -37,22 +36,8 @@ def folder(tiny_seq2seq: Callable[[str], str], family: str) -> str:
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
-    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
-            max_steps=steps,
-        )
-        data = DataLoader([TRANSFER] * 50, batch_size=None)  # type: ignore[arg-type]
-        trainer.fit(module, data, ckpt_path=ckpt_path)
-        return trainer
-
-    return run
+def batch() -> Samples:
+    return TRANSFER
 
 
 def adapted(folder: str) -> peft.PeftModel:

@@ -3,14 +3,12 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import peft
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples
@@ -42,24 +40,8 @@ ALL_ALGORITHMS = list(OBJECTIVES)
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
-    """Trains on the same prompts at each step."""
-
-    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
-            max_steps=steps,
-        )
-        data = DataLoader([BATCH] * 50, batch_size=None)  # type: ignore[arg-type]
-        trainer.fit(module, data, ckpt_path=ckpt_path)
-        return trainer
-
-    return run
+def batch() -> Samples:
+    return BATCH
 
 
 def with_log(module: PolicyTuner) -> dict[str, float]:

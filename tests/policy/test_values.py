@@ -11,7 +11,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from safetensors.torch import load_file
-from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
 from ctrlreward.policy import PolicyTuner
@@ -25,21 +24,8 @@ BATCH = Samples(texts=["ab", "cd", "f"])
 
 
 @pytest.fixture
-def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
-    def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_checkpointing=False,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
-            max_steps=steps,
-        )
-        trainer.fit(module, DataLoader([BATCH] * 60, batch_size=None), ckpt_path=ckpt_path)  # type: ignore[arg-type]
-        return trainer
-
-    return run
+def batch() -> Samples:
+    return BATCH
 
 
 @pytest.fixture
