@@ -15,8 +15,6 @@ from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.scorers.base import Metric, Scorer, Scores
 
-pytest.importorskip("trl")
-
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
@@ -28,11 +26,13 @@ def total_of(text: str) -> float:
 @pytest.fixture
 def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..., Any]:
     """Trains three steps of 8 completions of two prompts; gives the trainer."""
+    import trl  # slow to import
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
 
-    def run(reward_funcs: list[Any], chat: bool = False, **changes: Any) -> Any:
+    def run(
+        reward_funcs: list[Any], chat: bool = False, algorithm: str = "GRPO", **changes: Any
+    ) -> Any:
         folder = tiny_llama("abcdef")
         tokenizer = AutoTokenizer.from_pretrained(folder)
         tokenizer.pad_token = tokenizer.eos_token
@@ -41,7 +41,7 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
             {"prompt": [{"role": "user", "content": text}] if chat else text, "tone": tone}
             for text, tone in (("ab", "glad"), ("cd", "sad"))
         ]
-        config = GRPOConfig(
+        config = getattr(trl, f"{algorithm}Config")(
             output_dir=str(tmp_path),
             bf16=False,
             disable_tqdm=True,
@@ -56,7 +56,7 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
             use_cpu=True,
             **changes,
         )
-        trainer = GRPOTrainer(
+        trainer = getattr(trl, f"{algorithm}Trainer")(
             folder,
             reward_funcs=reward_funcs,
             args=config,
@@ -87,9 +87,15 @@ def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: s
     assert last[f"{name}/length"] == pytest.approx(np.mean([len(text) for text in valid]))
 
 
-@pytest.mark.parametrize("build", [as_reward_funcs, as_async_reward_funcs])
-def test_grpo_trains_on_the_total_and_leaves_failed_samples_out(train, reward, build) -> None:
-    trainer = train(build(reward, {"labels": "tone", "prefixes": "prompt"}, name="letters"))
+@pytest.mark.parametrize(
+    ("algorithm", "build"),
+    [("GRPO", as_reward_funcs), ("GRPO", as_async_reward_funcs), ("RLOO", as_reward_funcs)],
+)
+def test_trl_trains_on_the_total_and_leaves_failed_samples_out(
+    train, reward, algorithm: str, build
+) -> None:
+    functions = build(reward, {"labels": "tone", "prefixes": "prompt"}, name="letters")
+    trainer = train(functions, algorithm=algorithm)
     assert trainer.state.global_step == 3
     texts = [
         p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
