@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ctrlreward.functional.statistics import valid_mean
 from ctrlreward.scorers.base import Component, Scores
 
 FAIL_RATE = "fail_rate"
@@ -38,9 +39,6 @@ def summary(scores: Mapping[str, Scores]) -> dict[str, float]:
     The fail rate is the share of samples in which at least one score is NaN, in [0, 1], lower is
     better.
     """
-    means = {}
-    for key, values in scores.items():
-        valid = values[~np.isnan(values)]
-        means[key] = float(valid.mean()) if valid.size else float("nan")
+    means = {key: valid_mean(values) for key, values in scores.items()}
     failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
     return {**means, FAIL_RATE: float(failed.mean())}

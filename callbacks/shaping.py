@@ -18,7 +18,8 @@ from ctrlreward.functional.shaping import (
     adaptive_kl_coef,
     normalised,
 )
-from ctrlreward.ranks import on_every_rank, rank_and_ranks
+from ctrlreward.functional.statistics import valid_mean
+from ctrlreward.ranks import on_every_rank, unless_one_fails
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -230,16 +231,17 @@ class RewardShaping(pl.Callback):
             said |= {f"weight/{name}": weight for name, weight in now.items()}
             rewards = weighted_sum({**(reward.weights or {}), **now}, scored.components)
             rewards = np.where(scored.failed, np.nan, rewards)
-            said["after_weights"] = _mean(rewards)
+            said["after_weights"] = valid_mean(rewards)
         if self.potential is not None:
             rewards = self._with_potential(self.potential, rewards, samples, said)
         if self.clip is not None:
             rewards = self._clipped(self.clip, rewards, said)
         terms = [t.term(_numbers(lengths)) for t in (self.window, self.overlong) if t is not None]
         if terms:
-            said["length"] = _mean(np.sum(terms, axis=0))
-            rewards = rewards + np.sum(terms, axis=0)
-            said["after_length"] = _mean(rewards)
+            cost = np.sum(terms, axis=0)
+            said["length"] = valid_mean(cost)
+            rewards = rewards + cost
+            said["after_length"] = valid_mean(rewards)
         if learned_from:
             self._said = {**said, "fail_rate": float(np.isnan(rewards).mean())}
             self._observe(rewards)
@@ -249,17 +251,16 @@ class RewardShaping(pl.Callback):
     def _with_potential(
         potential: Potential, rewards: Scores, samples: Samples, said: dict[str, float]
     ) -> Scores:
-        everyone = on_every_rank(lambda: potential.term(samples))  # if one fails, all do
-        term = everyone[rank_and_ranks()[0]]
-        said["potential"] = _mean(term)
-        said["after_potential"] = _mean(rewards + term)
+        term = unless_one_fails(lambda: potential.term(samples))
+        said["potential"] = valid_mean(term)
+        said["after_potential"] = valid_mean(rewards + term)
         return rewards + term
 
     @staticmethod
     def _clipped(bounds: tuple[float, float], rewards: Scores, said: dict[str, float]) -> Scores:
         clipped = np.clip(rewards, *bounds)
-        said["clipped"] = _mean((clipped != rewards)[~np.isnan(rewards)].astype(np.float64))
-        said["after_clip"] = _mean(clipped)
+        said["clipped"] = valid_mean((clipped != rewards)[~np.isnan(rewards)].astype(np.float64))
+        said["after_clip"] = valid_mean(clipped)
         return clipped
 
     def _observe(self, rewards: Scores) -> None:
@@ -312,8 +313,3 @@ def _kl_coef_of(module: object) -> float:
 
 def _numbers(lengths: Tensor) -> Scores:
     return lengths.detach().cpu().double().numpy()
-
-
-def _mean(values: Scores) -> float:
-    valid = values[~np.isnan(values)]
-    return float(valid.mean()) if valid.size else math.nan

@@ -45,6 +45,20 @@ def on_every_rank(work: Callable[[], Result]) -> list[Result]:
     return [cast(Result, value) for value, _ in done]
 
 
+def unless_one_fails(work: Callable[[], Result]) -> Result:
+    """Does the work on every rank and gives each its own result, if all have one.
+
+    Every rank has to make this call. No result travels.
+
+    Raises:
+        Exception: What the work raised on this rank.
+        RuntimeError: The work failed on another rank; carries that rank's message.
+    """
+    own: list[Result] = []
+    on_every_rank(lambda: own.append(work()))
+    return own[0]
+
+
 def on_rank_zero(work: Callable[[], Result]) -> Result:
     """Does the work on rank 0 alone and gives its result to every rank.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -54,6 +56,23 @@ def data_dir() -> Path:
 def golden_dir() -> Path:
     """The folder of recorded outputs of published implementations, beside the data."""
     return _folder(_data_path().with_name("golden"))
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Callable[..., None]:
+    """Runs a Python file that has to end well, in a process of its own."""
+
+    def run(script: Path, *arguments: object, timeout: float) -> None:
+        ended = subprocess.run(
+            [sys.executable, str(script), *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -20,7 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrlreward.adapters.reading import check_columns, check_pointwise, samples_of
+from ctrlreward.adapters.reading import (
+    check_columns,
+    check_failed_score,
+    check_pointwise,
+    samples_of,
+)
 from ctrlreward.reward import Reward
 from ctrlreward.samples import shortened
 
@@ -52,13 +57,7 @@ def as_reward_func(
             does not begin with its prompt.
     """
     check_pointwise(reward, "OpenRLHF's reward_func")
-    if not np.isfinite(failed_score):
-        raise ValueError(
-            f"failed_score = {failed_score}: give a finite number; OpenRLHF would spread it to "
-            "other samples' advantages"
-        )
-    if "failed" in reward.components:
-        raise ValueError("the reward has a component 'failed', which is logged anyway: rename it")
+    check_failed_score(reward, failed_score, ["failed"])
     mapped = check_columns(columns)
 
     def reward_func(

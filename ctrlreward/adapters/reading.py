@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,30 @@ def check_pointwise(reward: Reward, caller: str) -> None:
             raise ValueError(
                 f"{name} is a score of several samples at once, and {caller} is given them one by "
                 "one: leave it out, or watch it in validation"
+            )
+
+
+def check_failed_score(reward: Reward, failed_score: float, keys: Sequence[str]) -> None:
+    """For trainers that know no sample without a reward: refuses what they could not take.
+
+    Args:
+        reward: What is scored.
+        failed_score: What the caller says that a failed sample is worth.
+        keys: What results have beside the components.
+
+    Raises:
+        ValueError: The score is not finite, or a component has the name of a key.
+    """
+    if not math.isfinite(failed_score):
+        raise ValueError(
+            f"failed_score = {failed_score}: give a finite number; the trainer would spread it to "
+            "the advantages of other samples"
+        )
+    for name in keys:
+        if name in reward.components:
+            raise ValueError(
+                f"the reward has a component {name!r}, which is a key of every result: "
+                "give it another name"
             )
 
 

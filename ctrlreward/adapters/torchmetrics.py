@@ -24,6 +24,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from ctrlreward.functional.statistics import valid_mean
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Component, Scorer, score
 
@@ -204,9 +205,7 @@ class ScoreOfAll(_ScorerMetric):
         if samples is None:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
         values = score({"score": self.component}, samples)["score"]
-        valid = values[~np.isnan(values)]
-        mean = valid.mean() if valid.size else np.nan
-        return torch.tensor(mean, dtype=torch.float64, device=self.device)
+        return torch.tensor(valid_mean(values), dtype=torch.float64, device=self.device)
 
 
 def _read(records: list[Tensor] | Tensor) -> Samples | None:

@@ -26,7 +26,12 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.adapters.reading import check_columns, check_pointwise, samples_of
+from ctrlreward.adapters.reading import (
+    check_columns,
+    check_failed_score,
+    check_pointwise,
+    samples_of,
+)
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 
@@ -156,17 +161,7 @@ class _Gathered:
 def _checked(
     reward: Reward, failed_score: float, columns: Mapping[str, str] | None
 ) -> dict[str, str]:
-    if not np.isfinite(failed_score):
-        raise ValueError(
-            f"failed_score = {failed_score}: give a finite number; verl would spread it to the "
-            "advantages of the sample's group"
-        )
-    for name in _KEYS:
-        if name in reward.components:
-            raise ValueError(
-                f"the reward has a component {name!r}, which is a key of every result: "
-                "give it another name"
-            )
+    check_failed_score(reward, failed_score, _KEYS)
     return check_columns(columns)
 
 

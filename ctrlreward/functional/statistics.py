@@ -1,4 +1,4 @@
-"""How sure a difference is: intervals for scores of generated texts."""
+"""Means of scores, and how sure a difference between them is."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ class Interval(NamedTuple):
     difference: float
     low: float
     high: float
+
+
+def valid_mean(values: Floats) -> float:
+    """The mean of the values that are not NaN, shape (n,); NaN if none is."""
+    valid = values[~np.isnan(values)]
+    return float(valid.mean()) if valid.size else float("nan")
 
 
 def paired_bootstrap(

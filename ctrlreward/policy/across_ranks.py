@@ -33,19 +33,16 @@ def scored_on_all(score: Callable[[], RewardBatch]) -> tuple[RewardBatch, Reward
     return everyone[rank_and_ranks()[0]], together
 
 
-def pooled(values: Tensor) -> Tensor:
-    """The values of all ranks, one behind the other, shape (their number,).
+def pooled(values: Tensor) -> tuple[Tensor, slice]:
+    """The values of all ranks, one behind the other, and where this rank's are among them.
 
     Args:
         values: Of this rank, any number in one dimension.
     """
     everyone = on_every_rank(lambda: values.detach().cpu().numpy())
-    return torch.cat([torch.from_numpy(numbers) for numbers in everyone]).to(values.device)
-
-
-def before_this_rank(count: int) -> int:
-    """How many there are on the ranks before this one, which has `count`: its place in `pooled`."""
-    return sum(on_every_rank(lambda: count)[: rank_and_ranks()[0]])
+    start = sum(len(numbers) for numbers in everyone[: rank_and_ranks()[0]])
+    found = torch.cat([torch.from_numpy(numbers) for numbers in everyone]).to(values.device)
+    return found, slice(start, start + len(values))
 
 
 def share_of_mean(count: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.across_ranks import before_this_rank, pooled
+from ctrlreward.policy.across_ranks import pooled
 from ctrlreward.policy.experience import Experience, Updates
 
 Algorithm = Literal[
@@ -219,11 +219,10 @@ def advantages_on_all(
         group_size: Completions of each prompt.
         greedy: Reward of each prompt's greedy completion, where that is the baseline.
     """
-    everyones = pooled(rewards)
+    everyones, own = pooled(rewards)
     groups = torch.arange(len(everyones)) // group_size
-    all_greedy = None if greedy is None else pooled(greedy)
-    start = before_this_rank(len(rewards))
-    return advantages_of(objective, everyones, groups, all_greedy)[start : start + len(rewards)]
+    all_greedy = None if greedy is None else pooled(greedy)[0]
+    return advantages_of(objective, everyones, groups, all_greedy)[own]
 
 
 def weigh(

@@ -37,7 +37,7 @@ from ctrlreward.policy.reading import Reader
 from ctrlreward.policy.release import ReleaseOnException
 from ctrlreward.policy.rollouts import Rollout, sample, stop_at
 from ctrlreward.policy.value import Critic, ValueHead
-from ctrlreward.ranks import on_every_rank, rank_and_ranks
+from ctrlreward.ranks import rank_and_ranks, unless_one_fails
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -329,8 +329,7 @@ class PolicyTuner(pl.LightningModule):
         return torch.from_numpy(total).float()
 
     def _greedy_rewards(self, likeliest: Written) -> Tensor:
-        everyone = on_every_rank(likeliest.scored.result)
-        return self._shaped(likeliest, everyone[rank_and_ranks()[0]])
+        return self._shaped(likeliest, unless_one_fails(likeliest.scored.result))
 
     def _learn(self, experience: Experience) -> dict[str, Tensor]:
         """Makes the updates, or the loss of the one that Lightning makes; gives what is logged."""
@@ -372,7 +371,7 @@ class PolicyTuner(pl.LightningModule):
         """Those of all ranks, and what was learned from where it is something else."""
         values = {f"reward/{name}": value for name, value in scored.statistics().items()}
         if self.shape_rewards is not None:
-            everyones = pooled(rewards)
+            everyones, _ = pooled(rewards)
             valid = everyones[~everyones.isnan()]
             deviation = valid.std(correction=0)
             values |= {"reward/shaped": float(valid.mean()), "reward/shaped_std": float(deviation)}

@@ -111,7 +111,7 @@ def estimate(
     )
     estimates = Estimates(values, advantages + values, valid)
     if whiten:
-        everyones = pooled(advantages[valid.bool()])
+        everyones, _ = pooled(advantages[valid.bool()])
         advantages = formulas.whitened(advantages, valid, everyones)
     return advantages, estimates
 

@@ -6,8 +6,6 @@ import json
 import math
 import pickle
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +22,9 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, float]]]:
+def seen(tmp_path_factory: pytest.TempPathFactory, run_script) -> list[dict[str, dict[str, float]]]:
     folder = tmp_path_factory.mktemp("two_ranks")
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_script(SCRIPT, folder, timeout=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +20,10 @@ spec.loader.exec_module(two_ranks)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, run_script) -> Path:
     folder = tmp_path_factory.mktemp("two_ranks")
-    script = Path(__file__).with_name("two_ranks.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=120,  # a rank that waits for one that failed would wait for half an hour
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    # A rank that waits for one that failed would wait for half an hour.
+    run_script(Path(__file__).with_name("two_ranks.py"), folder, timeout=120)
     return folder
 
 

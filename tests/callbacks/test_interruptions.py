@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +15,9 @@ RUNS = [f"{how}-{overlap}" for how in ("raise", "sigterm", "sigkill") for overla
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, run_script) -> Path:
     folder = tmp_path_factory.mktemp("interrupted")
-    script = Path(__file__).with_name("interrupted_runs.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    run_script(Path(__file__).with_name("interrupted_runs.py"), folder, timeout=240)
     return folder
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +25,10 @@ def llama(tiny_llama) -> str:
 
 
 @pytest.fixture(scope="module")
-def seen(llama: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def seen(llama: str, tmp_path_factory: pytest.TempPathFactory, run_script) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("two_ranks")
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), llama, str(out)],
-        capture_output=True,
-        text=True,
-        timeout=240,  # a rank that waits for one that failed would wait for half an hour
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
+    # A rank that waits for one that failed would wait for half an hour.
+    run_script(SCRIPT, llama, out, timeout=240)
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
