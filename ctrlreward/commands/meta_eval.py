@@ -39,7 +39,7 @@ def ctrleval(
     iwf: str | None = None,
     device: str = "cpu",
     dtype: str | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
@@ -55,7 +55,7 @@ def ctrleval(
         iwf: Table of inverse word frequencies; by default those of the wordfreq package.
         device: Where the model runs.
         dtype: float32, bfloat16 or float16; by default what suits the device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
         output: File for the correlations, .json.
         scores: File for the scores of each row, .jsonl, .csv or .parquet.
         plot: File for scatter plots, .png.
@@ -77,7 +77,7 @@ def ctc(
     aggregate: str | None = None,
     device: str = "cpu",
     dtype: str | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
@@ -97,7 +97,7 @@ def ctc(
         aggregate: mean or sum; by default the paper's for each aspect.
         device: Where the model runs.
         dtype: float32, bfloat16 or float16; by default what suits the device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
         output: File for the correlations, .json.
         scores: File for the scores of each row, .jsonl, .csv or .parquet.
         plot: File for scatter plots, .png.
@@ -129,7 +129,7 @@ def li2018(
     fit_gm: bool = False,
     device: str = "cpu",
     dtype: str | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
@@ -150,7 +150,7 @@ def li2018(
             compare them with the paper's on the other half.
         device: Where the models run.
         dtype: float32, bfloat16 or float16; by default what suits the device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
         output: File for the correlations, .json.
         scores: File for the scores of each row, .jsonl, .csv or .parquet.
         plot: File for scatter plots, .png.

@@ -48,7 +48,7 @@ class EmbeddingAligner:
         model: Local folder, hub id or short name of an encoder, read at its last layer.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EmbeddingAligner:
         model: str = "minilm-l6",
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         self.encoder = Encoder(model, device, dtype, batch_tokens)
 

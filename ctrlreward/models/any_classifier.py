@@ -9,7 +9,7 @@ from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_confi
 
 
 def load_classifier(
-    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int = 8192
+    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> LabelProbabilities:
     """A frozen classifier, of the kind that its `config.json` names as `model_type`.
 
@@ -17,7 +17,7 @@ def load_classifier(
         model: Folder that the text_cnn recipe wrote, or what `Classifier` takes.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
         ValueError: It can't be loaded; see the two classes.

@@ -7,14 +7,62 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Result = TypeVar("Result")
+
+# Texts that are tokenised at a time: what their tokens take of memory does not grow with a call.
+_CHARACTERS_AT_A_TIME = 2**20
+
+# Measured on two cores with 32 MiB of cache, models of width 256 and 576: 1024 to 4096 tokens take
+# the same time, 8192 up to 1.8 times as long.
+_CPU_TOKENS = 4096
+_MOST_TOKENS = 2**16
 
 # Fewer batches than this end before a progress bar could be read.
 _BATCHES_WORTH_A_BAR = 20
+
+
+def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
+    """Tokens of one forward pass: what was asked for, or, of None, what suits the device.
+
+    On the CPU that is what its cache holds; on CUDA what a quarter of the free memory holds, where
+    a token takes eight vectors as wide as the model's widest layer.
+    """
+    if batch_tokens is not None:
+        return batch_tokens
+    if model.device.type != "cuda":
+        return _CPU_TOKENS
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return tokens_within(free // 4, model)
+
+
+def tokens_within(memory: int, model: PreTrainedModel) -> int:
+    """Tokens whose activations take so many bytes, 4096 to 65536."""
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
+    widest = max((max(shape) for shape in matrices), default=1)
+    return min(max(memory // (8 * widest * model.dtype.itemsize), _CPU_TOKENS), _MOST_TOKENS)
+
+
+def portions(texts: Sequence[str]) -> Iterator[list[int]]:
+    """Places of texts that are read at a time, in lexicographic order, which keeps shared
+    beginnings together."""
+    some: list[int] = []
+    characters = 0
+    for i in sorted(range(len(texts)), key=texts.__getitem__):
+        if some and characters + len(texts[i]) > _CHARACTERS_AT_A_TIME:
+            yield some
+            some, characters = [], 0
+        some.append(i)
+        characters += len(texts[i])
+    if some:
+        yield some
 
 
 def run_batched(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,12 +13,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ctrlreward.models import forest
-from ctrlreward.models.batching import run_batched
-from ctrlreward.models.head import check_output_layer, hidden_states, token_log_probs
-from ctrlreward.models.texts import pad_rows
+from ctrlreward.models.batching import portions, run_batched, token_budget
+from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
+from ctrlreward.models.texts import pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
-
-log = logging.getLogger(__name__)
 
 # Nodes of a row that a token does not see: attention over them is lost, though little beside the
 # model's other work.
@@ -55,18 +52,23 @@ class CausalLM:
         model: Local folder, hub id or short name.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
     """
 
     def __init__(
-        self, model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int = 8192
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
         self._start = start_token(self.tokenizer)
+        self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self._strangers = _STRANGERS if _reads_trees(self.model) else 0
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
@@ -76,28 +78,36 @@ class CausalLM:
         continuation is longer than the model's context, tokens far from the target are left out,
         then the target's last ones, with a warning.
         """
-        encoded = self._encode(continuations)
+        results: dict[int, TokenScores] = {}
+        lengths: list[int] = []
+        for some in portions([c.context + c.target for c in continuations]):
+            encoded = self._encode([continuations[i] for i in some])
+            lengths += [len(ids) - 1 for ids, _ in encoded]  # the last token needs no position
+            fitted = [self._fit(ids, start) for ids, start in encoded]
+            results.update(zip(some, self._score(fitted), strict=True))
+        lost = "what is farthest from the target"
+        warn_of_cuts("continuations", lengths, self._limit, lost)
+        return [results[i] for i in range(len(continuations))]
+
+    def _score(self, encoded: list[tuple[list[int], int]]) -> list[TokenScores]:
+        """The scores of sequences, each with the place of its first target token."""
         # The last token is only predicted, never read.
         trees = forest.plant([ids[:-1] for ids, _ in encoded], self._strangers)
-        results: list[TokenScores] = [TokenScores(np.zeros(0, np.int64), np.zeros(0))] * len(
-            encoded
-        )
         scored = run_batched(
             [len(tree.ids) for tree in trees],
             self.batch_tokens,
             lambda batch: self._score_trees([trees[i] for i in batch], encoded),
-            f"{self.name}: {len(continuations)} continuations",
+            f"{self.name}: {len(encoded)} continuations",
         )
+        results: dict[int, TokenScores] = {}
         for tree, log_probs in zip(trees, scored, strict=True):
             for (index, _), values in zip(tree.paths, log_probs, strict=True):
                 ids, start = encoded[index]
                 results[index] = TokenScores(np.array(ids[start:], np.int64), values)
-        return results
+        return [results[i] for i in range(len(encoded))]
 
     def _encode(self, continuations: Sequence[Continuation]) -> list[tuple[list[int], int]]:
         """Token ids of context and target as one text, and the place of the first target token."""
-        if not continuations:
-            return []
         distinct = list(dict.fromkeys(c.context + c.target for c in continuations))
         batch = self.tokenizer(
             distinct, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -113,50 +123,29 @@ class CausalLM:
                 start -= 1
             # Without a start token nothing predicts the first token, which is then no target.
             encoded.append(([*self._start, *ids], max(1, len(self._start) + start)))
-        return self._fit(encoded)
+        return encoded
 
-    def _fit(self, encoded: list[tuple[list[int], int]]) -> list[tuple[list[int], int]]:
-        """Cuts the sequences to the model's context, with one warning for all."""
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        longest = max(len(ids) for ids, _ in encoded) - 1  # the last token needs no position
-        if not limit or longest <= limit:
-            return encoded
-        log.warning(
-            "%d of %d continuations are longer than the %d tokens that the model reads (the "
-            "longest has %d): what is farthest from the target is left out",
-            *(sum(len(ids) - 1 > limit for ids, _ in encoded), len(encoded), limit, longest),
-        )
-        fitted = []
-        for ids, start in encoded:
-            dropped = min(max(0, len(ids) - 1 - limit), start - 1)
-            fitted.append((ids[dropped : dropped + limit + 1], start - dropped))
-        return fitted
+    def _fit(self, ids: list[int], start: int) -> tuple[list[int], int]:
+        """A sequence and the place of its target, cut to the model's context."""
+        if not self._limit:
+            return ids, start
+        dropped = min(max(0, len(ids) - 1 - self._limit), start - 1)
+        return ids[dropped : dropped + self._limit + 1], start - dropped
 
     def _score_trees(
         self, trees: list[forest.Tree], encoded: list[tuple[list[int], int]]
     ) -> list[list[npt.NDArray[np.float64]]]:
         """For each tree the log-probabilities of each of its sequences' targets."""
         inputs = _tree_inputs if self._strangers else _row_inputs
-        hidden = hidden_states(self.model, **inputs(self.model, trees)).flatten(0, 1)
-        width = max(len(tree.ids) for tree in trees)
-        states, tokens, counts = [], [], []
+        hidden = hidden_states(self.model, **inputs(self.model, trees))
+        targets = []
         for row, tree in enumerate(trees):
+            first = row * hidden.shape[1]
             for index, path in tree.paths:
                 ids, start = encoded[index]
-                states += [row * width + node for node in path[start - 1 :]]
-                tokens += ids[start:]
-                counts.append(len(ids) - min(start, len(ids)))
-        used, places = torch.tensor(states, dtype=torch.long).unique(return_inverse=True)
-        device = hidden.device
-        values = token_log_probs(
-            self.model,
-            hidden[used.to(device)],
-            places.to(device),
-            torch.tensor(tokens, dtype=torch.long, device=device),
-        )
-        flat = values.cpu().double().numpy()
-        parts = iter(np.split(flat, np.cumsum(counts)[:-1]))
-        return [[next(parts) for _ in tree.paths] for tree in trees]
+                targets.append(Targets([first + node for node in path[start - 1 :]], ids[start:]))
+        scores = iter(target_log_probs(self.model, hidden, targets))
+        return [[next(scores) for _ in tree.paths] for tree in trees]
 
 
 def _row_inputs(model: PreTrainedModel, trees: list[forest.Tree]) -> dict[str, Tensor]:

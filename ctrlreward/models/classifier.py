@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoModelForSequenceClassification
 
+from ctrlreward.models.batching import token_budget
 from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run_distinct
 from ctrlreward.models.trained_head import TrainedHead
 from ctrlreward.models.weights import load_frozen, load_tokenizer
@@ -37,7 +38,7 @@ class Classifier:
         model: Local folder, hub id or short name.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
         labels: Names for the outputs in their order; None takes the model's own (`id2label`).
 
     Attributes:
@@ -53,13 +54,13 @@ class Classifier:
         model: str,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         labels: Sequence[str] | None = None,
     ) -> None:
         self.name = model
         self.model = load_frozen(_HEAD, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = token_budget(self.model, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)
         self.max_tokens = max_tokens(self.tokenizer, self.model.config)
         if self.model.config.pad_token_id is None:  # decoders look for the last token before it

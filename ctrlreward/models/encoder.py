@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
+from ctrlreward.models.batching import token_budget
 from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run_distinct
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
@@ -38,7 +39,7 @@ class Encoder:
         model: Local folder, hub id or short name.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class Encoder:
         model: str = "minilm-l6",
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModel, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = token_budget(self.model, batch_tokens)
         self.width = int(self.model.config.hidden_size)
         self.max_tokens = max_tokens(self.tokenizer, self.model.config)
 

@@ -34,7 +34,7 @@ class Infiller(Protocol):
 
 
 def load_infiller(
-    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int = 8192
+    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> Infiller:
     """An `Infiller` over any pretrained model that can be one.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,13 +13,11 @@ from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedToke
 from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.functional.ctrleval import Blank
-from ctrlreward.models.batching import run_batched
+from ctrlreward.models.batching import portions, run_batched, token_budget
 from ctrlreward.models.causal import TokenScores
-from ctrlreward.models.head import check_output_layer, hidden_states, token_log_probs
-from ctrlreward.models.texts import Ids, max_tokens, pad_rows
+from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
+from ctrlreward.models.texts import Ids, max_tokens, pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
-
-log = logging.getLogger(__name__)
 
 
 class Filling(NamedTuple):
@@ -34,9 +31,11 @@ class Filling(NamedTuple):
         """All that goes into the decoder: the last token is only predicted."""
         return (self.given + self.scored)[:-1]
 
-    def cut(self, limit: int) -> Filling:
+    def cut(self, limit: int | None) -> Filling:
         """As much as a decoder of so many positions reads: the two tokens that open it, and what
         is nearest to the blank."""
+        if not limit:
+            return self
         dropped = max(0, min(len(self.read) - limit, len(self.given) - 2))
         given = self.given[:2] + self.given[2 + dropped :]
         return Filling(given, self.scored[: limit + 1 - len(given)])
@@ -52,74 +51,75 @@ class Seq2SeqInfiller:
         model: Local folder, hub id or short name.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
         ValueError: The model is of a family whose way of masking is not known here.
     """
 
     def __init__(
-        self, model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int = 8192
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
+        self._limit = max_tokens(self.tokenizer, self.model.config)
+        # Of the decoder; T5 counts none.
+        self._positions: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
         """For each blank, the scores of each of its targets, in the given order."""
-        patterns: dict[str, list[int]] = {}
-        for i, blank in enumerate(blanks):
-            patterns.setdefault(blank.left + self._mask + blank.right, []).append(i)
-        sources = self._encode(list(patterns))
-        fitting = self._fit([[self._filling(b, target) for target in b.targets] for b in blanks])
-        fillings = [[filling for i in rows for filling in fitting[i]] for rows in patterns.values()]
-        scored = run_batched(
-            [len(source) for source in sources],
-            self.batch_tokens,
-            lambda batch: self._score([sources[i] for i in batch], [fillings[i] for i in batch]),
-            f"{self.name}: {len(blanks)} blanks",
-        )
         results: dict[int, list[TokenScores]] = {}
-        for rows, scores in zip(patterns.values(), scored, strict=True):
-            remaining = iter(scores)
-            results.update({i: [next(remaining) for _ in blanks[i].targets] for i in rows})
+        lengths: list[int] = []
+        read: list[int] = []
+        masked = [blank.left + self._mask + blank.right for blank in blanks]
+        for some in portions(masked):
+            sources = self.tokenizer([masked[i] for i in some], verbose=False).input_ids
+            fillings = [[self._filling(blanks[i], t) for t in blanks[i].targets] for i in some]
+            lengths += [len(ids) for ids in sources]
+            read += [len(filling.read) for group in fillings for filling in group]
+            found = self._fill(
+                [self._around_mask(tuple(ids)) for ids in sources],
+                [[filling.cut(self._positions) for filling in group] for group in fillings],
+            )
+            results.update(zip(some, found, strict=True))
+        warn_of_cuts("patterns", lengths, self._limit, "what is farthest from the blank")
+        warn_of_cuts("fillings", read, self._positions, "the rest")
         return [results[i] for i in range(len(blanks))]
 
-    def _encode(self, patterns: list[str]) -> list[Ids]:
-        """Token ids of masked texts, cut around the mask where the model reads no more."""
-        if not patterns:
-            return []
-        limit = max_tokens(self.tokenizer, self.model.config)
+    def _around_mask(self, ids: Ids) -> Ids:
+        """A masked text, cut around the mask where the model reads no more."""
+        if len(ids) <= self._limit:
+            return ids
         mask = self.tokenizer.convert_tokens_to_ids(self._mask)
-        encoded = [tuple(ids) for ids in self.tokenizer(patterns, verbose=False).input_ids]
-        long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
-        if long:
-            log.warning(
-                "%d of %d patterns are longer than the %d tokens that the model reads (the longest "
-                "has %d): what is farthest from the blank is left out",
-                *(len(long), len(encoded), limit, max(len(ids) for ids in encoded)),
-            )
-        for i in long:
-            ids = encoded[i]
-            start = min(max(0, ids.index(mask) - limit // 2), len(ids) - limit)
-            encoded[i] = (*ids[start : start + limit - 1], ids[-1])
-        return encoded
+        start = min(max(0, ids.index(mask) - self._limit // 2), len(ids) - self._limit)
+        return (*ids[start : start + self._limit - 1], ids[-1])
 
-    def _fit(self, fillings: list[list[Filling]]) -> list[list[Filling]]:
-        """Fillings, cut where the decoder has fewer positions."""
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        lengths = [len(filling.read) for group in fillings for filling in group]
-        if not limit or max(lengths, default=0) <= limit:
-            return fillings
-        log.warning(
-            "%d of %d fillings are longer than the %d tokens that the decoder reads (the longest "
-            "has %d): the rest is left out",
-            *(sum(n > limit for n in lengths), len(lengths), limit, max(lengths)),
+    def _fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
+        """The scores of each masked text's fillings; equal texts are encoded once."""
+        places: dict[Ids, list[int]] = {}
+        for i, ids in enumerate(sources):
+            places.setdefault(ids, []).append(i)
+        distinct = list(places)
+        together = [[filling for i in rows for filling in fillings[i]] for rows in places.values()]
+        scored = run_batched(
+            [len(ids) for ids in distinct],
+            self.batch_tokens,
+            lambda batch: self._score([distinct[i] for i in batch], [together[i] for i in batch]),
+            f"{self.name}: {len(sources)} blanks",
         )
-        return [[filling.cut(limit) for filling in group] for group in fillings]
+        results: dict[int, list[TokenScores]] = {}
+        for rows, scores in zip(places.values(), scored, strict=True):
+            remaining = iter(scores)
+            results.update({i: [next(remaining) for _ in fillings[i]] for i in rows})
+        return [results[i] for i in range(len(sources))]
 
     def _score(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
         """The scores of each source's fillings."""
@@ -154,22 +154,14 @@ class Seq2SeqInfiller:
         """The scores of each row's fillings, from hidden states of shape (rows, tokens, width)."""
         width = hidden.shape[1]
         fillings = [(k, filling) for k, row in enumerate(rows) for filling in row.fillings]
-        states = [
-            k * width + len(filling.given) - 1 + step
-            for k, filling in fillings
-            for step in range(len(filling.scored))
-        ]
-        used, places = torch.tensor(states, dtype=torch.long).unique(return_inverse=True)
-        log_probs = token_log_probs(
-            self.model,
-            hidden.flatten(0, 1)[used.to(hidden.device)],
-            places.to(hidden.device),
-            torch.tensor([t for _, f in fillings for t in f.scored], device=hidden.device).long(),
-        )
-        parts = log_probs.cpu().double().split([len(f.scored) for _, f in fillings])
+        targets = []
+        for k, filling in fillings:
+            first = k * width + len(filling.given) - 1
+            targets.append(Targets(range(first, first + len(filling.scored)), filling.scored))
+        found = target_log_probs(self.model, hidden, targets)
         scores = iter(
-            TokenScores(np.array(filling.scored, dtype=np.int64), part.numpy())
-            for (_, filling), part in zip(fillings, parts, strict=True)
+            TokenScores(np.array(filling.scored, dtype=np.int64), values)
+            for (_, filling), values in zip(fillings, found, strict=True)
         )
         return [[next(scores) for _ in row.fillings] for row in rows]
 

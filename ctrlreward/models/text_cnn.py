@@ -26,6 +26,8 @@ from ctrlreward.models.words import split_words
 # What tells such a folder from one that transformers wrote, under "model_type" in config.json.
 MODEL_TYPE = "ctrlreward-text-cnn"
 
+_BATCH_WORDS = 8192
+
 # Ids; those of the words follow.
 PADDING, _UNKNOWN = 0, 1
 
@@ -120,7 +122,7 @@ class TextCNNClassifier:
         folder: As `save_text_cnn` writes it.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Word budget of one forward pass, padding included.
+        batch_tokens: Word budget of one forward pass, padding included; None takes 8192.
 
     Attributes:
         labels: The labels, one a column of `probabilities`.
@@ -134,11 +136,11 @@ class TextCNNClassifier:
         folder: str,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         self.name = folder
         self.device = torch.device(device)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = _BATCH_WORDS if batch_tokens is None else batch_tokens
         path = Path(folder).expanduser()
         self.config = _parse(path / "config.json")
         self.labels = self.config.labels

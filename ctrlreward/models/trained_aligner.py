@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from ctrlreward.models.aligner import TokenAlignment
-from ctrlreward.models.batching import run_batched
+from ctrlreward.models.batching import run_batched, token_budget
 from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_of_cuts
 from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.trained_head import TrainedHead
@@ -42,7 +42,7 @@ class TokenAligner:
             in others the second.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
         ValueError: The model has no trained head, or no label of that name.
@@ -53,12 +53,12 @@ class TokenAligner:
         model: str,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         head = TrainedHead(AutoModelForTokenClassification, "token classifier")
         self.model = load_frozen(head, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = token_budget(self.model, batch_tokens)
         self._aligned = _aligned_label(model, self.model.config)
 
     def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
@@ -92,7 +92,7 @@ class RegressionAligner:
         model: Local folder or hub id of a sequence classifier with one output.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
         ValueError: The model has no trained head, or more outputs than one.
@@ -103,12 +103,12 @@ class RegressionAligner:
         model: str,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         head = TrainedHead(AutoModelForSequenceClassification, "regression of one output")
         self.model = load_frozen(head, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = token_budget(self.model, batch_tokens)
         if self.model.config.num_labels != 1:
             raise ValueError(
                 f"model = {model!r} has {self.model.config.num_labels} outputs: "

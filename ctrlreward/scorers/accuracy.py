@@ -27,7 +27,7 @@ class Accuracy(Scorer):
             does where no classifier is trained.
         device: Where a classifier that is named runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Accuracy(Scorer):
         classifier: str | LabelProbabilities,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         self.given = classifier
         self.device = device

@@ -57,7 +57,7 @@ class Alignment(Scorer):
         aggregate: `"mean"` or `"sum"`, for every aspect; None takes the paper's for each.
         device: Where the model runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
 
     Raises:
         ValueError: An aspect, `method` or `aggregate` is unknown, or stop words can't be read.
@@ -72,7 +72,7 @@ class Alignment(Scorer):
         aggregate: str | None = None,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         unknown = [aspect for aspect in aspects if aspect not in ASPECTS]
         if unknown or not aspects:
@@ -219,7 +219,7 @@ def load_aligner(
     method: str,
     device: str = "cpu",
     dtype: str | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
 ) -> Aligner:
     """The aligner of a method.
 
@@ -228,7 +228,7 @@ def load_aligner(
         method: `"embedding"`, `"discriminative"` or `"regression"`.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
         ValueError: The method is unknown, or the model is not one for it.

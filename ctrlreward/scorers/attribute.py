@@ -73,7 +73,7 @@ class AttributeClassifier(Scorer):
             is given as an object with `labels` and `probabilities`.
         device: Where classifiers that are named run.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
 
     Raises:
         ValueError: There is no classifier, or an attribute's name is empty or has white space or
@@ -85,7 +85,7 @@ class AttributeClassifier(Scorer):
         classifiers: Mapping[str, str | LabelProbabilities],
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         if not classifiers:
             raise ValueError("classifiers is empty: give {attribute: classifier}")

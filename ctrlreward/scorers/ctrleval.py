@@ -62,7 +62,7 @@ class CTRLEval(Scorer):
         sentence_splitter: A callable, a name, or None for the default.
         device: Where the model runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
         weights: How the pattern evaluators of a text are folded into its score: `"beta"`, the
             mean with the paper's weights; or one of its ablations (Table 5), `"mean"`, the plain
             mean, `"max"`, the highest, and `"min"`, the lowest score of an evaluator. What an
@@ -87,7 +87,7 @@ class CTRLEval(Scorer):
         sentence_splitter: str | Callable[[str], list[str]] | None = None,
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         weights: str | None = None,
         evaluators: int | None = None,
         seed: int = 0,

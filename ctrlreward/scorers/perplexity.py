@@ -24,7 +24,7 @@ class Perplexity(Scorer):
         model: Local folder, hub id or short name of a decoder-only model.
         device: Where the model runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Perplexity(Scorer):
         model: str = "smollm2-135m",
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         self.model = model
         self.device = device

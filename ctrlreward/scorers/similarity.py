@@ -21,7 +21,7 @@ class Similarity(Scorer):
             as the `WordVectors` of Pang & Gimpel (2019) do.
         device: Where a model that is named runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass.
+        batch_tokens: Token budget of one forward pass; None picks by device.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Similarity(Scorer):
         model: str | SentenceEncoder = "minilm-l6",
         device: str = "cpu",
         dtype: str | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
     ) -> None:
         self.model = model
         self.device = device

@@ -8,8 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from ctrlreward.models.batching import pack, run_batched
+from ctrlreward.models import batching
+from ctrlreward.models.batching import (
+    pack,
+    portions,
+    run_batched,
+    token_budget,
+    tokens_within,
+)
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
 BUDGETS = st.integers(1, 200)
@@ -141,3 +149,30 @@ def test_a_bar_is_shown_for_long_work_at_a_terminal_outside_ci(
     out, err = capsys.readouterr()
     assert out == ""
     assert ("smollm2-135m: 20 texts" in err) == shown
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=20), st.integers(1, 12))
+def test_portions_hold_every_text_once_beside_those_that_begin_alike(
+    texts: list[str], characters: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "_CHARACTERS_AT_A_TIME", characters)
+        found = list(portions(texts))
+    read = [texts[i] for some in found for i in some]
+    assert read == sorted(texts)
+    assert sorted(i for some in found for i in some) == list(range(len(texts)))
+    for some, following in pairwise(found):
+        size = sum(len(texts[i]) for i in some)
+        assert len(some) == 1 or size <= characters
+        assert size + len(texts[following[0]]) > characters
+
+
+def test_a_budget_is_what_was_asked_for_or_suits_the_device() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=90, n_embd=16, n_layer=1, n_head=2, n_inner=500))
+    assert token_budget(model, 7) == 7
+    assert token_budget(model, None) == 4096
+    assert tokens_within(2**30, model) == 2**16
+    assert tokens_within(2**20, model) == 4096
+    # The widest layer of attention (query, key and value) or the positions, 1024, is what counts.
+    assert tokens_within(10_000 * 8 * 1024 * 4, model) == 10_000
+    assert tokens_within(10_000 * 8 * 1024 * 2, model.to(torch.bfloat16)) == 10_000
