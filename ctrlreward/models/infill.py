@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.functional.ctrleval import Blank
+from ctrlreward.models.asking import Asked, Asking, shared
 from ctrlreward.models.causal import CausalLM, Continuation, TokenScores, start_token
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.weights import load_config
@@ -29,20 +30,20 @@ class Infiller(Protocol):
 
     tokenizer: PreTrainedTokenizerBase
 
-    def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
+    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
         """For each blank, the scores of each of its targets, in the given order."""
 
 
 def load_infiller(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> Infiller:
-    """An `Infiller` over any pretrained model that can be one.
+    """An `Infiller` over any pretrained model that can be one, which equal calls share.
 
     Encoder-decoders fill the mask that they were pretrained with; decoder-only models continue.
     """
     if load_config(model).is_encoder_decoder:
-        return Seq2SeqInfiller(model, device, dtype, batch_tokens)
-    return CausalInfiller(CausalLM(model, device, dtype, batch_tokens))
+        return shared(Seq2SeqInfiller, model, device, dtype, batch_tokens)
+    return CausalInfiller(shared(CausalLM, model, device, dtype, batch_tokens))
 
 
 class CausalInfiller:
@@ -67,13 +68,13 @@ class CausalInfiller:
         self._infix = _infix_order(self.tokenizer) or _suffix_first
         self._remark = _answer_order(self.tokenizer) or self._infix
 
-    def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
-        """See `Infiller.log_probs`."""
-        continuations = [self._pose(blank, target) for blank in blanks for target in blank.targets]
-        scores = iter(self.lm.log_probs(continuations))
+    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
+        """See `Infiller.ask`."""
+        scores = iter((yield Asked(self.lm, [c for blank in blanks for c in self._pose(blank)])))
         return [[next(scores) for _ in blank.targets] for blank in blanks]
 
-    def _pose(self, blank: Blank, target: str) -> Continuation:
+    def _pose(self, blank: Blank) -> list[Continuation]:
+        """The blank's targets, each behind one and the same context."""
         closing = blank.closing or ""
         left, right = blank.left.strip(), blank.right[len(closing) :].strip()
         context = left
@@ -82,8 +83,14 @@ class CausalInfiller:
             context = put(left, right)
         # A filling begins its text, or a space parts it from what precedes it, unless it is
         # the very text that goes on there ("The dog" and "'s fine").
-        parted = left and not (blank.joined and not target[:1].isspace())
-        return Continuation(context, (" " if parted else "") + target.strip() + closing)
+        spaces = [
+            " " if left and not (blank.joined and not target[:1].isspace()) else ""
+            for target in blank.targets
+        ]
+        return [
+            Continuation(context, space + target.strip() + closing)
+            for space, target in zip(spaces, blank.targets, strict=True)
+        ]
 
 
 # From what precedes and what follows a blank to the text that the filling continues.

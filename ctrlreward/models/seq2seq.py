@@ -13,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedToke
 from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.functional.ctrleval import Blank
+from ctrlreward.models.asking import Asked, Asking
 from ctrlreward.models.batching import portions, run_batched, token_budget
 from ctrlreward.models.causal import TokenScores
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
@@ -73,6 +74,10 @@ class Seq2SeqInfiller:
         self._limit = max_tokens(self.tokenizer, self.model.config)
         # Of the decoder; T5 counts none.
         self._positions: int | None = getattr(self.model.config, "max_position_embeddings", None)
+
+    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
+        """See `Infiller.ask`."""
+        return (yield Asked(self, blanks))
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
         """For each blank, the scores of each of its targets, in the given order."""

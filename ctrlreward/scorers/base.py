@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from threading import Lock
 from typing import TypeAlias
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.models.asking import Asking, answered
 from ctrlreward.samples import Samples
 
 Scores: TypeAlias = npt.NDArray[np.float64]
@@ -55,6 +57,11 @@ class Scorer(ABC):
     @abstractmethod
     def score(self, samples: Samples) -> dict[str, Scores]:
         """One float64 array of shape (n,) per name, in input order; NaN where a sample fails."""
+
+    def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
+        """`score` as a generator, for scorers that share a model (`models.asking`)."""
+        return self.score(samples)
+        yield  # a generator that asks nothing
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -104,21 +111,23 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """The named scores of n samples, arrays of shape (n,).
 
     Each scorer is called once, however many of its scores are asked for, and with each distinct
-    sample once where a sample's score depends on that sample alone. A scorer that another thread
-    is calling is waited for.
+    sample once where a sample's score depends on that sample alone; what scorers ask of one and
+    the same model is one call. Scorers that another thread is calling are waited for.
 
     Raises:
         ValueError: A scorer does not return one value per sample.
     """
     distinct, inverse = samples.distinct()
-    outputs: dict[Scorer, Mapping[str, Scores]] = {}
+    scorers = list(dict.fromkeys(component.scorer for component in components.values()))
+    with ExitStack() as held:
+        for lock in sorted(map(_lock, scorers), key=id):  # two threads take them in one order
+            held.enter_context(lock)
+        found = answered([s.asking(distinct if s.pointwise else samples) for s in scorers])
+    outputs = dict(zip(scorers, found, strict=True))
     scores = {}
     for name, component in components.items():
         scorer = component.scorer
         rows, places = (distinct, inverse) if scorer.pointwise else (samples, slice(None))
-        if scorer not in outputs:
-            with _lock(scorer):
-                outputs[scorer] = scorer.score(rows)
         values = np.asarray(outputs[scorer][component.name], dtype=np.float64)
         if values.shape != (len(rows),):
             raise ValueError(

@@ -24,6 +24,7 @@ from ctrlreward.functional.ctrleval import (
     relevance_evaluators,
 )
 from ctrlreward.functional.sentences import sentence_splitter as find_splitter
+from ctrlreward.models.asking import Asking, answered
 from ctrlreward.models.causal import TokenScores
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
@@ -129,7 +130,11 @@ class CTRLEval(Scorer):
         Raises:
             ValueError: A column that an aspect needs is absent, or a label is not the task's.
         """
-        explained = self.explain(samples)
+        return answered([self.asking(samples)])[0]
+
+    def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
+        """See `Scorer.asking`."""
+        explained = yield from self._explaining(samples)
         return {
             aspect: np.array([parts[aspect].score for parts in explained], dtype=np.float64)
             for aspect in self.aspects
@@ -147,9 +152,12 @@ class CTRLEval(Scorer):
         Raises:
             ValueError: As `score` does.
         """
+        return answered([self._explaining(samples)])[0]
+
+    def _explaining(self, samples: Samples) -> Asking[list[dict[str, Explanation]]]:
         blanks = {aspect: self._blanks(aspect, samples) for aspect in self.aspects}
         flat = [blank for groups in blanks.values() for group in groups for blank in group]
-        scored = iter(self.infiller.log_probs(flat))
+        scored = iter((yield from self.infiller.ask(flat)))
         explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
         for aspect, groups in blanks.items():
             labels = samples.labels or [""] * len(samples)
@@ -170,7 +178,8 @@ class CTRLEval(Scorer):
         `"min"`, which pick an evaluator for each label.
         """
         groups = [self._relevance_blanks(text) for text in texts]
-        scored = iter(self.infiller.log_probs([blank for group in groups for blank in group]))
+        flat = [blank for group in groups for blank in group]
+        scored = iter(answered([self.infiller.ask(flat)])[0])
         result = np.full((len(texts), len(self.labels)), np.nan)
         for row, group in zip(result, groups, strict=True):
             if group:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ctrlreward.models.asking import Asked, Asking, answered, shared
 from ctrlreward.models.causal import CausalLM, Continuation
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Metric, Scorer, Scores
@@ -50,12 +51,17 @@ class Perplexity(Scorer):
     @cached_property
     def language_model(self) -> CausalLM:
         """The model, loaded at its first use."""
-        return CausalLM(self.model, self.device, self.dtype, self.batch_tokens)
+        return shared(CausalLM, self.model, self.device, self.dtype, self.batch_tokens)
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         """Both scores, float64 of shape (n,); NaN, with a warning, where a text is empty."""
+        return answered([self.asking(samples)])[0]
+
+    def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
+        """See `Scorer.asking`."""
         log_likelihood = np.full(len(samples), np.nan)
-        for i, log_probs in self._log_probs(samples).items():
+        found = yield from self._log_probs(samples)
+        for i, log_probs in found.items():
             log_likelihood[i] = log_probs.mean()
         return {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
 
@@ -68,7 +74,7 @@ class Perplexity(Scorer):
         Returns:
             1 or more, lower is better; NaN where no text has a token.
         """
-        log_probs = list(self._log_probs(samples).values())
+        log_probs = list(answered([self._log_probs(samples)])[0].values())
         return float(np.exp(-np.concatenate(log_probs).mean())) if log_probs else float("nan")
 
     def load(self) -> None:
@@ -84,10 +90,11 @@ class Perplexity(Scorer):
         """Frees the model; the next `score` loads it again."""
         self.__dict__.pop("language_model", None)
 
-    def _log_probs(self, samples: Samples) -> dict[int, Scores]:
+    def _log_probs(self, samples: Samples) -> Asking[dict[int, Scores]]:
         """Log-probabilities of each text's tokens, by its place; not of texts without tokens."""
         kept = present("perplexity", texts=samples.texts)
-        scored = self.language_model.log_probs([Continuation("", samples.texts[i]) for i in kept])
+        texts = [Continuation("", samples.texts[i]) for i in kept]
+        scored = yield Asked(self.language_model, texts)
         # Rounding can leave a certain token's log-probability above 0 by a last digit.
         return {
             i: np.minimum(tokens.log_probs, 0.0)

@@ -14,6 +14,7 @@ from ctrlreward.functional.ctrleval import (
     consistency_blanks,
     relevance_blanks,
 )
+from ctrlreward.models.asking import answered
 from ctrlreward.models.causal import CausalLM, Continuation, TokenScores
 from ctrlreward.models.infill import CausalInfiller, load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
@@ -38,7 +39,7 @@ def plain(tiny_causal: Callable[..., str]) -> Recorder:
 
 
 def asked(recorder: Recorder, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
-    CausalInfiller(recorder).log_probs(blanks)  # type: ignore[arg-type]
+    answered([CausalInfiller(recorder).ask(blanks)])  # type: ignore[arg-type]
     return recorder.asked
 
 
@@ -100,7 +101,7 @@ def test_fill_in_the_middle_tokens_are_used_where_there_are_any(
 
 def test_all_targets_of_all_blanks_are_asked_in_one_call(plain: Recorder) -> None:
     blanks = [Blank("a ", "", ("b", "c")), Blank("d ", "", ()), Blank("e ", "", ("f",))]
-    scores = CausalInfiller(plain).log_probs(blanks)  # type: ignore[arg-type]
+    (scores,) = answered([CausalInfiller(plain).ask(blanks)])  # type: ignore[arg-type]
     assert plain.asked == [("a", " b"), ("a", " c"), ("e", " f")]
     assert [[int(s.ids[0]) for s in targets] for targets in scores] == [[0, 1], [], [2]]
 
@@ -200,7 +201,7 @@ def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> 
     folder = tiny_causal("llama")
     infiller = load_infiller(folder)
     assert isinstance(infiller, CausalInfiller)
-    ((good, bad),) = infiller.log_probs([Blank("A meal. It was ", "", ("good", "bad"))])
+    (((good, bad),),) = answered([infiller.ask([Blank("A meal. It was ", "", ("good", "bad"))])])
     expected = CausalLM(folder).log_probs([Continuation("A meal. It was", " good")])[0]
     np.testing.assert_array_equal(good.ids, expected.ids)
     np.testing.assert_allclose(good.log_probs, expected.log_probs, atol=1e-5)

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward.functional.ctrleval import Blank
+from ctrlreward.models.asking import Asking
 from ctrlreward.models.causal import TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
@@ -98,9 +99,9 @@ class Recorder:
         self.tokenizer = self.infiller.tokenizer
         self.asked: list[Blank] = []
 
-    def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
+    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
         self.asked = list(blanks)
-        return self.infiller.log_probs(blanks)
+        return self.infiller.ask(blanks)
 
 
 def test_a_subset_asks_for_its_own_evaluators_only(scorer: CTRLEval) -> None:
