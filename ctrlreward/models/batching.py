@@ -44,7 +44,7 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 
 def tokens_within(memory: int, model: PreTrainedModel) -> int:
     """Tokens whose activations take so many bytes, 4096 to 65536."""
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary = model.get_input_embeddings().num_embeddings
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
     return min(max(memory // (8 * widest * model.dtype.itemsize), _CPU_TOKENS), _MOST_TOKENS)

@@ -60,8 +60,8 @@ class Scorer(ABC):
 
     def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
         """`score` as a generator, for scorers that share a model (`models.asking`)."""
+        yield from ()  # asks nothing
         return self.score(samples)
-        yield  # a generator that asks nothing
 
     @property
     def devices(self) -> tuple[str, ...]:
