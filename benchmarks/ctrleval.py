@@ -238,9 +238,9 @@ def main() -> None:
         if given.curve:
             curves(folder, given)
             return
-        pegasus_rows(folder, rated_texts(given.texts), given.runs)
         if given.reference is not None:
             reference_rows(given.reference, folder, rated_texts(given.texts), given.runs)
+        pegasus_rows(folder, rated_texts(given.texts), given.runs)
     if given.causal_texts:
         causal_rows(rated_texts(given.causal_texts), given.runs)
         sharing_row(given.causal_texts, given.runs)
