@@ -5,6 +5,9 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --constraint constr
 # A stamp is younger than what it was installed from, so nothing is installed twice.
 DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
+BENCH := .venv/installed-bench
+# The other scripts of benchmarks/ are studies, run by hand.
+SUITES ?= ctrleval ctc perplexity distinct
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean
@@ -25,9 +28,9 @@ lint: $(DEV) types-tree  ## ruff and mypy
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 		--cache-dir $(CURDIR)/.mypy_cache --package ctrlreward
 
-bench: $(DEV)  ## run every script of benchmarks/
-	@for script in $(sort $(wildcard benchmarks/*.py)); do \
-		echo "== $$script"; $(BIN)/python $$script || exit; done
+bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
+	@for suite in $(SUITES); do \
+		echo "== $$suite"; $(BIN)/python benchmarks/$$suite.py $(ARGS) || exit; done
 
 clean:  ## remove what was built; keeps .venv and runs
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -43,6 +46,10 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/python
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $(DEMO) $@
+
+$(BENCH): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) --editable '.[bench]'
 	@touch $(DEMO) $@
 
 # mypy reads folders, not the installation's map of them: links put callbacks/ and its

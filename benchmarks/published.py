@@ -1,0 +1,171 @@
+"""CTRLEval's published procedure, written plainly: one pattern with one target a row, eight rows a
+pass, padded in the given order, logits over the whole vocabulary."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from ctrlreward import Samples
+from ctrlreward.functional.ctrleval import (
+    TEXT_SLOT,
+    WORD_SLOT,
+    Blank,
+    coherence_blanks,
+    consistency_blanks,
+    label_probabilities,
+    mean_weights,
+    relevance_blanks,
+    weighted_mean,
+)
+from ctrlreward.models.causal import start_token
+from ctrlreward.scorers import CTRLEval
+
+BATCH = 8
+
+
+def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
+    """An aspect's scores by an encoder-decoder of PEGASUS' kind."""
+    words = [w for words in scorer.task.verbalizers.values() for w in words]
+    make: dict[str, Callable[[int], list[Blank]]] = {
+        "coherence": lambda i: coherence_blanks(scorer.split(samples.texts[i])),
+        "consistency": lambda i: consistency_blanks(samples.texts[i], samples.prefixes[i]),
+        "attribute_relevance": lambda i: relevance_blanks(
+            samples.texts[i], scorer.task.prompts, words
+        ),
+    }
+    groups = [make[aspect](i) for i in range(len(samples))]
+    rows = [
+        (blank.left + "<mask_1>" + blank.right, target, blank.ends)
+        for group in groups
+        for blank in group
+        for target in blank.targets
+    ]
+    found = iter(_infilled(scorer, rows))
+    values = []
+    for i, group in enumerate(groups):
+        own = np.array([next(found) for blank in group for _ in blank.targets])
+        if aspect == "attribute_relevance":
+            by_label = own[:, 0].reshape(len(group), len(scorer.labels), -1).swapaxes(1, 2)
+            chances = label_probabilities(by_label.reshape(-1, len(scorer.labels)))
+            values.append(chances[scorer.labels.index(samples.labels[i])])
+        else:
+            values.append(weighted_mean(own[:, 0], own[:, 1]))
+    return np.array(values)
+
+
+def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
+    """Attribute relevance by a decoder-only model, of prompts that stand behind the text."""
+    rows = []
+    verbalizers = list(zip(*scorer.task.verbalizers.values(), strict=True))
+    for text in samples.texts:
+        for prompt in scorer.task.prompts:
+            context, closing = prompt.replace(TEXT_SLOT, text.strip()).split(WORD_SLOT)
+            for words in verbalizers:
+                rows += [(context.strip(), f" {word}{closing}") for word in words]
+    shape = (len(samples), -1, len(scorer.labels))
+    means = np.array(_continued(scorer, rows)).reshape(shape)
+    return np.array(
+        [
+            label_probabilities(own, mean_weights)[scorer.labels.index(label)]
+            for own, label in zip(means, samples.labels, strict=True)
+        ]
+    )
+
+
+def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
+    """The same with our engine asked for one prompt of one text at a time, all words at once."""
+    values = []
+    for text, label in zip(samples.texts, samples.labels, strict=True):
+        means = []
+        for prompt in scorer.task.prompts:
+            words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
+            (found,) = scorer.infiller.log_probs(relevance_blanks(text, [prompt], words))
+            means += [word.log_probs.mean() for word in found]
+        chances = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), mean_weights)
+        values.append(chances[scorer.labels.index(label)])
+    return np.array(values)
+
+
+def load_reference(folder: Path) -> ModuleType:
+    """The module of a user's own checkout of the published CTRLEval.
+
+    Raises:
+        SystemExit: It is not there, or what it imports is not installed.
+    """
+    path = folder / "ctrleval.py"
+    if not path.is_file():
+        raise SystemExit(f"--reference {folder} has no ctrleval.py: give a checkout of CTRLEval")
+    spec = importlib.util.spec_from_file_location("published_ctrleval", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ImportError as error:
+        raise SystemExit(
+            f"--reference {folder} can't be imported here: {error}. Install what it needs, or "
+            "leave --reference out"
+        ) from error
+    module.tqdm = lambda items: items  # a bar for each call
+    return module
+
+
+def _infilled(scorer: CTRLEval, rows: list[tuple[str, str, bool]]) -> list[tuple[float, float]]:
+    """Mean log-probability and weight of each row's target."""
+    infiller = scorer.infiller
+    scores: list[tuple[float, float]] = []
+    for start in range(0, len(rows), BATCH):
+        batch = rows[start : start + BATCH]
+        source = infiller.tokenizer([r[0] for r in batch], padding=True, return_tensors="pt")
+        target = infiller.tokenizer(
+            [r[1] for r in batch],
+            padding=True,
+            return_tensors="pt",
+            add_special_tokens=batch[0][2],
+        )
+        with torch.no_grad():
+            logits = infiller.model(**source, labels=target.input_ids).logits
+        loss = cross_entropy(
+            logits.flatten(0, 1), target.input_ids.flatten(), ignore_index=0, reduction="none"
+        ).view(len(batch), -1)
+        means = -(loss.sum(dim=1) / target.attention_mask.sum(dim=1))
+        weights = [scorer.iwf.sentence_weight(ids) for ids in target.input_ids.numpy()]
+        scores += zip(means.tolist(), weights, strict=True)
+    return scores
+
+
+def _continued(scorer: CTRLEval, rows: list[tuple[str, str]]) -> list[float]:
+    """Mean log-probability of each row's target after its context."""
+    tokenizer, model = scorer.infiller.tokenizer, scorer.infiller.lm.model
+    begin = start_token(tokenizer)
+    means = []
+    for start in range(0, len(rows), BATCH):
+        encoded = [
+            tokenizer(context + target, add_special_tokens=False, return_offsets_mapping=True)
+            for context, target in rows[start : start + BATCH]
+        ]
+        longest = max(len(row.input_ids) for row in encoded)
+        ids = torch.tensor(
+            [begin + row.input_ids + begin * (longest - len(row.input_ids)) for row in encoded]
+        )
+        mask = torch.tensor(
+            [
+                [1] * (len(row.input_ids) + 1) + [0] * (longest - len(row.input_ids))
+                for row in encoded
+            ]
+        )
+        with torch.no_grad():
+            logits = model(input_ids=ids, attention_mask=mask).logits
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        for row, losses, (context, _) in zip(
+            encoded, loss.view(len(encoded), -1), rows[start : start + BATCH], strict=True
+        ):
+            # As in our engine, a token that reaches into the target counts as the target's.
+            own = [k for k, (_, end) in enumerate(row.offset_mapping) if end > len(context)]
+            means.append(-losses[own].mean().item())
+    return means
