@@ -24,6 +24,7 @@ from ctrlreward.functional.ctrleval import (
     relevance_blanks,
     weighted_mean,
 )
+from ctrlreward.models.asking import answered
 from ctrlreward.models.causal import start_token
 from ctrlreward.scorers import CTRLEval
 
@@ -86,7 +87,8 @@ def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
         means = []
         for prompt in scorer.task.prompts:
             words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
-            (found,) = scorer.infiller.log_probs(relevance_blanks(text, [prompt], words))
+            blanks = relevance_blanks(text, [prompt], words)
+            ((found,),) = answered([scorer.infiller.ask(blanks)])
             means += [word.log_probs.mean() for word in found]
         chances = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), mean_weights)
         values.append(chances[scorer.labels.index(label)])

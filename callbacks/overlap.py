@@ -32,10 +32,12 @@ class Pending:
     Attributes:
         step: `trainer.global_step` when the texts were generated; -1 without any.
         samples: The texts; None without any.
+        begin: What the thread does first; None does nothing.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = work
+        self.begin: Callable[[], None] | None = None
         self.step = -1
         self.samples: Samples | None = None
         self._future: Future[dict[str, Scores]] | None = None
@@ -46,7 +48,9 @@ class Pending:
         self.step, self.samples = step, samples
         if rank_and_ranks()[0] == 0:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=THREAD)
+                self._thread = ThreadPoolExecutor(
+                    max_workers=1, thread_name_prefix=THREAD, initializer=self.begin
+                )
             self._future = self._thread.submit(_without_gradients, self._work, step, samples)
 
     def result(self, finish: Callable[[dict[str, Scores]], None]) -> dict[str, Scores]:

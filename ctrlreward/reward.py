@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.placement import step_aside
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, score
 
@@ -63,9 +64,9 @@ class RewardBatch:
 class Reward:
     """Combines components into one reward per sample; higher is better.
 
-    All scoring happens on one worker thread of its own, and on a CUDA stream of its own where
-    the device is one, so that `submit` leaves the caller free. A sample that occurs several times
-    is scored once.
+    A call scores in the caller's thread, `submit` on one worker thread of its own, both on a CUDA
+    stream of their own where the device is one. A sample that occurs several times is scored once,
+    and what several scorers ask of one model is one call of it.
 
     Args:
         components: Name → component (`scorer["coherence"]`), or a pair of component and weight.
@@ -101,20 +102,27 @@ class Reward:
             for scorer in self._scorers():
                 scorer.to(device)
         self._worker: ThreadPoolExecutor | None = None
+        self._begin: Callable[[], None] | None = None
 
     def __call__(self, samples: Samples) -> RewardBatch:
-        """Scores samples and waits for the result.
+        """Scores samples.
 
         Raises:
             Exception: Whatever a scorer raised; a scorer that fails as a whole is never a score.
         """
-        return self.submit(samples).result()
+        return self._score(samples)
 
     def submit(self, samples: Samples) -> Future[RewardBatch]:
         """Starts scoring on the worker; the future holds what a call would return or raise."""
         if self._worker is None:
-            self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ctrlreward")
+            self._worker = ThreadPoolExecutor(
+                max_workers=1, thread_name_prefix="ctrlreward", initializer=self._begin
+            )
         return self._worker.submit(self._score, samples)
+
+    def step_aside(self) -> None:
+        """Has a later `submit` leave the CPU to training (`placement.step_aside`)."""
+        self._begin = step_aside
 
     def load(self) -> None:
         """Loads all models now, on this thread; otherwise the first samples have the worker do it.

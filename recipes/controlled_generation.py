@@ -86,6 +86,7 @@ def relevance_reward(
     task: str = "sentiment",
     fluency: float = 0.1,
     floor: float = -3.5,
+    evaluators: int | None = None,
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Reward:
@@ -101,12 +102,19 @@ def relevance_reward(
             the weight 1. Above the floor likelihood earns nothing: a text that is likely without
             end is a repetitive one.
         floor: In nats per token; -3.5 is a perplexity of 33.
+        evaluators: How many of the evaluators to draw (`CTRLEval`), which costs less; None takes
+            all.
         device: Where both score.
         dtype: Of their weights.
     """
     whole = Task.load(task)
     behind = Task([p for p in whole.prompts if p.startswith(TEXT_SLOT)], whole.verbalizers)
-    ctrleval = CTRLEval(model, behind, ("attribute_relevance",), device=device, dtype=dtype)
+    ctrleval = CTRLEval(
+        *(model, behind, ("attribute_relevance",)),
+        evaluators=evaluators,
+        device=device,
+        dtype=dtype,
+    )
     perplexity = Perplexity(model, device=device, dtype=dtype)
 
     def guarded(scores: Mapping[str, Scores]) -> Scores:

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import TypeVar
 
 import pytest
 import torch
@@ -8,7 +14,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.placement import shared_device
+from ctrlreward.placement import one_core_left, shared_device, step_aside
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -18,6 +24,8 @@ from ctrlreward.scorers import (
     Similarity,
     TransferQuality,
 )
+
+T = TypeVar("T")
 
 
 @pytest.mark.parametrize(
@@ -85,3 +93,41 @@ def test_generation_scorer_refuses_before_training() -> None:
     module = SimpleNamespace(complete=lambda prompts: list(prompts))
     with pytest.raises(MisconfigurationException, match="CTRLEval, of the score 'c', runs on"):
         callback.setup(trainer, module, "fit")
+
+
+def in_a_thread(work: Callable[[], T]) -> T:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(work).result(timeout=30)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_a_thread_steps_aside_alone() -> None:
+    def aside() -> tuple[int, int]:
+        step_aside()
+        return torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    threads, priority = in_a_thread(aside)
+    assert threads == 1
+    assert priority == (19 if sys.platform == "linux" else os.getpriority(os.PRIO_PROCESS, 0))
+    assert torch.get_num_threads() == 3
+    assert in_a_thread(torch.get_num_threads) == 3  # of a thread that came later
+    assert os.getpriority(os.PRIO_PROCESS, 0) < 19
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_one_core_is_left_while_it_lasts_where_there_is_more_than_one() -> None:
+    with one_core_left():
+        assert torch.get_num_threads() == 2
+        with one_core_left(), one_core_left():
+            assert torch.get_num_threads() == 1
+    with pytest.raises(ValueError, match="halfway"), one_core_left():
+        raise ValueError("halfway")
+    assert torch.get_num_threads() == 3

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -284,12 +285,36 @@ def test_submit_leaves_the_caller_free(slow: tuple[Said, threading.Event]) -> No
     assert said.threads[0] != threading.current_thread().name
 
 
+def test_a_call_scores_in_the_callers_thread(said: Said) -> None:
+    others = set(threading.enumerate())
+    assert Reward({"g": said["gain"]})(said_by([(1.0, 0.0)])).total.tolist() == [1.0]
+    assert said.threads == [threading.current_thread().name]
+    assert set(threading.enumerate()) == others
+
+
+def test_a_reward_that_stepped_aside_computes_on_one_core(said: Said) -> None:
+    seen: list[int] = []
+    score = said.score
+    said.score = lambda samples: seen.append(torch.get_num_threads()) or score(samples)
+    reward = Reward({"g": said["gain"]})
+    reward.step_aside()
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert reward.submit(said_by([(1.0, 0.0)])).result(timeout=30).total.tolist() == [1.0]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    reward.release()
+    assert seen == [1]
+
+
 def test_release_frees_models_and_thread_and_the_reward_can_be_used_again(said: Said) -> None:
     reward = Reward({"g": said["gain"], "c": said["cost"]})
     reward.release()  # nothing has begun yet
     assert said.releases == 1
     others = set(threading.enumerate())
-    first = reward(said_by([(1.0, 1.0)]))
+    first = reward.submit(said_by([(1.0, 1.0)])).result(timeout=30)
     (worker,) = set(threading.enumerate()) - others
     reward.release()
     assert not worker.is_alive()

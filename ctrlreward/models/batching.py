@@ -24,6 +24,9 @@ _CHARACTERS_AT_A_TIME = 2**20
 _CPU_TOKENS = 4096
 _MOST_TOKENS = 2**16
 
+# What a pass costs beside its tokens, as a share of the budget.
+_PADDING = 1 / 64
+
 # Fewer batches than this end before a progress bar could be read.
 _BATCHES_WORTH_A_BAR = 20
 
@@ -115,17 +118,21 @@ def pack(
 ) -> list[list[int]]:
     """Indices of items (all unless told) in batches, longest first, each under the token budget.
 
+    An item begins a batch of its own, too, where padding would cost more than a pass does.
+
     Raises:
         ValueError: The budget is not positive.
     """
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens = {batch_tokens}: give a positive number of tokens")
     batches: list[list[int]] = []
-    rows = 0
+    longest, padding = 0, 0
     for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):
-        if not batches or len(batches[-1]) >= rows:
+        padding += longest - lengths[i]
+        full = not batches or (len(batches[-1]) + 1) * longest > batch_tokens
+        if full or padding > batch_tokens * _PADDING:
             batches.append([])
-            rows = max(1, batch_tokens // max(1, lengths[i]))
+            longest, padding = lengths[i], 0
         batches[-1].append(i)
     return batches
 

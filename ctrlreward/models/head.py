@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,14 +85,13 @@ def token_log_probs(
     vocabulary = len(model.get_output_embeddings().weight)
     words = min(_BLOCK_WORDS, vocabulary) if hidden.device.type == "cpu" else vocabulary
     edges = [*range(0, vocabulary, words), vocabulary]
+    logits = _output_layer(model, temperature)
     rows = max(1, _BLOCK_LOGITS // words)
     result = hidden.new_zeros(len(tokens), dtype=torch.float32)
     for start in range(0, len(hidden), rows):
         inside = ((states >= start) & (states < start + rows)).nonzero().squeeze(-1)
-        blocks = (
-            _logits(model, hidden[start : start + rows], slice(*block)) / temperature
-            for block in pairwise(edges)
-        )
+        some = hidden[start : start + rows]
+        blocks = (logits(some, slice(*block)) for block in pairwise(edges))
         found = _picked(blocks, edges, states[inside] - start, tokens[inside])
         result = result.index_copy(0, inside, found)
     return result
@@ -129,7 +128,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
         hidden, expected = _forward(model, input_ids=ids, **extra)
-        ours = _logits(model, hidden[:1, :1], slice(None))
+        ours = _output_layer(model)(hidden[:1, :1], slice(None))
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{model.config.model_type} models change their logits after the output layer in a "
@@ -165,20 +164,27 @@ def _forward(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Tensor]:
     return kept[0], outputs.logits
 
 
-def _logits(model: PreTrainedModel, hidden: Tensor, words: slice) -> Tensor:
-    """Float32 logits of some words, with what models do to them beyond the output layer: add a
-    bias (BART, PEGASUS), scale (Cohere, Granite) or cap them (Gemma)."""
-    layer = model.get_output_embeddings()
-    bias = None if layer.bias is None else layer.bias[words]
-    values: Tensor = linear(hidden, layer.weight[words], bias).float()
+def _output_layer(
+    model: PreTrainedModel, temperature: float = 1.0
+) -> Callable[[Tensor, slice], Tensor]:
+    """From hidden states to the float32 logits of some words, with what models do to them beyond
+    the output layer: add a bias (BART, PEGASUS), scale (Cohere, Granite) or cap them (Gemma)."""
+    layer, config = model.get_output_embeddings(), model.config
     # An adapter's model holds the buffer under a longer name.
     biases = (b for name, b in model.named_buffers() if name.endswith("final_logits_bias"))
     final = next(biases, None)
-    if final is not None:
-        values = values + final[:, words]
-    config = model.config
     scale = getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1)
-    if scale != 1:
-        values = values * scale
     cap = getattr(config, "final_logit_softcapping", None)
-    return values if cap is None else cap * torch.tanh(values / cap)
+
+    def logits(hidden: Tensor, words: slice) -> Tensor:
+        bias = None if layer.bias is None else layer.bias[words]
+        values = linear(hidden, layer.weight[words], bias).float()
+        if final is not None:
+            values = values + final[:, words]
+        if scale != 1:
+            values = values * scale
+        if cap is not None:
+            values = cap * torch.tanh(values / cap)
+        return values if temperature == 1 else values / temperature
+
+    return logits

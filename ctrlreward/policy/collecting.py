@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ctrlreward.policy.reading import Reading
@@ -18,13 +18,13 @@ class Written:
     Attributes:
         samples: The texts, with all columns; n of them.
         rollout: The completions' tokens.
-        scored: Their rewards, or what a scorer raised.
+        scored: Gives their rewards, or raises what a scorer raised.
         seconds: How long the writing took.
     """
 
     samples: Samples
     rollout: Rollout
-    scored: Future[RewardBatch]
+    scored: Callable[[], RewardBatch]
     seconds: float
 
 

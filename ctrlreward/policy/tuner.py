@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -16,7 +17,7 @@ from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
 from ctrlreward.models.weights import load_tokenizer
-from ctrlreward.placement import shared_device
+from ctrlreward.placement import one_core_left, shared_device
 from ctrlreward.policy.across_ranks import pooled, scored_on_all
 from ctrlreward.policy.adapter import load_with_adapter
 from ctrlreward.policy.collecting import Collected, Written
@@ -246,7 +247,7 @@ class PolicyTuner(pl.LightningModule):
         if due is None:
             return None
         asked = time.perf_counter()
-        scored, together = scored_on_all(due.written.scored.result)
+        scored, together = scored_on_all(due.written.scored)
         waited = time.perf_counter() - asked
         self.last_rollout = (due.written.samples, scored)
         rewards = self._shaped(due.written, scored)
@@ -286,6 +287,8 @@ class PolicyTuner(pl.LightningModule):
         if rank > 0:
             torch.manual_seed(torch.initial_seed() + rank)
         if self.updates.overlap:
+            if self.device.type == "cpu":
+                self.reward.step_aside()
             with torch.random.fork_rng(devices=[]):
                 self.reward.load()
 
@@ -298,7 +301,9 @@ class PolicyTuner(pl.LightningModule):
         self.configure_model()
         self.policy.eval()  # dropout would part the update from what was sampled
         heat = self.temperature if temperature is None else temperature
-        return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, heat)
+        beside = self.updates.overlap and self.device.type == "cpu"
+        with one_core_left() if beside else nullcontext():
+            return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, heat)
 
     def _collect(self, batch: Samples) -> Collected:
         """Completions of a batch, whose rewards are on their way."""
@@ -319,7 +324,9 @@ class PolicyTuner(pl.LightningModule):
         rollout = draw(prompts.require("prompts", "PolicyTuner"))
         seconds = time.perf_counter() - started
         samples = prompts.completed(rollout.completions)
-        return Written(samples, rollout, self.reward.submit(samples), seconds)
+        if self.updates.overlap:
+            return Written(samples, rollout, self.reward.submit(samples).result, seconds)
+        return Written(samples, rollout, partial(self.reward, samples), seconds)
 
     def _shaped(self, written: Written, scored: RewardBatch) -> Tensor:
         total = scored.total
@@ -329,7 +336,7 @@ class PolicyTuner(pl.LightningModule):
         return torch.from_numpy(total).float()
 
     def _greedy_rewards(self, likeliest: Written) -> Tensor:
-        return self._shaped(likeliest, unless_one_fails(likeliest.scored.result))
+        return self._shaped(likeliest, unless_one_fails(likeliest.scored))
 
     def _learn(self, experience: Experience) -> dict[str, Tensor]:
         """Makes the updates, or the loss of the one that Lightning makes; gives what is logged."""

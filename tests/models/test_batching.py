@@ -38,11 +38,18 @@ def test_all_items_are_packed_once_longest_first_under_the_budget(
     assert all(len(batch) == 1 or padded(batch, lengths) <= budget for batch in batches)
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), BUDGETS)
-def test_no_batch_has_room_for_the_next_item(lengths: list[int], budget: int) -> None:
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 1000))
+def test_the_next_item_has_no_room_in_a_batch_or_would_be_padded_too_far(
+    lengths: list[int], budget: int
+) -> None:
+    def padding(batch: list[int]) -> int:
+        return padded(batch, lengths) - sum(lengths[i] for i in batch)
+
     batches = pack(lengths, budget)
     for batch, following in pairwise(batches):
-        assert padded([*batch, following[0]], lengths) > budget
+        larger = [*batch, following[0]]
+        assert padded(larger, lengths) > budget or padding(larger) > budget / 64
+    assert all(padding(batch) <= budget / 64 for batch in batches)
 
 
 @given(LENGTHS, BUDGETS, st.data())
@@ -114,13 +121,13 @@ def test_other_errors_are_not_tried_again() -> None:
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        run_batched([1, 2], 8, forward, "test")
-    assert seen == [[1, 0]]
+        run_batched([2, 2], 8, forward, "test")
+    assert seen == [[0, 1]]
 
 
 def test_a_result_too_few_raises() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        run_batched([1, 2], 8, lambda batch: batch[1:], "test")
+        run_batched([2, 2], 8, lambda batch: batch[1:], "test")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from string import ascii_letters
+
+import psutil
+
+from ctrlreward import Reward, Samples
+from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
+
+# Of a model this small a call takes a fifth of it, so that one thing kept of each call is seen.
+_KEPT_MIB = 8
+
+
+def test_memory_is_flat_over_500_calls(tiny_llama: Callable[[str], str]) -> None:
+    """Texts differ from call to call, in words and in length, as in training."""
+    folder = tiny_llama(ascii_letters + " .!,\n?'")
+    ctrleval = CTRLEval(folder, evaluators=6)
+    perplexity = Perplexity(folder)
+    reward = Reward(
+        {
+            **{aspect: ctrleval[aspect] for aspect in ctrleval.metrics},
+            "log_likelihood": perplexity["log_likelihood"],
+            "distinct_2": Distinct(folder)["distinct_2"],
+        }
+    )
+    draw = random.Random(0)
+    words = ["".join(draw.choices(ascii_letters, k=5)) for _ in range(2000)]
+
+    def score() -> None:
+        texts = [
+            f"The soup {' '.join(draw.choices(words, k=draw.randint(2, 8)))}. It {word}."
+            for word in draw.choices(words, k=4)
+        ]
+        batch = reward(Samples(texts, prefixes=["The soup"] * 4, labels=["positive"] * 4))
+        assert not batch.failed.any()
+
+    process = psutil.Process()
+    resident = []
+    for call in range(500):
+        score()
+        if call % 50 == 49:
+            resident.append(process.memory_info().rss / 2**20)
+    reward.release()
+    print(resident)
+    assert max(resident[5:]) - max(resident[1:5]) < _KEPT_MIB
