@@ -7,7 +7,7 @@ DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 # The other scripts of benchmarks/ are studies, run by hand.
-SUITES ?= ctrleval ctc perplexity distinct
+SUITES ?= ctrleval ctc perplexity distinct reward_step
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean

@@ -1,12 +1,13 @@
 """The floor: what a work costs in operations and bytes, over what the machine measured plainly.
 
 Operations are counted while the work runs: those of matrix products and attention, an addition
-and a multiplication each. Bytes are the weights of linear layers, once a pass, and what these
-layers put out, the block of logits included; all else is small or may stay in the cache.
+and a multiplication each. Bytes are the right-hand matrices of these products, which are the
+weights, once a product, and what comes out, logits included; all else may stay in the cache.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ class Cost:
 
     Attributes:
         flops: Operations of matrix products and attention.
-        bytes: Weights and outputs of linear layers.
+        bytes: Weights and outputs of matrix products, four bytes a number.
         embedded: Ids that embedding layers looked up, padding included: where a model has one
             such layer, the tokens that it reads.
     """
@@ -101,15 +102,24 @@ def counted() -> Iterator[Cost]:
     cost = Cost()
 
     def add(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if isinstance(module, torch.nn.Linear):
-            cost.bytes += module.weight.nbytes + output.nbytes
-        elif isinstance(module, torch.nn.Embedding) and args and isinstance(args[0], torch.Tensor):
+        if isinstance(module, torch.nn.Embedding) and args and isinstance(args[0], torch.Tensor):
             cost.embedded += args[0].numel()
 
-    on_cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+    def product(a: Any, b: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+        cost.bytes += 4 * (math.prod(b) + math.prod(out_shape))
+        return 2 * math.prod(a) * b[-1]
+
+    def sum_of_product(added: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
+        return product(a, b, **kwargs)
+
+    counting = {
+        torch.ops.aten.mm: product,
+        torch.ops.aten.addmm: sum_of_product,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    }
     hook = register_module_forward_hook(add)
     try:
-        with FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
+        with FlopCounterMode(display=False, custom_mapping=counting) as counter:
             yield cost
     finally:
         hook.remove()

@@ -1,0 +1,138 @@
+"""What the reward takes of a training step of the demo.
+
+    python benchmarks/reward_step.py [--runs 5] [--steps 2]
+
+Runs the demo's configuration in three forms in turn: waiting for its reward, with the reward of a
+rollout computed beside the next step (`overlap`), and the latter with a reward that costs nothing,
+which is what generating and updating take. Prints a row and a line of JSON for each form: median
+seconds of a step, the share of the step that it waits for its reward, and what the step takes
+beyond generating and updating. Takes about three and a half minutes a run on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import yaml
+from side_by_side import machine
+
+from ctrlreward import Reward, RewardBatch, Samples
+from ctrlreward.policy import PolicyTuner
+from ctrlreward.recipes.controlled_generation import PromptData, relevance_reward
+
+CONFIG = Path(__file__).parent.parent / "configs/controlled_generation/sentiment_smollm2.yaml"
+
+
+class Clock(pl.Callback):
+    """Seconds of each step, and the share of them that it waited for scores."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.waited: list[float] = []
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.seconds.append(time.perf_counter() - self._started)
+        # The module's share is of the step up to Lightning's backward pass.
+        self.waited.append(module.waited / self.seconds[-1])
+
+
+class Timed(PolicyTuner):
+    """Remembers how long the last step waited for its scores."""
+
+    waited = 0.0
+
+    def _log_step(self, written, terms, waited: float, seconds: float) -> None:
+        self.waited = waited
+        super()._log_step(written, terms, waited, seconds)
+
+
+class Instant(Reward):
+    """Draws its rewards."""
+
+    def _score(self, samples: Samples) -> RewardBatch:
+        drawn = np.random.default_rng(0).random(len(samples))
+        return RewardBatch(drawn, {"drawn": drawn}, np.zeros(len(samples), dtype=bool), 0.0)
+
+
+def run(form: str, steps: int) -> Clock:
+    """Some steps of the demo, after one (with overlap two) that are not counted."""
+    config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    given = config["model"]["init_args"]
+    reward = relevance_reward(**given.pop("reward")["init_args"])
+    if form == "instant":
+        reward = Instant(reward.components, aggregate="weighted")
+        reward.load = lambda: None
+    overlap = form != "serial"
+    clip = config["trainer"]["gradient_clip_val"]
+    pl.seed_everything(0, verbose=False)
+    tuner = Timed(reward=reward, overlap=overlap, gradient_clip=clip if overlap else None, **given)
+    clock = Clock()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[clock],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        gradient_clip_val=None if overlap else clip,
+        limit_train_batches=steps + 1 + overlap,
+        limit_val_batches=0,
+        logger=False,
+        max_epochs=1,
+    )
+    trainer.fit(tuner, PromptData(**config["data"]["init_args"]))
+    clock.seconds, clock.waited = clock.seconds[-steps:], clock.waited[-steps:]
+    return clock
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="counted in each run")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--curve", action="store_true", help="there is none: prints nothing")
+    options = parser.parse_args()
+    if options.curve:
+        return
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    print(f"# {machine()}")
+    forms = ("serial", "overlapped", "instant")
+    clocks: dict[str, list[Clock]] = {form: [] for form in forms}
+    for _ in range(options.runs):
+        for form in forms:
+            clocks[form].append(run(form, options.steps))
+    of_a_run = {f: [float(np.mean(c.seconds)) for c in own] for f, own in clocks.items()}
+    for form in forms:
+        beyond = [
+            1 - without / own
+            for own, without in zip(of_a_run[form], of_a_run["instant"], strict=True)
+        ]
+        record = {
+            "suite": "reward_step",
+            "form": form,
+            "seconds": of_a_run[form],
+            "waiting_share": [float(np.mean(c.waited)) for c in clocks[form]],
+            "beyond_generating_and_updating": beyond,
+        }
+        print(
+            f"reward_step  {form:<12}{np.median(of_a_run[form]):7.2f} s a step   waits "
+            f"{np.median(record['waiting_share']):5.1%}   beyond generating and updating "
+            f"{np.median(beyond):5.1%} ({min(beyond):.1%} to {max(beyond):.1%})"
+        )
+        print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()
