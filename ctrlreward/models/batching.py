@@ -56,16 +56,22 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 def portions(texts: Sequence[str]) -> Iterator[list[int]]:
     """Places of texts that are read at a time, in lexicographic order, which keeps shared
     beginnings together."""
-    some: list[int] = []
-    characters = 0
-    for i in sorted(range(len(texts)), key=texts.__getitem__):
-        if some and characters + len(texts[i]) > _CHARACTERS_AT_A_TIME:
-            yield some
-            some, characters = [], 0
-        some.append(i)
-        characters += len(texts[i])
-    if some:
-        yield some
+    order = sorted(range(len(texts)), key=texts.__getitem__)
+    return runs(order, [len(text) for text in texts], _CHARACTERS_AT_A_TIME)
+
+
+def runs(items: Iterable[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Items in their order, in runs of which each has one item, or sizes within the limit."""
+    run: list[int] = []
+    size = 0
+    for i in items:
+        if run and size + sizes[i] > limit:
+            yield run
+            run, size = [], 0
+        run.append(i)
+        size += sizes[i]
+    if run:
+        yield run
 
 
 def run_batched(

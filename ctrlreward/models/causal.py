@@ -144,7 +144,7 @@ class CausalLM:
             for index, path in tree.paths:
                 ids, start = encoded[index]
                 targets.append(Targets([first + node for node in path[start - 1 :]], ids[start:]))
-        scores = iter(target_log_probs(self.model, hidden, targets))
+        scores = iter(target_log_probs(self.model, hidden.flatten(0, 1), targets))
         return [[next(scores) for _ in tree.paths] for tree in trees]
 
 

@@ -49,16 +49,14 @@ def target_log_probs(
 
     Args:
         model: The model that made the hidden states.
-        hidden: Shape (rows, tokens, width); places count through all rows.
+        hidden: Shape (states, width).
         targets: Any number but 0.
     """
     states = torch.tensor([place for target in targets for place in target.states]).long()
     tokens = torch.tensor([token for target in targets for token in target.tokens]).long()
     used, places = states.unique(return_inverse=True)
     device = hidden.device
-    values = token_log_probs(
-        model, hidden.flatten(0, 1)[used.to(device)], places.to(device), tokens.to(device)
-    )
+    values = token_log_probs(model, hidden[used.to(device)], places.to(device), tokens.to(device))
     counts = [len(target.tokens) for target in targets]
     return np.split(values.cpu().double().numpy(), np.cumsum(counts)[:-1])
 

@@ -14,11 +14,14 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.functional.ctrleval import Blank
 from ctrlreward.models.asking import Asked, Asking
-from ctrlreward.models.batching import portions, run_batched, token_budget
+from ctrlreward.models.batching import portions, run_batched, runs, token_budget
 from ctrlreward.models.causal import TokenScores
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
 from ctrlreward.models.texts import Ids, max_tokens, pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
+
+# The output layer reads its weights, of which a large vocabulary has many, once for so many states.
+_STATES_AT_A_TIME = 2**13
 
 
 class Filling(NamedTuple):
@@ -114,12 +117,10 @@ class Seq2SeqInfiller:
             places.setdefault(ids, []).append(i)
         distinct = list(places)
         together = [[filling for i in rows for filling in fillings[i]] for rows in places.values()]
-        scored = run_batched(
-            [len(ids) for ids in distinct],
-            self.batch_tokens,
-            lambda batch: self._score([distinct[i] for i in batch], [together[i] for i in batch]),
-            f"{self.name}: {len(sources)} blanks",
-        )
+        states = [sum(len(filling.scored) for filling in group) for group in together]
+        scored: list[list[TokenScores]] = []
+        for some in runs(range(len(distinct)), states, _STATES_AT_A_TIME):
+            scored += self._score([distinct[i] for i in some], [together[i] for i in some])
         results: dict[int, list[TokenScores]] = {}
         for rows, scores in zip(places.values(), scored, strict=True):
             remaining = iter(scores)
@@ -127,59 +128,74 @@ class Seq2SeqInfiller:
         return [results[i] for i in range(len(sources))]
 
     def _score(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
-        """The scores of each source's fillings."""
-        pad = self.model.config.pad_token_id
-        ids, mask = pad_rows(sources, pad, self.model.device)
-        states = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        rows = [row for k, group in enumerate(fillings) for row in _decoder_rows(k, group)]
-
-        def decode(batch: list[int]) -> list[list[TokenScores]]:
-            chosen = [rows[i] for i in batch]
-            read, _ = pad_rows([row.read for row in chosen], pad, self.model.device)
-            source = torch.tensor([row.source for row in chosen], device=self.model.device)
-            hidden = hidden_states(
-                self.model,
-                encoder_outputs=BaseModelOutput(last_hidden_state=states[source]),
-                attention_mask=mask[source],
-                decoder_input_ids=read,
-            )
-            return self._pick(hidden, chosen)
-
-        # A decoder row holds the states of its source beside its own tokens.
-        lengths = [len(row.read) + len(sources[row.source]) for row in rows]
-        picked = run_batched(lengths, self.batch_tokens, decode, self.name)
+        """The scores of each source's fillings, by one call of the output layer."""
+        rows = [_decoder_rows(group) for group in fillings]
+        states = run_batched(
+            [len(source) for source in sources],
+            self.batch_tokens,
+            lambda batch: self._states([sources[i] for i in batch], [rows[i] for i in batch]),
+            f"{self.name}: {len(sources)} blanks",
+        )
+        asked: list[tuple[int, Filling]] = []
+        targets = []
+        first = 0
+        for k, (own, found) in enumerate(zip(rows, states, strict=True)):
+            for row, hidden in zip(own, found, strict=True):
+                for filling in row.fillings:
+                    start = first + len(filling.given) - 1 - row.unused
+                    places = range(start, start + len(filling.scored))
+                    targets.append(Targets(places, filling.scored))
+                    asked.append((k, filling))
+                first += len(hidden)
+        everything = torch.cat([hidden for found in states for hidden in found])
+        values = target_log_probs(self.model, everything, targets)
         scores = {
-            (row.source, filling): score
-            for row, found in zip(rows, picked, strict=True)
-            for filling, score in zip(row.fillings, found, strict=True)
+            (k, filling): TokenScores(np.array(filling.scored, dtype=np.int64), log_probs)
+            for (k, filling), log_probs in zip(asked, values, strict=True)
         }
         return [[scores[k, filling] for filling in group] for k, group in enumerate(fillings)]
 
-    def _pick(self, hidden: Tensor, rows: list[_DecoderRow]) -> list[list[TokenScores]]:
-        """The scores of each row's fillings, from hidden states of shape (rows, tokens, width)."""
-        width = hidden.shape[1]
-        fillings = [(k, filling) for k, row in enumerate(rows) for filling in row.fillings]
-        targets = []
-        for k, filling in fillings:
-            first = k * width + len(filling.given) - 1
-            targets.append(Targets(range(first, first + len(filling.scored)), filling.scored))
-        found = target_log_probs(self.model, hidden, targets)
-        scores = iter(
-            TokenScores(np.array(filling.scored, dtype=np.int64), values)
-            for (_, filling), values in zip(fillings, found, strict=True)
-        )
-        return [[next(scores) for _ in row.fillings] for row in rows]
+    def _states(self, sources: list[Ids], rows: list[list[_DecoderRow]]) -> list[list[Tensor]]:
+        """For each source the hidden states of its decoder rows that predict something."""
+        pad = self.model.config.pad_token_id
+        ids, mask = pad_rows(sources, pad, self.model.device)
+        encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        flat = [(k, row) for k, own in enumerate(rows) for row in own]
+
+        def decode(batch: list[int]) -> list[Tensor]:
+            chosen = [flat[i] for i in batch]
+            read, _ = pad_rows([row.read for _, row in chosen], pad, self.model.device)
+            source = torch.tensor([k for k, _ in chosen], device=self.model.device)
+            hidden = hidden_states(
+                self.model,
+                encoder_outputs=BaseModelOutput(last_hidden_state=encoded[source]),
+                attention_mask=mask[source],
+                decoder_input_ids=read,
+            )
+            return [
+                hidden[place, row.unused : len(row.read)].clone()  # lets go of all others
+                for place, (_, row) in enumerate(chosen)
+            ]
+
+        # A decoder row holds the states of its source beside its own tokens.
+        lengths = [len(row.read) + len(sources[k]) for k, row in flat]
+        found = iter(run_batched(lengths, self.batch_tokens, decode, self.name))
+        return [[next(found) for _ in own] for own in rows]
 
 
 class _DecoderRow(NamedTuple):
     """One pass of the decoder, and the fillings that it scores."""
 
-    source: int
     read: Ids
     fillings: list[Filling]
 
+    @property
+    def unused(self) -> int:
+        """How many of its first states predict nothing that is scored."""
+        return min(len(filling.given) for filling in self.fillings) - 1
 
-def _decoder_rows(source: int, fillings: Sequence[Filling]) -> list[_DecoderRow]:
+
+def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:
     """As few rows as serve all fillings: what one reads may be the beginning of another's."""
     rows: list[_DecoderRow] = []
     for filling in sorted(set(fillings), key=lambda f: -len(f.read)):
@@ -188,7 +204,7 @@ def _decoder_rows(source: int, fillings: Sequence[Filling]) -> list[_DecoderRow]
                 row.fillings.append(filling)
                 break
         else:
-            rows.append(_DecoderRow(source, filling.read, [filling]))
+            rows.append(_DecoderRow(filling.read, [filling]))
     return rows
 
 
