@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ctrlreward.models import forest
 from ctrlreward.models.batching import portions, run_batched, token_budget
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
-from ctrlreward.models.texts import pad_rows, warn_of_cuts
+from ctrlreward.models.texts import moved, pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
 # Nodes of a row that a token does not see: attention over them is lost, though little beside the
@@ -168,8 +168,10 @@ def _tree_inputs(model: PreTrainedModel, trees: list[forest.Tree]) -> dict[str, 
     blocked = torch.finfo(model.dtype).min
     return {
         "input_ids": ids,
-        "position_ids": positions.to(model.device),
-        "attention_mask": torch.where(mask, 0.0, blocked).to(model.device, model.dtype)[:, None],
+        "position_ids": moved(positions, model.device),
+        "attention_mask": moved(torch.where(mask, 0.0, blocked).to(model.dtype), model.device)[
+            :, None
+        ],
     }
 
 

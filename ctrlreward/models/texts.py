@@ -124,4 +124,11 @@ def pad_rows(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[Tenso
     width = max(1, *(len(row) for row in rows))
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return ids.to(device), mask.to(device)
+    return moved(ids, device), moved(mask, device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on the device; CUDA fetches it while the CPU goes on."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

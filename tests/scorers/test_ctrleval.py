@@ -180,7 +180,8 @@ def test_weights_of_another_vocabulary_raise(scorer: CTRLEval) -> None:
 
 def test_the_model_is_loaded_at_first_use_and_again_after_release(golden_dir: Path) -> None:
     CTRLEval("/no/such/folder")  # nothing is read yet
-    scorer = CTRLEval(str(golden_dir / "pegasus-tiny"), aspects=["consistency"])
+    # A model of its own: those of equal arguments are shared.
+    scorer = CTRLEval(str(golden_dir / "pegasus-tiny"), aspects=["consistency"], batch_tokens=999)
     before = scorer.score(FOOD)
     loaded = weakref.ref(scorer.infiller)
     scorer.to("cpu")
