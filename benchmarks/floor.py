@@ -90,10 +90,10 @@ def of(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) -> Fl
     if not cost.flops:
         return None
     reached = speed()
-    floor_s = max(necessary.flops / reached.gflops, cost.bytes / reached.gbytes) / 1e9
-    return Floor(
-        necessary.flops / 1e9, cost.flops / 1e9, cost.bytes / 1e9, floor_s, floor_s / seconds
-    )
+    # A row alone may be given to another attention kernel, which does more for the same.
+    flops = min(necessary.flops, cost.flops)
+    floor_s = max(flops / reached.gflops, cost.bytes / reached.gbytes) / 1e9
+    return Floor(flops / 1e9, cost.flops / 1e9, cost.bytes / 1e9, floor_s, floor_s / seconds)
 
 
 @contextmanager
