@@ -99,7 +99,7 @@ class Seq2SeqInfiller:
             )
             results.update(zip(some, found, strict=True))
         warn_of_cuts("patterns", lengths, self._limit, "what is farthest from the blank")
-        warn_of_cuts("fillings", read, self._positions, "the rest")
+        warn_of_cuts("fillings", read, self._positions, "the rest", "decoder")
         return [results[i] for i in range(len(blanks))]
 
     def _around_mask(self, ids: Ids) -> Ids:

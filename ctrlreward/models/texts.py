@@ -72,7 +72,9 @@ def encode_texts(
     return rows
 
 
-def warn_of_cuts(what: str, lengths: Sequence[int], limit: int | None, lost: str) -> None:
+def warn_of_cuts(
+    what: str, lengths: Sequence[int], limit: int | None, lost: str, reader: str = "model"
+) -> None:
     """One warning for all items that are longer than a model reads; without a limit none.
 
     Args:
@@ -80,13 +82,14 @@ def warn_of_cuts(what: str, lengths: Sequence[int], limit: int | None, lost: str
         lengths: Tokens of each.
         limit: Tokens that the model reads; 0 or None where there is no end.
         lost: What of them is left out.
+        reader: What reads them.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:
         log.warning(
-            "%d of %d %s are longer than the %d tokens that the model reads (the longest has %d): "
+            "%d of %d %s are longer than the %d tokens that the %s reads (the longest has %d): "
             "%s is left out",
-            *(len(long), len(lengths), what, limit, max(long), lost),
+            *(len(long), len(lengths), what, limit, reader, max(long), lost),
         )
 
 

@@ -186,7 +186,7 @@ def test_of_a_target_that_is_too_long_the_end_is_left_out(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         ((found,),) = infiller.log_probs([blank])
     assert caplog.messages == [
-        f"1 of 1 fillings are longer than the {limit} tokens that the model reads (the longest "
+        f"1 of 1 fillings are longer than the {limit} tokens that the decoder reads (the longest "
         f"has {len(decoder) - 1}): the rest is left out"
     ]
     if family == "bart":  # what stands before the blank goes first

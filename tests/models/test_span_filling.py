@@ -155,7 +155,9 @@ def test_what_no_text_can_hold_is_not_written(tiny_bart: str) -> None:
         return torch.tensor(rows)
 
     model: Any = SimpleNamespace(
-        device="cpu", config=SimpleNamespace(is_encoder_decoder=True), generate=generate
+        device=torch.device("cpu"),
+        config=SimpleNamespace(is_encoder_decoder=True),
+        generate=generate,
     )
     assert write(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
     assert asked == [(7, 1)]
@@ -170,7 +172,7 @@ def test_the_space_in_front_of_what_is_written_is_kept() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="<pad>")
     assert tokenizer.decode([2]) == "soup"
     model: Any = SimpleNamespace(
-        device="cpu",
+        device=torch.device("cpu"),
         config=SimpleNamespace(is_encoder_decoder=False),
         generate=lambda input_ids, **_: torch.cat(
             [input_ids, torch.tensor([[2, 0], [3, 2]])], dim=1

@@ -110,10 +110,11 @@ def test_only_texts_below_the_floor_are_punished(model: str) -> None:
     reward = relevance_reward(model, fluency=0.5, floor=floor)
     batch = reward(texts)
     reward.release()
-    penalty = [0.5 * (value - floor) if value < floor else 0.0 for value in likely]
+    together = batch.components["log_likelihood"]  # read in one row with the prompts
+    np.testing.assert_allclose(together, likely, rtol=1e-5)
+    penalty = [0.5 * (value - floor) if value < floor else 0.0 for value in together]
     assert sorted(value == 0.0 for value in penalty) == [False, True]
-    expected = batch.components["attribute_relevance"] + penalty
-    np.testing.assert_allclose(batch.total, expected, atol=1e-5)
+    np.testing.assert_allclose(batch.total, batch.components["attribute_relevance"] + penalty)
 
 
 def test_an_empty_text_has_failed_and_is_named(model: str, caplog) -> None:
