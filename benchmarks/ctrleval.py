@@ -1,6 +1,6 @@
 """CTRLEval against the published procedure: one pattern a row, batches of 8, the given order.
 
-    python benchmarks/ctrleval.py [--texts 8] [--runs 5] [--reference PATH] [--curve]
+    python benchmarks/ctrleval.py [--texts 8] [--runs 5] [--reference PATH] [--compiled] [--curve]
 
 A seeded PEGASUS (4 + 4 layers, width 256) with the real vocabulary, and SmolLM2-135M, for which
 two more peers stand: our engine asked for one prompt at a time, and plain forward passes over as
@@ -223,8 +223,22 @@ def curves(folder: str, given: argparse.Namespace) -> None:
         )
 
 
+def compiled_rows(folder: str, samples: Samples, runs: int) -> None:
+    """All aspects by layers that torch has compiled, against the same layers as they are."""
+    for name, model in (("pegasus", folder), ("causal", CAUSAL)):
+        iwf = IWF if name == "pegasus" else None
+        compiled, plain = (
+            scoring(CTRLEval(model, iwf=iwf, dtype="float32", compiled=how), samples)
+            for how in (True, False)
+        )
+        compare(SUITE, f"{name} aspects: compiled", compiled, plain, runs, "not compiled")
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reference", type=Path, help="time this checkout of CTRLEval, too")
+    parser.add_argument(
+        "--compiled", action="store_true", help="compiled layers against plain ones"
+    )
     parser.add_argument(
         "--causal-texts", type=int, default=4, help="texts of the rows of SmolLM2-135M; 0: none"
     )
@@ -237,6 +251,9 @@ def main() -> None:
         seeded_pegasus(folder)
         if given.curve:
             curves(folder, given)
+            return
+        if given.compiled:
+            compiled_rows(folder, rated_texts(given.texts), given.runs)
             return
         if given.reference is not None:
             reference_rows(given.reference, folder, rated_texts(given.texts), given.runs)

@@ -25,8 +25,8 @@ from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
 
-# Where and in what portions a scorer runs may change between a run and its continuation.
-_NOT_IDENTITY = ("device", "batch_tokens")
+# Where, in what portions and how a scorer runs may change between a run and its continuation.
+_NOT_IDENTITY = ("device", "batch_tokens", "compiled")
 
 
 def run(arguments: list[str]) -> None:

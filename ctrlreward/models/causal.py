@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ctrlreward.models import forest
 from ctrlreward.models.batching import portions, run_batched, token_budget
+from ctrlreward.models.compiling import compile_layers
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
 from ctrlreward.models.texts import moved, pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
@@ -53,6 +54,7 @@ class CausalLM:
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        compiled: Whether torch compiles the model's layers, see `compile_layers`.
     """
 
     def __init__(
@@ -61,12 +63,15 @@ class CausalLM:
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
+        compiled: bool = False,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
+        if compiled:
+            compile_layers(self.model)
         self._start = start_token(self.tokenizer)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self._strangers = _STRANGERS if _reads_trees(self.model) else 0

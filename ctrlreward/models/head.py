@@ -90,29 +90,32 @@ def token_log_probs(
         inside = ((states >= start) & (states < start + rows)).nonzero().squeeze(-1)
         some = hidden[start : start + rows]
         blocks = (logits(some, slice(*block)) for block in pairwise(edges))
-        found = _picked(blocks, edges, states[inside] - start, tokens[inside])
+        found = _picked(blocks, len(some), edges, states[inside] - start, tokens[inside])
         result = result.index_copy(0, inside, found)
     return result
 
 
 def _picked(
-    blocks: Iterable[Tensor], edges: Sequence[int], states: Tensor, tokens: Tensor
+    blocks: Iterable[Tensor], rows: int, edges: Sequence[int], states: Tensor, tokens: Tensor
 ) -> Tensor:
     """Log-probability of `tokens[k]` in row `states[k]` of logits, which come in blocks of words.
 
     Args:
         blocks: Each of shape (rows, words of the block).
+        rows: See `blocks`.
         edges: Where in the vocabulary each block begins, and the vocabulary's end.
         states: Shape (k,).
         tokens: Shape (k,).
     """
     tokens, order = tokens.sort()
     cuts = torch.searchsorted(tokens, torch.tensor(edges, device=tokens.device)).tolist()
-    sums, picked = [], []
-    for logits, first, (start, end) in zip(blocks, edges, pairwise(cuts), strict=False):
-        sums.append(logits.logsumexp(dim=-1))
-        picked.append(logits[states[order[start:end]], tokens[start:end] - first])
-    values = torch.cat(picked) - torch.stack(sums).logsumexp(dim=0)[states[order]]
+    # Room for all, first: what is kept between large blocks would part the heap.
+    sums = torch.empty((len(edges) - 1, rows), device=tokens.device)
+    picked = torch.empty(len(tokens), device=tokens.device)
+    for k, (logits, (start, end)) in enumerate(zip(blocks, pairwise(cuts), strict=True)):
+        sums[k] = logits.logsumexp(dim=-1)
+        picked[start:end] = logits[states[order[start:end]], tokens[start:end] - edges[k]]
+    values = picked - sums.logsumexp(dim=0)[states[order]]
     return torch.zeros_like(values).index_copy(0, order, values)
 
 

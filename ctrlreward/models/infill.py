@@ -35,15 +35,19 @@ class Infiller(Protocol):
 
 
 def load_infiller(
-    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
+    model: str,
+    device: str = "cpu",
+    dtype: str | None = None,
+    batch_tokens: int | None = None,
+    compiled: bool = False,
 ) -> Infiller:
     """An `Infiller` over any pretrained model that can be one, which equal calls share.
 
     Encoder-decoders fill the mask that they were pretrained with; decoder-only models continue.
     """
     if load_config(model).is_encoder_decoder:
-        return shared(Seq2SeqInfiller, model, device, dtype, batch_tokens)
-    return CausalInfiller(shared(CausalLM, model, device, dtype, batch_tokens))
+        return shared(Seq2SeqInfiller, model, device, dtype, batch_tokens, compiled)
+    return CausalInfiller(shared(CausalLM, model, device, dtype, batch_tokens, compiled))
 
 
 class CausalInfiller:

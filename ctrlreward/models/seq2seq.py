@@ -16,6 +16,7 @@ from ctrlreward.functional.ctrleval import Blank
 from ctrlreward.models.asking import Asked, Asking
 from ctrlreward.models.batching import portions, run_batched, runs, token_budget
 from ctrlreward.models.causal import TokenScores
+from ctrlreward.models.compiling import compile_layers
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
 from ctrlreward.models.texts import Ids, max_tokens, pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
@@ -56,6 +57,7 @@ class Seq2SeqInfiller:
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        compiled: Whether torch compiles the model's layers, see `compile_layers`.
 
     Raises:
         ValueError: The model is of a family whose way of masking is not known here.
@@ -67,12 +69,15 @@ class Seq2SeqInfiller:
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
+        compiled: bool = False,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
+        if compiled:
+            compile_layers(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
         self._limit = max_tokens(self.tokenizer, self.model.config)
         # Of the decoder; T5 counts none.
@@ -130,24 +135,32 @@ class Seq2SeqInfiller:
     def _score(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
         """The scores of each source's fillings, by one call of the output layer."""
         rows = [_decoder_rows(group) for group in fillings]
-        states = run_batched(
+        sizes = [row.states for own in rows for row in own]
+        # One piece of memory: kept one by one, states would part the heap between the batches.
+        everything = torch.empty(
+            (sum(sizes), self.model.config.d_model),
+            dtype=self.model.dtype,
+            device=self.model.device,
+        )
+        pieces = iter(everything.split(sizes))
+        kept = [[next(pieces) for _ in own] for own in rows]
+        run_batched(
             [len(source) for source in sources],
             self.batch_tokens,
-            lambda batch: self._states([sources[i] for i in batch], [rows[i] for i in batch]),
+            lambda batch: self._read([(sources[i], rows[i], kept[i]) for i in batch]),
             f"{self.name}: {len(sources)} blanks",
         )
         asked: list[tuple[int, Filling]] = []
         targets = []
         first = 0
-        for k, (own, found) in enumerate(zip(rows, states, strict=True)):
-            for row, hidden in zip(own, found, strict=True):
+        for k, own in enumerate(rows):
+            for row in own:
                 for filling in row.fillings:
                     start = first + len(filling.given) - 1 - row.unused
                     places = range(start, start + len(filling.scored))
                     targets.append(Targets(places, filling.scored))
                     asked.append((k, filling))
-                first += len(hidden)
-        everything = torch.cat([hidden for found in states for hidden in found])
+                first += row.states
         values = target_log_probs(self.model, everything, targets)
         scores = {
             (k, filling): TokenScores(np.array(filling.scored, dtype=np.int64), log_probs)
@@ -155,32 +168,35 @@ class Seq2SeqInfiller:
         }
         return [[scores[k, filling] for filling in group] for k, group in enumerate(fillings)]
 
-    def _states(self, sources: list[Ids], rows: list[list[_DecoderRow]]) -> list[list[Tensor]]:
-        """For each source the hidden states of its decoder rows that predict something."""
+    def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:
+        """Reads sources and their decoder rows, and keeps each row's states that predict."""
         pad = self.model.config.pad_token_id
-        ids, mask = pad_rows(sources, pad, self.model.device)
+        ids, mask = pad_rows([source for source, _, _ in work], pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        flat = [(k, row) for k, own in enumerate(rows) for row in own]
+        flat = [
+            (k, row, place)
+            for k, (_, rows, kept) in enumerate(work)
+            for row, place in zip(rows, kept, strict=True)
+        ]
 
-        def decode(batch: list[int]) -> list[Tensor]:
+        def decode(batch: list[int]) -> list[None]:
             chosen = [flat[i] for i in batch]
-            read, _ = pad_rows([row.read for _, row in chosen], pad, self.model.device)
-            source = torch.tensor([k for k, _ in chosen], device=self.model.device)
+            read, _ = pad_rows([row.read for _, row, _ in chosen], pad, self.model.device)
+            source = torch.tensor([k for k, _, _ in chosen], device=self.model.device)
             hidden = hidden_states(
                 self.model,
                 encoder_outputs=BaseModelOutput(last_hidden_state=encoded[source]),
                 attention_mask=mask[source],
                 decoder_input_ids=read,
             )
-            return [
-                hidden[place, row.unused : len(row.read)].clone()  # lets go of all others
-                for place, (_, row) in enumerate(chosen)
-            ]
+            for states, (_, row, place) in zip(hidden, chosen, strict=True):
+                place.copy_(states[row.unused : len(row.read)])
+            return [None] * len(batch)
 
         # A decoder row holds the states of its source beside its own tokens.
-        lengths = [len(row.read) + len(sources[k]) for k, row in flat]
-        found = iter(run_batched(lengths, self.batch_tokens, decode, self.name))
-        return [[next(found) for _ in own] for own in rows]
+        lengths = [len(row.read) + len(work[k][0]) for k, row, _ in flat]
+        run_batched(lengths, self.batch_tokens, decode, self.name)
+        return [None] * len(work)
 
 
 class _DecoderRow(NamedTuple):
@@ -193,6 +209,11 @@ class _DecoderRow(NamedTuple):
     def unused(self) -> int:
         """How many of its first states predict nothing that is scored."""
         return min(len(filling.given) for filling in self.fillings) - 1
+
+    @property
+    def states(self) -> int:
+        """How many states are left, one for each token that is read."""
+        return len(self.read) - self.unused
 
 
 def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:

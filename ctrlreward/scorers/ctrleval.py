@@ -74,6 +74,8 @@ class CTRLEval(Scorer):
             for attribute relevance (Figure 4), the same for all samples; None takes all. The
             other aspects have as many as the text has sentences, and two.
         seed: Of that draw.
+        compiled: Whether torch compiles the model's layers, in half a minute at the first call. On
+            the CPU that needs a C++ compiler and gained nothing (see docs/performance.md).
 
     Raises:
         ValueError: An aspect or `weights` is unknown, or the task has fewer evaluators.
@@ -92,6 +94,7 @@ class CTRLEval(Scorer):
         weights: str | None = None,
         evaluators: int | None = None,
         seed: int = 0,
+        compiled: bool = False,
     ) -> None:
         unknown = [aspect for aspect in aspects if aspect not in METRICS]
         if unknown or not aspects:
@@ -109,6 +112,7 @@ class CTRLEval(Scorer):
         self.device = device
         self.dtype = dtype
         self.batch_tokens = batch_tokens
+        self.compiled = compiled
         self._iwf = iwf
 
     @property
@@ -203,7 +207,7 @@ class CTRLEval(Scorer):
     @cached_property
     def infiller(self) -> Infiller:
         """The base model, loaded at its first use."""
-        return load_infiller(self.model, self.device, self.dtype, self.batch_tokens)
+        return load_infiller(self.model, self.device, self.dtype, self.batch_tokens, self.compiled)
 
     @cached_property
     def iwf(self) -> InverseFrequency:

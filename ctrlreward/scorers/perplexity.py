@@ -26,6 +26,8 @@ class Perplexity(Scorer):
         device: Where the model runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass; None picks by device.
+        compiled: As `CTRLEval` takes it; scorers share a model where all that they load it with is
+            equal.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class Perplexity(Scorer):
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
+        compiled: bool = False,
     ) -> None:
         self.model = model
         self.device = device
         self.dtype = dtype
         self.batch_tokens = batch_tokens
+        self.compiled = compiled
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -51,7 +55,9 @@ class Perplexity(Scorer):
     @cached_property
     def language_model(self) -> CausalLM:
         """The model, loaded at its first use."""
-        return shared(CausalLM, self.model, self.device, self.dtype, self.batch_tokens)
+        return shared(
+            CausalLM, self.model, self.device, self.dtype, self.batch_tokens, self.compiled
+        )
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         """Both scores, float64 of shape (n,); NaN, with a warning, where a text is empty."""
