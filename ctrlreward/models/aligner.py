@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -9,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.functional.alignment import best_cosines
+from ctrlreward.models.batching import runs
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
 
-# The encoder's vectors are float64, twice as large as those that are kept.
-_TEXTS_AT_A_TIME = 4096
+# Of pairs whose tokens are held at a time, beside those that later pairs need too.
+_CHARACTERS_AT_A_TIME = 2**16
 
 
 class TokenAlignment(NamedTuple):
@@ -63,21 +65,30 @@ class EmbeddingAligner:
     def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
         """The cosines of each pair (a, b); each distinct text is read once.
 
+        Pairs that share a text are taken one after the other, and a text's tokens are let go of
+        after its last pair, so that memory doesn't grow with the number of pairs.
+
         Texts longer than the model reads are cut, with a warning. Where a has no token there are
         no values; where b has none they are NaN.
         """
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        order = _sharing(pairs)
+        last = {text: place for place, i in enumerate(order) for text in pairs[i]}
         tokens: dict[str, _Tokens] = {}
-        for start in range(0, len(texts), _TEXTS_AT_A_TIME):
-            some = texts[start : start + _TEXTS_AT_A_TIME]
-            tokens.update(zip(some, self._tokens(some), strict=True))
-        return [
-            TokenAlignment(tokens[a].spans, best_cosines(tokens[a].vectors, tokens[b].vectors))
-            for a, b in pairs
-        ]
+        aligned: dict[int, TokenAlignment] = {}
+        for some in runs(order, [len(a) + len(b) for a, b in pairs], _CHARACTERS_AT_A_TIME):
+            texts = dict.fromkeys(text for i in some for text in pairs[i])
+            new = [text for text in texts if text not in tokens]
+            tokens.update(zip(new, self._tokens(new), strict=True))
+            for i in some:
+                a, b = (tokens[text] for text in pairs[i])
+                aligned[i] = TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
+            tokens = {text: own for text, own in tokens.items() if last[text] >= len(aligned)}
+        return [aligned[i] for i in range(len(pairs))]
 
     def _tokens(self, texts: list[str]) -> list[_Tokens]:
         """Each text's own tokens."""
+        if not texts:
+            return []
         embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
         encoded = self.encoder.tokenizer(
             texts,
@@ -92,6 +103,14 @@ class EmbeddingAligner:
                 embedded, encoded.offset_mapping, encoded.special_tokens_mask, strict=True
             )
         ]
+
+
+def _sharing(pairs: Sequence[tuple[str, str]]) -> list[int]:
+    """Places of pairs, those one after the other that share their more frequent text."""
+    uses = Counter(text for pair in pairs for text in pair)
+    return sorted(
+        range(len(pairs)), key=lambda i: sorted(pairs[i], key=lambda text: (-uses[text], text))
+    )
 
 
 class _Tokens(NamedTuple):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -90,14 +91,42 @@ def test_an_encoder_without_a_limit(
     assert found.values.tolist() == expected.values.tolist()
 
 
-def test_many_texts_are_read_some_at_a_time(
+def test_many_pairs_are_read_some_at_a_time_and_each_text_once(
     aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = aligner.align(PAIRS)
-    monkeypatch.setattr("ctrlreward.models.aligner._TEXTS_AT_A_TIME", 2)
+    monkeypatch.setattr("ctrlreward.models.aligner._CHARACTERS_AT_A_TIME", 60)
+    calls: list[list[str]] = []
+    own = aligner._tokens
+    monkeypatch.setattr(aligner, "_tokens", lambda texts: calls.append(texts) or own(texts))
     for found, alignment in zip(aligner.align(PAIRS), expected, strict=True):
         assert found.spans == alignment.spans
         np.testing.assert_allclose(found.values, alignment.values, atol=1e-5)
+    assert len([texts for texts in calls if texts]) > 1
+    read = [text for texts in calls for text in texts]
+    assert sorted(read) == sorted({text for pair in PAIRS for text in pair})
+
+
+def test_tokens_of_a_text_are_let_go_of_after_its_last_pair(
+    aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ref] = []
+    most = 0
+    own = aligner._tokens
+
+    def watched(texts: list[str]) -> list:
+        nonlocal most
+        rows = own(texts)
+        made.extend(ref(row.vectors) for row in rows)
+        most = max(most, sum(vectors() is not None for vectors in made))
+        return rows
+
+    monkeypatch.setattr("ctrlreward.models.aligner._CHARACTERS_AT_A_TIME", 1)
+    monkeypatch.setattr(aligner, "_tokens", watched)
+    # Four texts about each of ten sources, both ways, in an order that parts them.
+    pairs = [(f"answer {k} of {i}", f"source {i}") for k in range(4) for i in range(10)]
+    aligner.align([*pairs, *((b, a) for a, b in pairs)])
+    assert most == 4  # a source and a text, and those of the call before until it ends
 
 
 def test_texts_without_tokens(aligner: EmbeddingAligner) -> None:
