@@ -46,6 +46,18 @@ class TokenScores(NamedTuple):
     log_probs: npt.NDArray[np.float64]
 
 
+def empty_scores(targets: Sequence[Sequence[int]]) -> list[TokenScores]:
+    """For each target its ids, and log-probabilities that are yet to be written.
+
+    All lie in one piece of memory. Small pieces, each made between passes over large tensors, would
+    leave holes that the next pass doesn't fit into.
+    """
+    ids = np.array([token for target in targets for token in target], dtype=np.int64)
+    edges = np.cumsum([len(target) for target in targets])[:-1]
+    values = np.full(len(ids), np.nan)
+    return list(map(TokenScores, np.split(ids, edges), np.split(values, edges)))
+
+
 class CausalLM:
     """A frozen decoder-only model that scores continuations.
 
@@ -98,18 +110,19 @@ class CausalLM:
         """The scores of sequences, each with the place of its first target token."""
         # The last token is only predicted, never read.
         trees = forest.plant([ids[:-1] for ids, _ in encoded], self._strangers)
-        scored = run_batched(
+        scores = empty_scores([ids[start:] for ids, start in encoded])
+
+        def forward(batch: list[int]) -> list[None]:
+            self._score_trees([trees[i] for i in batch], encoded, scores)
+            return [None] * len(batch)
+
+        run_batched(
             [len(tree.ids) for tree in trees],
             self.batch_tokens,
-            lambda batch: self._score_trees([trees[i] for i in batch], encoded),
+            forward,
             f"{self.name}: {len(encoded)} continuations",
         )
-        results: dict[int, TokenScores] = {}
-        for tree, log_probs in zip(trees, scored, strict=True):
-            for (index, _), values in zip(tree.paths, log_probs, strict=True):
-                ids, start = encoded[index]
-                results[index] = TokenScores(np.array(ids[start:], np.int64), values)
-        return [results[i] for i in range(len(encoded))]
+        return scores
 
     def _encode(self, continuations: Sequence[Continuation]) -> list[tuple[list[int], int]]:
         """Token ids of context and target as one text, and the place of the first target token."""
@@ -138,19 +151,23 @@ class CausalLM:
         return ids[dropped : dropped + self._limit + 1], start - dropped
 
     def _score_trees(
-        self, trees: list[forest.Tree], encoded: list[tuple[list[int], int]]
-    ) -> list[list[npt.NDArray[np.float64]]]:
-        """For each tree the log-probabilities of each of its sequences' targets."""
+        self,
+        trees: list[forest.Tree],
+        encoded: list[tuple[list[int], int]],
+        scores: list[TokenScores],
+    ) -> None:
+        """Writes the log-probabilities of the targets of the trees' sequences into the scores."""
         inputs = _tree_inputs if self._strangers else _row_inputs
         hidden = hidden_states(self.model, **inputs(self.model, trees))
-        targets = []
+        targets = {}
         for row, tree in enumerate(trees):
             first = row * hidden.shape[1]
             for index, path in tree.paths:
                 ids, start = encoded[index]
-                targets.append(Targets([first + node for node in path[start - 1 :]], ids[start:]))
-        scores = iter(target_log_probs(self.model, hidden.flatten(0, 1), targets))
-        return [[next(scores) for _ in tree.paths] for tree in trees]
+                targets[index] = Targets([first + node for node in path[start - 1 :]], ids[start:])
+        found = target_log_probs(self.model, hidden.flatten(0, 1), list(targets.values()))
+        for index, log_probs in zip(targets, found, strict=True):
+            scores[index].log_probs[:] = log_probs
 
 
 def _row_inputs(model: PreTrainedModel, trees: list[forest.Tree]) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
@@ -15,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from ctrlreward.functional.ctrleval import Blank
 from ctrlreward.models.asking import Asked, Asking
 from ctrlreward.models.batching import portions, run_batched, runs, token_budget
-from ctrlreward.models.causal import TokenScores
+from ctrlreward.models.causal import TokenScores, empty_scores
 from ctrlreward.models.compiling import compile_layers
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
 from ctrlreward.models.texts import Ids, max_tokens, pad_rows, warn_of_cuts
@@ -161,12 +160,12 @@ class Seq2SeqInfiller:
                     targets.append(Targets(places, filling.scored))
                     asked.append((k, filling))
                 first += row.states
-        values = target_log_probs(self.model, everything, targets)
-        scores = {
-            (k, filling): TokenScores(np.array(filling.scored, dtype=np.int64), log_probs)
-            for (k, filling), log_probs in zip(asked, values, strict=True)
-        }
-        return [[scores[k, filling] for filling in group] for k, group in enumerate(fillings)]
+        scores = empty_scores([filling.scored for _, filling in asked])
+        found = target_log_probs(self.model, everything, targets)
+        for score, log_probs in zip(scores, found, strict=True):
+            score.log_probs[:] = log_probs
+        of = dict(zip(asked, scores, strict=True))
+        return [[of[k, filling] for filling in group] for k, group in enumerate(fillings)]
 
     def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:
         """Reads sources and their decoder rows, and keeps each row's states that predict."""
