@@ -16,8 +16,8 @@ from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
 
-# Of pairs whose tokens are held at a time, beside those that later pairs need too.
-_CHARACTERS_AT_A_TIME = 2**16
+# Of texts that are read at a time: enough to fill a GPU with texts of similar length.
+_CHARACTERS_AT_A_TIME = 2**17
 
 
 class TokenAlignment(NamedTuple):
@@ -72,17 +72,21 @@ class EmbeddingAligner:
         no values; where b has none they are NaN.
         """
         order = _sharing(pairs)
-        last = {text: place for place, i in enumerate(order) for text in pairs[i]}
+        first = {text: i for i in reversed(order) for text in pairs[i]}
+        last = {text: i for i in order for text in pairs[i]}
+        new = [[t for t in dict.fromkeys(pair) if first[t] == i] for i, pair in enumerate(pairs)]
         tokens: dict[str, _Tokens] = {}
         aligned: dict[int, TokenAlignment] = {}
-        for some in runs(order, [len(a) + len(b) for a, b in pairs], _CHARACTERS_AT_A_TIME):
-            texts = dict.fromkeys(text for i in some for text in pairs[i])
-            new = [text for text in texts if text not in tokens]
-            tokens.update(zip(new, self._tokens(new), strict=True))
+        characters = [sum(map(len, texts)) for texts in new]
+        for some in runs(order, characters, _CHARACTERS_AT_A_TIME):
+            texts = [text for i in some for text in new[i]]
+            tokens.update(zip(texts, self._tokens(texts), strict=True))
             for i in some:
                 a, b = (tokens[text] for text in pairs[i])
                 aligned[i] = TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
-            tokens = {text: own for text, own in tokens.items() if last[text] >= len(aligned)}
+                for text in {*pairs[i]}:
+                    if last[text] == i:
+                        del tokens[text]
         return [aligned[i] for i in range(len(pairs))]
 
     def _tokens(self, texts: list[str]) -> list[_Tokens]:
@@ -119,8 +123,8 @@ class _Tokens(NamedTuple):
 
 
 def _own_tokens(
-    vectors: npt.NDArray[np.float64], offsets: list[tuple[int, int]], special: list[int]
+    vectors: npt.NDArray[np.float32], offsets: list[tuple[int, int]], special: list[int]
 ) -> _Tokens:
     own = [place for place, added in enumerate(special) if not added]
     spans = tuple((offsets[i][0], offsets[i][1]) for i in own)
-    return _Tokens(spans, vectors[own].astype(np.float32))  # no digit lost: models have no more
+    return _Tokens(spans, vectors[own])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run
 from ctrlreward.models.weights import load_frozen, load_tokenizer
 
 Vectors = npt.NDArray[np.float64]
+Row = TypeVar("Row")
 
 
 class SentenceEncoder(Protocol):
@@ -81,7 +82,7 @@ class Encoder:
 
     def token_embeddings(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
-    ) -> list[Vectors]:
+    ) -> list[npt.NDArray[np.float32]]:
         """Last hidden states, one a token, not scaled.
 
         Row j of a text belongs to `tokenizer(text).input_ids[j]`, special tokens included.
@@ -91,11 +92,11 @@ class Encoder:
             name: What a warning calls the text at a place.
 
         Returns:
-            For each text float64, shape (tokens, width).
+            For each text float32, as many digits as models have, shape (tokens, width).
         """
 
-        def split(hidden: Tensor, mask: Tensor) -> list[Vectors]:
-            values = hidden.cpu().double().numpy()
+        def split(hidden: Tensor, mask: Tensor) -> list[npt.NDArray[np.float32]]:
+            values = hidden.cpu().numpy()
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
         return self._run(texts, name, split)
@@ -104,11 +105,11 @@ class Encoder:
         self,
         texts: Sequence[str],
         name: Callable[[int], str],
-        read: Callable[[Tensor, Tensor], list[Vectors]],
-    ) -> list[Vectors]:
+        read: Callable[[Tensor, Tensor], list[Row]],
+    ) -> list[Row]:
         """What `read` makes of the last hidden states and the mask, for each text."""
 
-        def forward(rows: list[Ids]) -> list[Vectors]:
+        def forward(rows: list[Ids]) -> list[Row]:
             ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
             hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
             return read(hidden.float(), mask)

@@ -53,7 +53,7 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
 def test_token_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     found = encoder.token_embeddings(TEXTS)
     for text, values, expected in zip(TEXTS, found, hidden_states_one_by_one(TEXTS), strict=True):
-        assert values.dtype == np.float64
+        assert values.dtype == np.float32
         assert len(values) == len(encoder.tokenizer(text).input_ids)
         np.testing.assert_allclose(values, expected.numpy(), atol=1e-5)
 
