@@ -12,6 +12,7 @@ beyond generating and updating. Takes about three and a half minutes a run on tw
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import time
@@ -67,6 +68,7 @@ class Instant(Reward):
 
 def run(form: str, steps: int) -> Clock:
     """Some steps of the demo, after one (with overlap two) that are not counted."""
+    gc.collect()  # a trainer and its module hold each other, and a gigabyte
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     given = config["model"]["init_args"]
     reward = relevance_reward(**given.pop("reward")["init_args"])
