@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from torch.nn import Module
+from transformers import AutoConfig
 
-from ctrlreward.models.causal import Continuation
-from ctrlreward.models.infill import CausalInfiller, load_infiller
+from ctrlreward.models.infill import load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 
 
@@ -16,18 +17,30 @@ def compiled_layers(model: Module) -> int:
     return sum(part._compiled_call_impl is not None for part in model.modules())
 
 
+# In a process of its own: torch's compiler imports setuptools, whose check of distutils failed in
+# the process of the whole suite.
+_SCORED_TWICE = """
+import sys
+import numpy as np
+from ctrlreward.models.causal import CausalLM, Continuation
+
+text = [Continuation("The food", " was good. The staff was slow.")]
+plain, compiled = (CausalLM(sys.argv[1], compiled=how) for how in (False, True))
+(expected,), (found,) = plain.log_probs(text), compiled.log_probs(text)
+np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-5)
+for lm in (plain, compiled):
+    print(sum(part._compiled_call_impl is not None for part in lm.model.modules()))
+"""
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for the CPU with g++")
 def test_a_compiled_decoder_only_model_scores_the_same(tiny_causal: Callable[[str], str]) -> None:
-    text = [Continuation("The food", " was good. The staff was slow.")]
-    models = []
-    for compiled in (False, True):
-        infiller = load_infiller(tiny_causal("llama"), compiled=compiled)
-        assert isinstance(infiller, CausalInfiller)
-        models.append(infiller.lm)
-    (expected,), (found,) = (lm.log_probs(text) for lm in models)
-    np.testing.assert_allclose(found.log_probs, expected.log_probs, rtol=1e-5)
-    layers = models[0].model.config.num_hidden_layers
-    assert [compiled_layers(lm.model) for lm in models] == [0, layers]
+    folder = tiny_causal("llama")
+    command = [sys.executable, "-c", _SCORED_TWICE, folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    layers = AutoConfig.from_pretrained(folder).num_hidden_layers
+    assert done.stdout.split() == ["0", str(layers)]
 
 
 def test_layers_within_layers_are_compiled_with_them(tiny_t5: str) -> None:
