@@ -82,11 +82,11 @@ class CausalLM:
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
-        if compiled:
-            compile_layers(self.model)
         self._start = start_token(self.tokenizer)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
         self._strangers = _STRANGERS if _reads_trees(self.model) else 0
+        if compiled:
+            compile_layers(self.model)  # behind the checks, whose shapes nobody else asks for
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
         """Log-probabilities of each target's tokens, in the given order.
