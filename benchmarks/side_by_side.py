@@ -7,7 +7,6 @@ nothing to compare. Each row is printed twice: for the eye, and as one line of J
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import logging
@@ -25,6 +24,8 @@ import floor
 import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
+
+from ctrlreward.models.batching import trim_heap
 
 DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)
@@ -239,11 +240,10 @@ def running_texts(count: int, words: int) -> list[str]:
 def peak_mib(work: Work) -> float | None:
     """Peak memory of a run above what was resident before it; None where Linux's /proc isn't."""
     gc.collect()
+    trim_heap()  # else what earlier runs have freed would be used again, and not be seen
     try:
-        # Else what earlier runs have freed would be used again, and not be seen.
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")
-    except (OSError, AttributeError):  # no such library, or one without that function
+    except OSError:
         work()
         return None
     before = _status("VmRSS")

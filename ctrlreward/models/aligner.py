@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.functional.alignment import best_cosines
-from ctrlreward.models.batching import runs
+from ctrlreward.models.batching import windows
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
-
-# Of texts that are read at a time: enough to fill a GPU with texts of similar length.
-_CHARACTERS_AT_A_TIME = 2**17
 
 
 class TokenAlignment(NamedTuple):
@@ -35,8 +32,11 @@ class TokenAlignment(NamedTuple):
 class Aligner(Protocol):
     """Whatever aligns the tokens of texts with other texts."""
 
-    def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
-        """For each pair (a, b) the alignment of a's tokens with b, in the given order."""
+    def align(self, pairs: Sequence[tuple[str, str]]) -> Iterable[TokenAlignment]:
+        """For each pair (a, b) the alignment of a's tokens with b, in the given order.
+
+        They may come one after the other, so that not all are in memory at a time.
+        """
 
 
 class EmbeddingAligner:
@@ -62,37 +62,31 @@ class EmbeddingAligner:
     ) -> None:
         self.encoder = Encoder(model, device, dtype, batch_tokens)
 
-    def align(self, pairs: Sequence[tuple[str, str]]) -> list[TokenAlignment]:
-        """The cosines of each pair (a, b); each distinct text is read once.
+    def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
+        """The cosines of each pair (a, b), one pair after the other; each text is read once.
 
-        Pairs that share a text are taken one after the other, and a text's tokens are let go of
-        after its last pair, so that memory doesn't grow with the number of pairs.
+        A text's tokens are let go of after its last pair, so memory doesn't grow with the number
+        of pairs where those that share a text follow each other (`sharing_order`).
 
         Texts longer than the model reads are cut, with a warning. Where a has no token there are
         no values; where b has none they are NaN.
         """
-        order = _sharing(pairs)
-        first = {text: i for i in reversed(order) for text in pairs[i]}
-        last = {text: i for i in order for text in pairs[i]}
-        new = [[t for t in dict.fromkeys(pair) if first[t] == i] for i, pair in enumerate(pairs)]
+        last = {text: i for i, pair in enumerate(pairs) for text in pair}
+        distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
+        reading = iter(windows(distinct))
         tokens: dict[str, _Tokens] = {}
-        aligned: dict[int, TokenAlignment] = {}
-        characters = [sum(map(len, texts)) for texts in new]
-        for some in runs(order, characters, _CHARACTERS_AT_A_TIME):
-            texts = [text for i in some for text in new[i]]
-            tokens.update(zip(texts, self._tokens(texts), strict=True))
-            for i in some:
-                a, b = (tokens[text] for text in pairs[i])
-                aligned[i] = TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
-                for text in {*pairs[i]}:
-                    if last[text] == i:
-                        del tokens[text]
-        return [aligned[i] for i in range(len(pairs))]
+        for i, pair in enumerate(pairs):
+            while not tokens.keys() >= {*pair}:
+                texts = [distinct[place] for place in next(reading)]
+                tokens.update(zip(texts, self._tokens(texts), strict=True))
+            a, b = (tokens[text] for text in pair)
+            yield TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
+            for text in {*pair}:
+                if last[text] == i:
+                    del tokens[text]
 
     def _tokens(self, texts: list[str]) -> list[_Tokens]:
         """Each text's own tokens."""
-        if not texts:
-            return []
         embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
         encoded = self.encoder.tokenizer(
             texts,
@@ -109,12 +103,11 @@ class EmbeddingAligner:
         ]
 
 
-def _sharing(pairs: Sequence[tuple[str, str]]) -> list[int]:
-    """Places of pairs, those one after the other that share their more frequent text."""
-    uses = Counter(text for pair in pairs for text in pair)
-    return sorted(
-        range(len(pairs)), key=lambda i: sorted(pairs[i], key=lambda text: (-uses[text], text))
-    )
+def sharing_order(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The distinct pairs, those one after the other that share their more frequent text."""
+    distinct = list(dict.fromkeys(pairs))
+    uses = Counter(text for pair in distinct for text in pair)
+    return sorted(distinct, key=lambda pair: sorted(pair, key=lambda text: (-uses[text], text)))
 
 
 class _Tokens(NamedTuple):

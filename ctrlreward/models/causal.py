@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ctrlreward.models import forest
-from ctrlreward.models.batching import portions, run_batched, token_budget
+from ctrlreward.models.batching import run_batched, token_budget
 from ctrlreward.models.compiling import compile_layers
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
 from ctrlreward.models.texts import moved, pad_rows, warn_of_cuts
@@ -95,19 +95,13 @@ class CausalLM:
         continuation is longer than the model's context, tokens far from the target are left out,
         then the target's last ones, with a warning.
         """
-        results: dict[int, TokenScores] = {}
-        lengths: list[int] = []
-        for some in portions([c.context + c.target for c in continuations]):
-            encoded = self._encode([continuations[i] for i in some])
-            lengths += [len(ids) - 1 for ids, _ in encoded]  # the last token needs no position
-            fitted = [self._fit(ids, start) for ids, start in encoded]
-            results.update(zip(some, self._score(fitted), strict=True))
+        if not continuations:
+            return []
+        whole = self._encode(continuations)
+        lengths = [len(ids) - 1 for ids, _ in whole]  # the last token needs no position
         lost = "what is farthest from the target"
         warn_of_cuts("continuations", lengths, self._limit, lost)
-        return [results[i] for i in range(len(continuations))]
-
-    def _score(self, encoded: list[tuple[list[int], int]]) -> list[TokenScores]:
-        """The scores of sequences, each with the place of its first target token."""
+        encoded = [self._fit(ids, start) for ids, start in whole]
         # The last token is only predicted, never read.
         trees = forest.plant([ids[:-1] for ids, _ in encoded], self._strangers)
         scores = empty_scores([ids[start:] for ids, start in encoded])

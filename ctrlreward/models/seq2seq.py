@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.functional.ctrleval import Blank
 from ctrlreward.models.asking import Asked, Asking
-from ctrlreward.models.batching import portions, run_batched, runs, token_budget
+from ctrlreward.models.batching import run_batched, runs, token_budget
 from ctrlreward.models.causal import TokenScores, empty_scores
 from ctrlreward.models.compiling import compile_layers
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
@@ -88,23 +88,19 @@ class Seq2SeqInfiller:
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
         """For each blank, the scores of each of its targets, in the given order."""
-        results: dict[int, list[TokenScores]] = {}
-        lengths: list[int] = []
-        read: list[int] = []
+        if not blanks:
+            return []
         masked = [blank.left + self._mask + blank.right for blank in blanks]
-        for some in portions(masked):
-            sources = self.tokenizer([masked[i] for i in some], verbose=False).input_ids
-            fillings = [[self._filling(blanks[i], t) for t in blanks[i].targets] for i in some]
-            lengths += [len(ids) for ids in sources]
-            read += [len(filling.read) for group in fillings for filling in group]
-            found = self._fill(
-                [self._around_mask(tuple(ids)) for ids in sources],
-                [[filling.cut(self._positions) for filling in group] for group in fillings],
-            )
-            results.update(zip(some, found, strict=True))
+        sources = self.tokenizer(masked, verbose=False).input_ids
+        fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
+        lengths = [len(ids) for ids in sources]
+        read = [len(filling.read) for group in fillings for filling in group]
         warn_of_cuts("patterns", lengths, self._limit, "what is farthest from the blank")
         warn_of_cuts("fillings", read, self._positions, "the rest", "decoder")
-        return [results[i] for i in range(len(blanks))]
+        return self._fill(
+            [self._around_mask(tuple(ids)) for ids in sources],
+            [[filling.cut(self._positions) for filling in group] for group in fillings],
+        )
 
     def _around_mask(self, ids: Ids) -> Ids:
         """A masked text, cut around the mask where the model reads no more."""

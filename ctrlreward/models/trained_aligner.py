@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 from ctrlreward.models.aligner import TokenAlignment
-from ctrlreward.models.batching import run_batched, token_budget
+from ctrlreward.models.batching import run_batched, token_budget, windows
 from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_of_cuts
 from ctrlreward.models.texts import max_tokens
 from ctrlreward.models.trained_head import TrainedHead
@@ -61,8 +62,8 @@ class TokenAligner:
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self._aligned = _aligned_label(model, self.model.config)
 
-    def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
-        """For each pair (a, b) the probabilities of a's tokens, in the given order.
+    def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
+        """For each pair (a, b) the probabilities of a's tokens, one pair after the other.
 
         Where both are longer than the model reads, b is cut, with a warning. Where a has no token
         there are no values; where b has none they are NaN.
@@ -73,11 +74,8 @@ class TokenAligner:
             values = logits.float().cpu().double().softmax(dim=-1)[..., self._aligned].numpy()
             return [row[list(pair.places)] for row, pair in zip(values, batch, strict=True)]
 
-        encoded, values = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
-        return [
-            TokenAlignment(pair.spans, row if pair.has_b else np.full(len(row), np.nan))
-            for pair, row in zip(encoded, values, strict=True)
-        ]
+        for pair, values in _run(self.model, self.tokenizer, self.batch_tokens, pairs, read):
+            yield TokenAlignment(pair.spans, values if pair.has_b else np.full(len(values), np.nan))
 
 
 class RegressionAligner:
@@ -117,8 +115,8 @@ class RegressionAligner:
         if self.model.config.pad_token_id is None:  # decoders look for the last token before it
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
-    def align(self, pairs: Sequence[Pair]) -> list[TokenAlignment]:
-        """For each pair (a, b) one span, the whole of a, and its value, in the given order.
+    def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
+        """For each pair (a, b) one span, the whole of a, and its value, one after the other.
 
         Where both are longer than the model reads, b is cut, with a warning. Where a has no token
         there is no span; where b has none the value is NaN.
@@ -127,15 +125,13 @@ class RegressionAligner:
         def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
             return list(logits.float().cpu().double().numpy())
 
-        encoded, values = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
-        alignments = []
-        for (a, _), pair, value in zip(pairs, encoded, values, strict=True):
-            if not pair.places:
-                alignments.append(TokenAlignment((), np.zeros(0)))
-            else:
+        found = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
+        for (a, _), (pair, value) in zip(pairs, found, strict=True):
+            if pair.places:
                 whole = value if pair.has_b else np.full(1, np.nan)
-                alignments.append(TokenAlignment(((0, len(a)),), whole))
-        return alignments
+                yield TokenAlignment(((0, len(a)),), whole)
+            else:
+                yield TokenAlignment((), np.zeros(0))
 
 
 def _run(
@@ -144,22 +140,26 @@ def _run(
     batch_tokens: int,
     pairs: Sequence[Pair],
     read: Callable[[Tensor, list[EncodedPair]], list[Values]],
-) -> tuple[list[EncodedPair], list[Values]]:
-    """Each pair as it is read, and what `read` makes of its logits; equal pairs run once."""
-    distinct = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+) -> Iterator[tuple[EncodedPair, Values]]:
+    """Each pair as it is read, and what `read` makes of its logits."""
+
+    def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
+        some = [rows[i] for i in batch]
+        inputs = pad_pairs(some, tokenizer.pad_token_id or 0, model.device)
+        return read(model(**inputs).logits, some)
+
     limit = max_tokens(tokenizer, model.config)
-    encoded = encode_pairs(tokenizer, list(distinct), limit)
-    warn_of_cuts(list(distinct), encoded, limit)
-
-    def forward(batch: list[int]) -> list[Values]:
-        rows = [encoded[i] for i in batch]
-        inputs = pad_pairs(rows, tokenizer.pad_token_id or 0, model.device)
-        return read(model(**inputs).logits, rows)
-
-    description = f"{model.name_or_path}: {len(distinct)} pairs"
-    values = run_batched([len(row.ids) for row in encoded], batch_tokens, forward, description)
-    places = [distinct[pair] for pair in pairs]
-    return [encoded[i] for i in places], [values[i] for i in places]
+    for window in windows([a + b for a, b in pairs]):
+        some = [pairs[i] for i in window]
+        encoded = encode_pairs(tokenizer, some, limit)
+        warn_of_cuts(some, encoded, limit)
+        values = run_batched(
+            [len(pair.ids) for pair in encoded],
+            batch_tokens,
+            partial(forward, encoded),
+            f"{model.name_or_path}: {len(some)} pairs",
+        )
+        yield from zip(encoded, values, strict=True)
 
 
 def _aligned_label(name: str, config: PretrainedConfig) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 
 from ctrlreward.functional.alignment import AGGREGATES, preservation
 from ctrlreward.functional.stop_words import ENGLISH_STOP_WORDS
-from ctrlreward.models.aligner import Aligner, EmbeddingAligner, TokenAlignment
+from ctrlreward.models.aligner import Aligner, EmbeddingAligner, TokenAlignment, sharing_order
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.aligned_text import AlignedText, aligned_text
@@ -117,17 +118,13 @@ class Alignment(Scorer):
         Raises:
             ValueError: A column that an aspect needs is absent.
         """
-        explained = self.explain(samples)
-        scores = {}
+        scores = {direction: np.empty(len(samples)) for direction in self._directions}
+        for job, aligned in self._explaining(samples):
+            scores[job.direction][job.sample] = aligned.score
         for name in self.aspects:
             aspect = ASPECTS[name]
-            directions = {
-                direction: np.array([row[direction].score for row in explained], dtype=np.float64)
-                for direction in aspect.directions
-            }
-            scores.update(directions)
             if aspect.fold is not None:
-                scores[name] = aspect.fold(*directions.values())
+                scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
         return scores
 
     def explain(self, samples: Samples) -> list[dict[str, AlignedText]]:
@@ -143,15 +140,27 @@ class Alignment(Scorer):
         Raises:
             ValueError: As `score` does.
         """
-        jobs = [job for aspect in self.aspects for job in _jobs(aspect, samples)]
-        # Directions of several aspects may be the same, and samples may share their texts.
-        pairs = list(dict.fromkeys((job.text, job.other) for job in jobs if job.text and job.other))
-        found = dict(zip(pairs, self.aligner.align(pairs), strict=True))
-        explained: list[dict[str, AlignedText]] = [{} for _ in samples.texts]
-        for job in jobs:
-            alignment = found.get((job.text, job.other), _NO_TOKENS)
-            explained[job.sample][job.direction] = self._aligned(job, alignment)
-        return explained
+        made = {(job.sample, job.direction): aligned for job, aligned in self._explaining(samples)}
+        return [
+            {direction: made[i, direction] for direction in self._directions}
+            for i in range(len(samples))
+        ]
+
+    def _explaining(self, samples: Samples) -> Iterator[tuple[_Job, AlignedText]]:
+        """Each direction of each sample, one after the other, in an order that suits the aligner.
+
+        Directions of several aspects may be the same, and samples may share their texts.
+        """
+        jobs: dict[tuple[str, str], list[_Job]] = {}
+        for aspect in self.aspects:
+            for job in _jobs(aspect, samples):
+                jobs.setdefault((job.text, job.other), []).append(job)
+        pairs = sharing_order(pair for pair in jobs if all(pair))
+        aligned = zip(pairs, self.aligner.align(pairs), strict=True)
+        empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
+        for pair, alignment in chain(empty, aligned):
+            for job in jobs[pair]:
+                yield job, self._aligned(job, alignment)
 
     def load(self) -> None:
         """Loads the model now."""
@@ -165,6 +174,10 @@ class Alignment(Scorer):
     def release(self) -> None:
         """Frees the model; the next `score` loads it again."""
         self.__dict__.pop("aligner", None)
+
+    @property
+    def _directions(self) -> list[str]:
+        return [direction for aspect in self.aspects for direction in ASPECTS[aspect].directions]
 
     def _aggregate(self, aspect: Aspect) -> str:
         return self.aggregate or aspect.aggregate

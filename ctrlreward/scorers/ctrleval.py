@@ -25,6 +25,7 @@ from ctrlreward.functional.ctrleval import (
 )
 from ctrlreward.functional.sentences import sentence_splitter as find_splitter
 from ctrlreward.models.asking import Asking, answered
+from ctrlreward.models.batching import windows
 from ctrlreward.models.causal import TokenScores
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
@@ -138,11 +139,13 @@ class CTRLEval(Scorer):
 
     def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
         """See `Scorer.asking`."""
-        explained = yield from self._explaining(samples)
-        return {
-            aspect: np.array([parts[aspect].score for parts in explained], dtype=np.float64)
-            for aspect in self.aspects
-        }
+        scores = {aspect: np.empty(len(samples)) for aspect in self.aspects}
+
+        def keep(i: int, part: Explanation) -> None:
+            scores[part.aspect][i] = part.score
+
+        yield from self._explaining(samples, keep)
+        return scores
 
     def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
         """What the scores are made of: each pattern evaluator with its score and weight (Fig. 5).
@@ -156,24 +159,36 @@ class CTRLEval(Scorer):
         Raises:
             ValueError: As `score` does.
         """
-        return answered([self._explaining(samples)])[0]
-
-    def _explaining(self, samples: Samples) -> Asking[list[dict[str, Explanation]]]:
-        blanks = {aspect: self._blanks(aspect, samples) for aspect in self.aspects}
-        flat = [blank for groups in blanks.values() for group in groups for blank in group]
-        scored = iter((yield from self.infiller.ask(flat)))
         explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
-        for aspect, groups in blanks.items():
-            labels = samples.labels or [""] * len(samples)
-            for parts, group, label in zip(explained, groups, labels, strict=True):
+
+        def keep(i: int, part: Explanation) -> None:
+            explained[i][part.aspect] = part
+
+        answered([self._explaining(samples, keep)])
+        return explained
+
+    def _explaining(
+        self, samples: Samples, keep: Callable[[int, Explanation], None]
+    ) -> Asking[None]:
+        """Hands over each aspect of each sample with the sample's place, a window at a time."""
+        self._check(samples)
+        for window in windows(samples.texts):
+            blanks = {
+                (i, aspect): self._blanks(aspect, samples, i)
+                for i in window
+                for aspect in self.aspects
+            }
+            flat = [blank for group in blanks.values() for blank in group]
+            scored = iter((yield from self.infiller.ask(flat)))
+            for (i, aspect), group in blanks.items():
                 found = [next(scored) for _ in group]
                 if not group:
-                    parts[aspect] = Explanation(aspect, np.nan)
+                    keep(i, Explanation(aspect, np.nan))
                 elif aspect == "attribute_relevance":
-                    parts[aspect] = self._relevance(found, label)
+                    label = samples.require("labels", "CTRLEval attribute_relevance")[i]
+                    keep(i, self._relevance(found, label))
                 else:
-                    parts[aspect] = self._likelihood(aspect, group, found)
-        return explained
+                    keep(i, self._likelihood(aspect, group, found))
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """The evaluators as a classifier: probability of each label, shape (n, labels).
@@ -181,14 +196,16 @@ class CTRLEval(Scorer):
         NaN where a text is empty. Each row sums to 1, except with the weights `"max"` and
         `"min"`, which pick an evaluator for each label.
         """
-        groups = [self._relevance_blanks(text) for text in texts]
-        flat = [blank for group in groups for blank in group]
-        scored = iter(answered([self.infiller.ask(flat)])[0])
         result = np.full((len(texts), len(self.labels)), np.nan)
-        for row, group in zip(result, groups, strict=True):
-            if group:
-                log_probs = self._word_log_probs([next(scored) for _ in group])
-                row[:] = label_probabilities(log_probs, self._weighting("attribute_relevance"))
+        for window in windows(texts):
+            groups = [self._relevance_blanks(texts[i]) for i in window]
+            flat = [blank for group in groups for blank in group]
+            scored = iter(answered([self.infiller.ask(flat)])[0])
+            for i, group in zip(window, groups, strict=True):
+                if group:
+                    log_probs = self._word_log_probs([next(scored) for _ in group])
+                    weighting = self._weighting("attribute_relevance")
+                    result[i] = label_probabilities(log_probs, weighting)
         return result
 
     def load(self) -> None:
@@ -220,34 +237,32 @@ class CTRLEval(Scorer):
             table = InverseFrequency.from_file(table)
         return table.require(len(tokenizer))
 
-    def _blanks(self, aspect: str, samples: Samples) -> list[list[Blank]]:
-        """Each sample's patterns for an aspect; none where there is nothing to score."""
-        if aspect == "coherence":
-            groups = [
-                coherence_blanks([s for s in self.split(text) if s.strip()])
-                for text in samples.texts
-            ]
-        elif aspect == "consistency":
-            prefixes = samples.require("prefixes", "CTRLEval consistency")
-            groups = [
-                consistency_blanks(text, prefix)
-                if prefix.strip() and text[len(prefix) :].strip()
-                else []
-                for text, prefix in zip(samples.texts, prefixes, strict=True)
-            ]
-        else:
+    def _check(self, samples: Samples) -> None:
+        """Refuses samples that lack what the aspects need, before anything is scored."""
+        if "consistency" in self.aspects:
+            samples.require("prefixes", "CTRLEval consistency")
+        if "attribute_relevance" in self.aspects:
             for i, label in enumerate(samples.require("labels", "CTRLEval attribute_relevance")):
                 if label not in self.labels:
                     raise ValueError(
                         f"labels[{i}] = {label!r} is no label of the task: "
                         f"it has {', '.join(self.labels)}"
                     )
-            groups = [self._relevance_blanks(text) for text in samples.texts]
-        for i, group in enumerate(groups):
-            if not group:
-                lack = _lack(aspect, samples[i : i + 1])
-                log.warning("texts[%d] %s: its %s is NaN", i, lack, aspect)
-        return groups
+
+    def _blanks(self, aspect: str, samples: Samples, i: int) -> list[Blank]:
+        """A sample's patterns for an aspect; none where there is nothing to score."""
+        text = samples.texts[i]
+        prefix = samples.prefixes[i] if samples.prefixes else ""
+        blanks: list[Blank] = []
+        if aspect == "coherence":
+            blanks = coherence_blanks([s for s in self.split(text) if s.strip()])
+        elif aspect == "attribute_relevance":
+            blanks = self._relevance_blanks(text)
+        elif prefix.strip() and text[len(prefix) :].strip():
+            blanks = consistency_blanks(text, prefix)
+        if not blanks:
+            log.warning("texts[%d] %s: its %s is NaN", i, _lack(aspect, text, prefix), aspect)
+        return blanks
 
     def _relevance_blanks(self, text: str) -> list[Blank]:
         """One a prompt, with the words of its verbalizers one after the other."""
@@ -299,11 +314,10 @@ class CTRLEval(Scorer):
         return np.array(means).reshape(len(self.evaluators), len(self.labels))
 
 
-def _lack(aspect: str, sample: Samples) -> str:
+def _lack(aspect: str, text: str, prefix: str) -> str:
     """Why a sample gives no pattern."""
-    if not sample.texts[0].strip():
+    if not text.strip():
         return "is empty"
     if aspect == "coherence":
         return "has no sentences"
-    prefixed = sample.prefixes is not None and sample.prefixes[0].strip()
-    return "has nothing beyond its prefix" if prefixed else "has no prefix"
+    return "has nothing beyond its prefix" if prefix.strip() else "has no prefix"

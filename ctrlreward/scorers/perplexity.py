@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from ctrlreward.models.asking import Asked, Asking, answered, shared
+from ctrlreward.models.batching import windows
 from ctrlreward.models.causal import CausalLM, Continuation
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Metric, Scorer, Scores
@@ -65,10 +66,8 @@ class Perplexity(Scorer):
 
     def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
         """See `Scorer.asking`."""
-        log_likelihood = np.full(len(samples), np.nan)
-        found = yield from self._log_probs(samples)
-        for i, log_probs in found.items():
-            log_likelihood[i] = log_probs.mean()
+        total, tokens = yield from self._totals(samples)
+        log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
         return {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
 
     def corpus_perplexity(self, samples: Samples) -> float:
@@ -80,8 +79,8 @@ class Perplexity(Scorer):
         Returns:
             1 or more, lower is better; NaN where no text has a token.
         """
-        log_probs = list(answered([self._log_probs(samples)])[0].values())
-        return float(np.exp(-np.concatenate(log_probs).mean())) if log_probs else float("nan")
+        total, tokens = answered([self._totals(samples)])[0]
+        return float(np.exp(-total.sum() / tokens.sum())) if tokens.any() else float("nan")
 
     def load(self) -> None:
         """Loads the model now."""
@@ -96,14 +95,15 @@ class Perplexity(Scorer):
         """Frees the model; the next `score` loads it again."""
         self.__dict__.pop("language_model", None)
 
-    def _log_probs(self, samples: Samples) -> Asking[dict[int, Scores]]:
-        """Log-probabilities of each text's tokens, by its place; not of texts without tokens."""
-        kept = present("perplexity", texts=samples.texts)
-        texts = [Continuation("", samples.texts[i]) for i in kept]
-        scored = yield Asked(self.language_model, texts)
-        # Rounding can leave a certain token's log-probability above 0 by a last digit.
-        return {
-            i: np.minimum(tokens.log_probs, 0.0)
-            for i, tokens in zip(kept, scored, strict=True)
-            if len(tokens.log_probs)
-        }
+    def _totals(self, samples: Samples) -> Asking[tuple[Scores, Scores]]:
+        """Sum of the log-probabilities of each text's tokens, and their number, 0 for none."""
+        total, tokens = np.zeros((2, len(samples)))
+        kept = set(present("perplexity", texts=samples.texts))
+        for window in windows(samples.texts):
+            some = [i for i in window if i in kept]
+            texts = [Continuation("", samples.texts[i]) for i in some]
+            scored = yield Asked(self.language_model, texts)
+            for i, (_, log_probs) in zip(some, scored, strict=True):
+                # Rounding can leave a certain token's log-probability above 0 by a last digit.
+                total[i], tokens[i] = np.minimum(log_probs, 0.0).sum(), len(log_probs)
+        return total, tokens

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from ctrlreward.models.aligner import EmbeddingAligner
+from ctrlreward.models.aligner import EmbeddingAligner, sharing_order
 from ctrlreward.models.weights import resolve
 
 PAIRS = [
@@ -43,7 +43,7 @@ def pairs_one_by_one(pairs: list[tuple[str, str]]) -> list[list[float]]:
 
 
 def test_equals_one_pair_at_a_time(aligner: EmbeddingAligner) -> None:
-    found = aligner.align(PAIRS)
+    found = list(aligner.align(PAIRS))
     for alignment, expected in zip(found, pairs_one_by_one(PAIRS), strict=True):
         assert alignment.values.dtype == np.float64
         np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
@@ -63,7 +63,7 @@ def test_each_distinct_text_is_read_once(aligner: EmbeddingAligner) -> None:
     hook = aligner.encoder.model.register_forward_pre_hook(
         lambda model, args, kwargs: shapes.append(kwargs["input_ids"].shape), with_kwargs=True
     )
-    aligner.align(PAIRS * 3)
+    assert len(list(aligner.align(PAIRS * 3))) == len(PAIRS) * 3
     hook.remove()
     assert sum(rows for rows, _ in shapes) == len({text for pair in PAIRS for text in pair})
 
@@ -84,9 +84,9 @@ def test_a_long_text_is_cut_and_named_by_its_beginning(
 def test_an_encoder_without_a_limit(
     aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = aligner.align(PAIRS[:1])[0]
+    (expected,) = aligner.align(PAIRS[:1])
     monkeypatch.setattr(aligner.encoder, "max_tokens", int(1e30))  # as of T5
-    found = aligner.align(PAIRS[:1])[0]
+    (found,) = aligner.align(PAIRS[:1])
     assert found.spans == expected.spans
     assert found.values.tolist() == expected.values.tolist()
 
@@ -94,15 +94,15 @@ def test_an_encoder_without_a_limit(
 def test_many_pairs_are_read_some_at_a_time_and_each_text_once(
     aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = aligner.align(PAIRS)
-    monkeypatch.setattr("ctrlreward.models.aligner._CHARACTERS_AT_A_TIME", 60)
+    expected = list(aligner.align(PAIRS))
+    monkeypatch.setattr("ctrlreward.models.batching._CHARACTERS_AT_A_TIME", 60)
     calls: list[list[str]] = []
     own = aligner._tokens
     monkeypatch.setattr(aligner, "_tokens", lambda texts: calls.append(texts) or own(texts))
     for found, alignment in zip(aligner.align(PAIRS), expected, strict=True):
         assert found.spans == alignment.spans
         np.testing.assert_allclose(found.values, alignment.values, atol=1e-5)
-    assert len([texts for texts in calls if texts]) > 1
+    assert len(calls) > 1
     read = [text for texts in calls for text in texts]
     assert sorted(read) == sorted({text for pair in PAIRS for text in pair})
 
@@ -121,11 +121,12 @@ def test_tokens_of_a_text_are_let_go_of_after_its_last_pair(
         most = max(most, sum(vectors() is not None for vectors in made))
         return rows
 
-    monkeypatch.setattr("ctrlreward.models.aligner._CHARACTERS_AT_A_TIME", 1)
+    monkeypatch.setattr("ctrlreward.models.batching._CHARACTERS_AT_A_TIME", 1)
     monkeypatch.setattr(aligner, "_tokens", watched)
     # Four texts about each of ten sources, both ways, in an order that parts them.
     pairs = [(f"answer {k} of {i}", f"source {i}") for k in range(4) for i in range(10)]
-    aligner.align([*pairs, *((b, a) for a, b in pairs)])
+    for _ in aligner.align(sharing_order([*pairs, *((b, a) for a, b in pairs)])):
+        pass
     assert most == 4  # a source and a text, and those of the call before until it ends
 
 
@@ -138,4 +139,4 @@ def test_texts_without_tokens(aligner: EmbeddingAligner) -> None:
 
 
 def test_no_pairs(aligner: EmbeddingAligner) -> None:
-    assert aligner.align([]) == []
+    assert list(aligner.align([])) == []

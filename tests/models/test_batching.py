@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import platform
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,10 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from ctrlreward.models import batching
 from ctrlreward.models.batching import (
     pack,
-    portions,
     run_batched,
     token_budget,
     tokens_within,
+    trim_heap,
+    windows,
 )
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=30)
@@ -159,19 +162,27 @@ def test_a_bar_is_shown_for_long_work_at_a_terminal_outside_ci(
 
 
 @given(st.lists(st.text("ab", max_size=6), max_size=20), st.integers(1, 12))
-def test_portions_hold_every_text_once_beside_those_that_begin_alike(
-    texts: list[str], characters: int
-) -> None:
+def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "_CHARACTERS_AT_A_TIME", characters)
-        found = list(portions(texts))
-    read = [texts[i] for some in found for i in some]
-    assert read == sorted(texts)
-    assert sorted(i for some in found for i in some) == list(range(len(texts)))
-    for some, following in pairwise(found):
-        size = sum(len(texts[i]) for i in some)
-        assert len(some) == 1 or size <= characters
+        found = list(windows(texts))
+    assert [i for window in found for i in window] == list(range(len(texts)))
+    for window, following in pairwise(found):
+        size = sum(len(texts[i]) for i in window)
+        assert len(window) == 1 or size <= characters
         assert size + len(texts[following[0]]) > characters
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's heap")
+def test_free_pages_between_what_is_in_use_go_back_to_the_system() -> None:
+    process = psutil.Process()
+    blocks = [bytes([1]) * 2**16 for _ in range(2000)]
+    used = blocks[::20]
+    del blocks
+    before = process.memory_info().rss
+    trim_heap()
+    assert before - process.memory_info().rss > 100e6  # of 131 MB, a twentieth of them in use
+    assert len(used) == 100
 
 
 def test_a_budget_is_what_was_asked_for_or_suits_the_device() -> None:

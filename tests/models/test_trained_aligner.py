@@ -96,7 +96,7 @@ def alone(auto_class: type, folder: str, a: str, b: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("batch_tokens", [1, 8192])
 def test_tokens_of_a_get_the_probability_of_being_aligned(by_token: str, batch_tokens: int) -> None:
-    made = TokenAligner(by_token, batch_tokens=batch_tokens).align(PAIRS)
+    made = list(TokenAligner(by_token, batch_tokens=batch_tokens).align(PAIRS))
     for (a, b), alignment in zip(PAIRS, made, strict=True):
         assert [a[start:end] for start, end in alignment.spans] == a.split()
         logits = alone(AutoModelForTokenClassification, by_token, a, b)
@@ -125,7 +125,7 @@ def test_without_a_there_is_no_value_and_without_b_it_is_nan(
     assert without_a.values.shape == (0,)
     assert without_b.spans == ((0, 4),)
     assert np.isnan(without_b.values).all()
-    assert aligner.align([]) == []
+    assert list(aligner.align([])) == []
 
 
 def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:

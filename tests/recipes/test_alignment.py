@@ -128,7 +128,7 @@ def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_pa
 
     # The folder is that of the best validation: its loss comes out again.
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
-    made = aligner.align([(pair.a, pair.b) for pair in kept["validation"]])
+    made = list(aligner.align([(pair.a, pair.b) for pair in kept["validation"]]))
     per_batch = []
     for start in range(0, len(made), 4):
         right = []

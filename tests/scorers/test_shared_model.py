@@ -52,3 +52,45 @@ def test_scorers_on_one_model_share_it_and_what_their_texts_share(
     ]
     (ids,) = seen
     assert ids.numel() == len({whole[:n] for whole in read for n in range(len(whole))})
+
+
+def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
+    scorers: tuple[CTRLEval, Perplexity],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ctrleval, perplexity = scorers
+    samples = Samples.concat([SAMPLES, Samples(["", "Not so."], labels=["positive", "negative"])])
+    components = {name: s[name] for s in scorers for name in s.metrics}
+    expected = score(components, samples)
+    explained = ctrleval.explain(samples)
+    chances = ctrleval.probabilities(samples.texts)
+    corpus = perplexity.corpus_perplexity(samples)
+    calls: list[set[str]] = []
+    model = perplexity.language_model
+    own = model.log_probs
+    monkeypatch.setattr(
+        model, "log_probs", lambda tasks: calls.append({t.target for t in tasks}) or own(tasks)
+    )
+    monkeypatch.setattr("ctrlreward.models.batching._CHARACTERS_AT_A_TIME", 45)
+    caplog.clear()
+    found = score(components, samples)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-5)
+    assert sorted(caplog.messages) == [
+        "texts[3] is empty: its attribute_relevance is NaN",
+        "texts[3] is empty: perplexity is NaN",
+    ]
+    # Two windows; each call has the words of the one scorer and the texts of the other.
+    words = {" good.", " nice!"}
+    assert [words & call for call in calls] == [words, words]
+    assert [call & {*samples.texts} for call in calls] == [
+        {*samples.texts[:2]},
+        {samples.texts[2], samples.texts[4]},
+    ]
+    np.testing.assert_allclose(perplexity.corpus_perplexity(samples), corpus, rtol=1e-5)
+    np.testing.assert_allclose(ctrleval.probabilities(samples.texts), chances, rtol=1e-5)
+    for parts, others in zip(ctrleval.explain(samples), explained, strict=True):
+        (part,), (other,) = parts.values(), others.values()
+        np.testing.assert_allclose(part.score, other.score, rtol=1e-5)
+        assert len(part.evaluators) == len(other.evaluators)
