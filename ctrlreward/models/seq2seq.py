@@ -230,7 +230,7 @@ def _family(
     """The mask token of a model family, and what its decoder writes for a filled blank."""
     start = config.decoder_start_token_id
 
-    @lru_cache(maxsize=8192)
+    @lru_cache(maxsize=256)  # the words of a task, which all its texts share
     def ids(text: str) -> Ids:
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
