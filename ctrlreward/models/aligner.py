@@ -73,7 +73,7 @@ class EmbeddingAligner:
         """
         last = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
-        reading = iter(windows(distinct))
+        reading = windows(distinct)
         tokens: dict[str, _Tokens] = {}
         for i, pair in enumerate(pairs):
             while not tokens.keys() >= {*pair}:
