@@ -172,6 +172,7 @@ class CTRLEval(Scorer):
     ) -> Asking[None]:
         """Hands over each aspect of each sample with the sample's place, a window at a time."""
         self._check(samples)
+        labels: Sequence[str] = samples.labels or ()
         for window in windows(samples.texts):
             blanks = {
                 (i, aspect): self._blanks(aspect, samples, i)
@@ -185,8 +186,7 @@ class CTRLEval(Scorer):
                 if not group:
                     keep(i, Explanation(aspect, np.nan))
                 elif aspect == "attribute_relevance":
-                    label = samples.require("labels", "CTRLEval attribute_relevance")[i]
-                    keep(i, self._relevance(found, label))
+                    keep(i, self._relevance(found, labels[i]))
                 else:
                     keep(i, self._likelihood(aspect, group, found))
 
