@@ -37,9 +37,20 @@ class Targets(NamedTuple):
 def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
     """What reaches the model's output layer, shape (rows, tokens, width).
 
-    The layer itself gets a single token, so that no logits over the whole vocabulary arise.
+    The layer itself gets no rows: the logits of a single token would read all of its weights.
     """
-    return _forward(model, **inputs)[0]
+    kept: list[Tensor] = []
+
+    def keep(layer: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        kept.append(args[0])
+        return (args[0][:0],)
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
+    try:
+        model(**inputs, use_cache=False)
+    finally:
+        hook.remove()
+    return kept[0]
 
 
 def target_log_probs(
@@ -128,8 +139,9 @@ def check_output_layer(model: PreTrainedModel) -> None:
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        hidden, expected = _forward(model, input_ids=ids, **extra)
-        ours = _output_layer(model)(hidden[:1, :1], slice(None))
+        hidden = hidden_states(model, input_ids=ids, **extra)
+        expected = model(input_ids=ids, **extra, use_cache=False).logits
+        ours = _output_layer(model)(hidden, slice(None))
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{model.config.model_type} models change their logits after the output layer in a "
@@ -147,22 +159,6 @@ def keep_contiguous(model: PreTrainedModel) -> None:
     model.get_output_embeddings().register_forward_pre_hook(
         lambda layer, args: (args[0].contiguous(),)
     )
-
-
-def _forward(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Tensor]:
-    """Hidden states of all tokens, and the model's own logits of the very first."""
-    kept: list[Tensor] = []
-
-    def keep(layer: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        kept.append(args[0])
-        return (args[0][:1, :1],)
-
-    hook = model.get_output_embeddings().register_forward_pre_hook(keep)
-    try:
-        outputs = model(**inputs, use_cache=False)
-    finally:
-        hook.remove()
-    return kept[0], outputs.logits
 
 
 def _output_layer(

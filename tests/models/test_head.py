@@ -174,3 +174,13 @@ def test_the_output_layer_gets_its_input_in_one_piece() -> None:
     )
     torch.testing.assert_close(model(IDS, logits_to_keep=1).logits, expected[:, -1:])
     assert seen == [True]
+
+
+def test_the_output_layer_is_given_no_rows() -> None:
+    model = tiny("llama")
+    seen: list[tuple[int, ...]] = []
+    model.get_output_embeddings().register_forward_hook(
+        lambda layer, args, output: seen.append(tuple(output.shape))
+    )
+    assert hidden_states(model, input_ids=IDS).shape == (2, 5, 16)
+    assert seen == [(0, 5, 40)]
