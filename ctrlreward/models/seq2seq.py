@@ -16,6 +16,7 @@ from ctrlreward.models.asking import Asked, Asking
 from ctrlreward.models.batching import run_batched, runs, token_budget
 from ctrlreward.models.causal import TokenScores, empty_scores
 from ctrlreward.models.compiling import compile_layers
+from ctrlreward.models.cross_attention import attend_to_sources
 from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
 from ctrlreward.models.texts import Ids, max_tokens, pad_rows, warn_of_cuts
 from ctrlreward.models.weights import load_frozen, load_tokenizer
@@ -75,6 +76,7 @@ class Seq2SeqInfiller:
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
+        attend_to_sources(self.model)
         if compiled:
             compile_layers(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
