@@ -70,7 +70,6 @@ def test_a_short_row_projects_no_source(family: str) -> None:
     plain, ours = pair(family)
     assert source_tokens_projected(plain, 8) == 2 * 2 * SOURCES.numel()
     assert source_tokens_projected(ours, 8) == 0
-    plain, ours = pair(family)
     assert source_tokens_projected(ours, 9) == source_tokens_projected(plain, 9)
 
 
