@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.models.batching import trim_heap
+from ctrlreward.models.heap import trim
 
 DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)
@@ -240,7 +240,7 @@ def running_texts(count: int, words: int) -> list[str]:
 def peak_mib(work: Work) -> float | None:
     """Peak memory of a run above what was resident before it; None where Linux's /proc isn't."""
     gc.collect()
-    trim_heap()  # else what earlier runs have freed would be used again, and not be seen
+    trim()  # else what earlier runs have freed would be used again, and not be seen
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

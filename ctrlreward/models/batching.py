@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import sys
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
+from ctrlreward.models import heap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,10 +29,6 @@ _MOST_TOKENS = 2**16
 
 # What a pass costs beside its tokens, as a share of the budget.
 _PADDING = 1 / 64
-
-# After each batch it would cost 8 % of the time (PEGASUS on two cores); once a window of texts, the
-# heap would still grow for hundreds of texts, though ever more slowly.
-_BATCHES_BETWEEN_TRIMS = 4
 
 # Fewer batches than this end before a progress bar could be read.
 _BATCHES_WORTH_A_BAR = 20
@@ -62,21 +59,7 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 def windows(texts: Sequence[str]) -> Iterator[list[int]]:
     """Places of texts that are scored at a time, in the given order."""
     sizes = [len(text) for text in texts]
-    for number, window in enumerate(runs(range(len(texts)), sizes, _CHARACTERS_AT_A_TIME)):
-        if number:
-            trim_heap()
-        yield window
-
-
-def trim_heap() -> None:
-    """Gives the heap's free pages back to the system, where the C library is glibc.
-
-    Large tensors of changing sizes leave holes between each other that the next ones don't fit
-    into, so that the heap would grow from batch to batch though what is in use doesn't.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    return runs(range(len(texts)), sizes, _CHARACTERS_AT_A_TIME)
 
 
 def runs(items: Iterable[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
@@ -118,12 +101,9 @@ def run_batched(
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}
-    done = 0
     with torch.inference_mode(), _progress(description, len(lengths), len(pending)) as advance:
         while pending:
             batch = pending[0]
-            if done and done % _BATCHES_BETWEEN_TRIMS == 0:
-                trim_heap()
             try:
                 outputs = forward(batch)
             except torch.OutOfMemoryError:
@@ -137,7 +117,7 @@ def run_batched(
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = pending[1:]
-            done += 1
+            heap.trim_if_grown()
             advance(len(batch))
     return [results[i] for i in range(len(lengths))]
 

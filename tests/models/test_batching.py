@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import platform
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +16,6 @@ from ctrlreward.models.batching import (
     run_batched,
     token_budget,
     tokens_within,
-    trim_heap,
     windows,
 )
 
@@ -171,18 +168,6 @@ def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int
         size = sum(len(texts[i]) for i in window)
         assert len(window) == 1 or size <= characters
         assert size + len(texts[following[0]]) > characters
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's heap")
-def test_free_pages_between_what_is_in_use_go_back_to_the_system() -> None:
-    process = psutil.Process()
-    blocks = [bytes([1]) * 2**16 for _ in range(2000)]
-    used = blocks[::20]
-    del blocks
-    before = process.memory_info().rss
-    trim_heap()
-    assert before - process.memory_info().rss > 100e6  # of 131 MB, a twentieth of them in use
-    assert len(used) == 100
 
 
 def test_a_budget_is_what_was_asked_for_or_suits_the_device() -> None:
