@@ -38,9 +38,9 @@ def trim_if_grown() -> None:
 
 def trim() -> None:
     """Gives the heap's free pages back to the system, where the C library is glibc."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if release is not None:
+        release(0)
 
 
 def _resident() -> int:
