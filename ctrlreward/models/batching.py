@@ -22,10 +22,10 @@ Result = TypeVar("Result")
 # known (patterns, tokens, their log-probabilities) takes no more memory for more texts.
 _CHARACTERS_AT_A_TIME = 2**14
 
-# Measured on two cores with 32 MiB of cache, models of width 256 and 576: 1024 to 4096 tokens take
-# the same time, 8192 up to 1.8 times as long.
-_CPU_TOKENS = 4096
-_MOST_TOKENS = 2**16
+# Measured on two cores with 32 MiB of cache, models of width 256 to 576: 1024 to 4096 tokens take
+# the same time, 8192 up to 1.8 times as long; a pass over 2048 takes half the memory of 4096.
+_CPU_TOKENS = 2**11
+_LEAST_CUDA_TOKENS, _MOST_CUDA_TOKENS = 2**12, 2**16
 
 # What a pass costs beside its tokens, as a share of the budget.
 _PADDING = 1 / 64
@@ -53,7 +53,8 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
     vocabulary = model.get_input_embeddings().num_embeddings
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
-    return min(max(memory // (8 * widest * model.dtype.itemsize), _CPU_TOKENS), _MOST_TOKENS)
+    tokens = memory // (8 * widest * model.dtype.itemsize)
+    return min(max(tokens, _LEAST_CUDA_TOKENS), _MOST_CUDA_TOKENS)
 
 
 def windows(texts: Sequence[str]) -> Iterator[list[int]]:

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ctrlreward.models import heap
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -69,6 +71,7 @@ def target_log_probs(
     used, places = states.unique(return_inverse=True)
     device = hidden.device
     values = token_log_probs(model, hidden[used.to(device)], places.to(device), tokens.to(device))
+    heap.trim_if_grown()
     counts = [len(target.tokens) for target in targets]
     return np.split(values.cpu().double().numpy(), np.cumsum(counts)[:-1])
 

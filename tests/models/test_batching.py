@@ -173,7 +173,7 @@ def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int
 def test_a_budget_is_what_was_asked_for_or_suits_the_device() -> None:
     model = GPT2LMHeadModel(GPT2Config(vocab_size=90, n_embd=16, n_layer=1, n_head=2, n_inner=500))
     assert token_budget(model, 7) == 7
-    assert token_budget(model, None) == 4096
+    assert token_budget(model, None) == 2048
     assert tokens_within(2**40, model) == 2**16
     assert tokens_within(2**20, model) == 4096
     # The widest layer of attention (query, key and value) or the positions, 1024, is what counts.

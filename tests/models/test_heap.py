@@ -46,14 +46,14 @@ def test_a_process_is_trimmed_once_it_has_grown(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(heap, "trim", counted)
     start = resident()
-    kept = [blocks(40)]
+    kept = [blocks(30)]
     heap.trim_if_grown()
     assert trims == []
     kept.append(blocks(100)[::20])
     heap.trim_if_grown()
     assert len(trims) == 1
-    assert trims[0] - start > 64 * MIB
-    assert resident() - start < 64 * MIB  # 40 and 5 MiB are in use
+    assert trims[0] - start > 48 * MIB
+    assert resident() - start < 48 * MIB  # 30 and 5 MiB are in use
     heap.trim_if_grown()
     assert len(trims) == 1
     assert kept
@@ -70,7 +70,7 @@ def test_holes_are_bounded_however_many_batches(batches: list[tuple[int, int]]) 
         for i in batch:
             now += sum(batches[i])
             used += batches[i][1]
-        assert now - used <= 64 * MIB + max(holes for holes, _ in batches)
+        assert now - used <= 48 * MIB + max(holes for holes, _ in batches)
         return batch
 
     def trim() -> None:
@@ -83,7 +83,7 @@ def test_holes_are_bounded_however_many_batches(batches: list[tuple[int, int]]) 
         patch.setattr(heap, "trim", trim)
         heap.trim_if_grown()
         run_batched([1] * len(batches), 1, forward, "holes")
-    assert trims <= sum(map(sum, batches)) / (64 * MIB)
+    assert trims <= sum(map(sum, batches)) / (48 * MIB)
 
 
 def test_without_proc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
