@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from ctrlreward.models import heap
+from ctrlreward.models.products import linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
