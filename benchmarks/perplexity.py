@@ -27,6 +27,7 @@ def scoring(scorer: Perplexity, texts: list[str]) -> Work:
     return lambda: scorer.score(samples)["log_likelihood"]
 
 
+@floor.plain_products()
 def documented(scorer: Perplexity, texts: list[str]) -> np.ndarray:
     """Each text alone, in windows of the model's context: the loss of the tokens that are new."""
     model, tokenizer = scorer.language_model.model, scorer.language_model.tokenizer

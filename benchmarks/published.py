@@ -10,6 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from floor import plain_products
 from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
@@ -31,6 +32,7 @@ from ctrlreward.scorers import CTRLEval
 BATCH = 8
 
 
+@plain_products()
 def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
     """An aspect's scores by an encoder-decoder of PEGASUS' kind."""
     words = [w for words in scorer.task.verbalizers.values() for w in words]
@@ -61,6 +63,7 @@ def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
     return np.array(values)
 
 
+@plain_products()
 def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
     """Attribute relevance by a decoder-only model, of prompts that stand behind the text."""
     rows = []
