@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 # How much a process grows before its heap is trimmed. A trim costs little, but the pages that it
-# gave back must come again: with 32 MiB that is 8 % of the time, and with 64 no less than with
-# 48 (PEGASUS on two cores, three aspects of 48 texts).
+# gave back must come again: over no trim that is 3 to 6 % of the time, with 32 MiB 7 % more, with
+# 64 up to 3 % less (PEGASUS on two cores, three aspects of 48 texts).
 _GROWTH = 48 * 2**20
 
 _STATM = Path("/proc/self/statm")
