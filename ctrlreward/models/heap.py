@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 # How much a process grows before its heap is trimmed. A trim costs little, but the pages that it
-# gave back must come again: over no trim that is 3 to 6 % of the time, with 32 MiB 7 % more, with
-# 64 up to 3 % less (PEGASUS on two cores, three aspects of 48 texts).
+# gave back must come again: 8.8 s with 48 MiB, 9.2 with 32, 8.5 with 64, 8.1 to 8.7 without trims
+# (PEGASUS on two cores, three aspects of 48 texts).
 _GROWTH = 48 * 2**20
 
 _STATM = Path("/proc/self/statm")
