@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ctrlreward.models import products
+from ctrlreward.models import onednn
 
 _SIZES = ((2048, 2048, 2048), (4096, 576, 1536), (4096, 256, 1024))
 _COPY_BYTES = 2**28
@@ -75,7 +75,7 @@ def speed() -> Speed:
     best = 0.0
     for rows, inner, columns in _SIZES:
         a, b = torch.rand(rows, inner), torch.rand(columns, inner)
-        for multiply in (torch.nn.functional.linear, products.linear):
+        for multiply in (torch.nn.functional.linear, onednn.linear):
             seconds = _fastest(lambda m=multiply, a=a, b=b: m(a, b))
             best = max(best, 2 * rows * inner * columns / seconds)
     source = torch.rand(_COPY_BYTES // 4)
@@ -104,12 +104,12 @@ def of(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) -> Fl
 @contextmanager
 def plain_products() -> Iterator[None]:
     """Our models multiply as PyTorch has it: for peers that run on them, and for counting."""
-    own = products._mkl_holds_back
-    products._mkl_holds_back = lambda: False
+    own = onednn._mkl_holds_back
+    onednn._mkl_holds_back = lambda: False
     try:
         yield
     finally:
-        products._mkl_holds_back = own
+        onednn._mkl_holds_back = own
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ctrlreward.models import heap
-from ctrlreward.models.products import linear
+from ctrlreward.models.onednn import linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from ctrlreward.models import wheels
 from ctrlreward.models.cache import build_once, cache_folder
 from ctrlreward.models.dtypes import pick_dtype
-from ctrlreward.models.products import speed_up
+from ctrlreward.models.onednn import adapt
 from ctrlreward.models.wheels import Wheel
 
 logger = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ def load_frozen(
             location, use_safetensors=True, trust_remote_code=False, dtype=wanted
         )
     frozen: PreTrainedModel = loaded.eval().requires_grad_(False).to(torch.device(device))
-    speed_up(frozen)
+    adapt(frozen)
     return frozen
 
 

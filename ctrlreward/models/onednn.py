@@ -1,7 +1,11 @@
-"""Linear layers of frozen float32 models by oneDNN, where PyTorch's own choice holds back.
+"""What frozen models compute by oneDNN on the CPU: faster products, and few shapes.
 
 PyTorch leaves float32 products to MKL, which keeps its AVX-512 kernels to Intel's processors: on
 two AMD EPYC cores with AVX-512 it reached 190 GFLOP/s, oneDNN, which PyTorch holds as well, 430.
+GELU it leaves to oneDNN anyway.
+
+oneDNN builds a kernel for each shape that it meets and keeps 1,024 of them, which takes time, and
+memory that grows with the number of texts. So what it is given has rows in round numbers.
 """
 
 from __future__ import annotations
@@ -11,11 +15,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu
 from torch.nn.functional import linear as plain
+from transformers.activations import GELUActivation
 
-# Rows of a product are filled up to multiples of so many: oneDNN builds a kernel for each number of
-# rows, which takes 2 ms and half a MiB that stays. With 64 or 256 CTRLEval took longer. Fewer rows
-# than this gain little.
+# Rows of a product are filled up to multiples of so many: a kernel takes 2 ms and half a MiB. With
+# 64 or 256 CTRLEval took longer. Fewer rows than this gain little.
 _ROWS = 128
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -33,7 +38,9 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         Shape (…, outputs).
     """
     rows = hidden.numel() // hidden.shape[-1]
-    if rows < _ROWS or not _suits(hidden, weight, bias):
+    given = [hidden, weight, *([] if bias is None else [bias])]
+    single = all(tensor.dtype == torch.float32 for tensor in given)
+    if rows < _ROWS or not (single and _computed_here(*given) and _mkl_holds_back()):
         return plain(hidden, weight, bias)
     filled = hidden.reshape(rows, -1)
     if missing := -rows % _ROWS:
@@ -52,22 +59,36 @@ class Linear(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-def speed_up(model: nn.Module) -> None:
-    """Has a frozen model's linear layers multiply by `linear`, where it is faster."""
-    if _mkl_holds_back():
-        for layer in model.modules():
-            if type(layer) is nn.Linear:  # a subclass may do more
-                layer.__class__ = Linear
+class Gelu(GELUActivation):
+    """GELU of a round number of rows and then of the rest, so of few shapes."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Any shape to the same."""
+        if not _computed_here(input):
+            return gelu(input)
+        rows = input.reshape(-1, input.shape[-1])
+        found = torch.empty_like(rows)
+        parts = [len(rows) - len(rows) % _ROWS, len(rows) % _ROWS]
+        for part, made in zip(rows.split(parts), found.split(parts), strict=True):
+            torch.ops.aten.gelu.out(part, out=made)
+        return found.view(input.shape)
 
 
-def _suits(hidden: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether oneDNN's product may and should be taken: it has no gradient."""
-    given = [hidden, *(p for p in parameters if p is not None)]
+def adapt(model: nn.Module) -> None:
+    """Has a frozen model compute by `Linear`, where that is faster, and by `Gelu`."""
+    for layer in model.modules():  # of a subclass nothing is known
+        if type(layer) is nn.Linear and _mkl_holds_back():
+            layer.__class__ = Linear
+        elif type(layer) is GELUActivation and layer.act is gelu:
+            layer.__class__ = Gelu
+
+
+def _computed_here(*given: Tensor) -> bool:
+    """Whether an operator that has no gradient, and that the compiler doesn't know, will do."""
     return (
-        all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in given)
+        all(tensor.device.type == "cpu" for tensor in given)
         and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given))
         and not torch.compiler.is_compiling()
-        and _mkl_holds_back()
     )
 
 
