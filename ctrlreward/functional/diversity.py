@@ -49,13 +49,16 @@ def distinct_by_group(
             f"groups has {len(groups)} items and token_sequences has {len(token_sequences)}: "
             "give one group per sequence"
         )
-    unique: dict[Hashable, set[tuple[int, ...]]] = {}
-    tokens: dict[Hashable, int] = {}
+    own: dict[Hashable, list[Sequence[int]]] = {}
     for group, sequence in zip(groups, token_sequences, strict=True):
-        ngrams = zip(*(sequence[start:] for start in range(n)), strict=False)
-        unique.setdefault(group, set()).update(ngrams)
-        tokens[group] = tokens.get(group, 0) + len(sequence)
-    return {
-        group: len(unique[group]) / total if total else float("nan")
-        for group, total in tokens.items()
-    }
+        own.setdefault(group, []).append(sequence)
+    return {group: _distinct(sequences, n) for group, sequences in own.items()}
+
+
+def _distinct(sequences: Sequence[Sequence[int]], n: int) -> float:
+    """Distinct-n of one group: the set of one group at a time stays in the processor's cache."""
+    seen: set[tuple[int, ...]] = set()
+    for sequence in sequences:
+        seen.update(zip(*(sequence[start:] for start in range(n)), strict=False))
+    tokens = sum(map(len, sequences))
+    return len(seen) / tokens if tokens else float("nan")
