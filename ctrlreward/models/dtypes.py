@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from functools import cache
-
 import torch
+
+from ctrlreward.models import processor
 
 _DTYPES = {
     "float16": torch.float16,
@@ -14,6 +13,9 @@ _DTYPES = {
     "float64": torch.float64,
 }
 
+# The names of instructions that multiply bfloat16, of x86 and of ARM.
+_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+
 
 def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
     """The floating-point type to load a model in.
@@ -21,8 +23,8 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
     Args:
         dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`; None picks float32, on CUDA
             bfloat16 (float16 where the device has none). `"fastest"` is None on CUDA, and on the
-            CPU bfloat16 where this machine multiplies it faster than float32: some processors do
-            so twice as fast, others emulate it at a seventh of the speed.
+            CPU bfloat16 where it has instructions for it: it multiplies twice as fast by them,
+            where others emulate it at a seventh of the speed.
         device: What the model will run on, as torch names it (`"cpu"`, `"cuda:1"`).
 
     Raises:
@@ -35,7 +37,7 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
             "give device='cpu', or install a torch build with CUDA"
         )
     if dtype == "fastest":
-        if kind == "cpu" and _seconds(torch.bfloat16) < _seconds(torch.float32):
+        if kind == "cpu" and _BFLOAT16 & processor.words():
             return torch.bfloat16
         dtype = None
     if dtype is None and kind == "cuda":
@@ -47,15 +49,3 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
     if dtype not in _DTYPES:
         raise ValueError(f"dtype = {dtype!r}: give one of {', '.join(_DTYPES)}, fastest or None")
     return _DTYPES[dtype]
-
-
-@cache
-def _seconds(dtype: torch.dtype) -> float:
-    """Time of a matrix product on the CPU, of the size of a small model's layer; the best of 5."""
-    rows, matrix = torch.ones(256, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        torch.nn.functional.linear(rows, matrix)
-        times.append(time.perf_counter() - start)
-    return min(times)

@@ -11,7 +11,6 @@ memory that grows with the number of texts. So what it is given has rows in roun
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,11 @@ from torch.nn.functional import gelu
 from torch.nn.functional import linear as plain
 from transformers.activations import GELUActivation
 
+from ctrlreward.models import processor
+
 # Rows of a product are filled up to multiples of so many: a kernel takes 2 ms and half a MiB. With
 # 64 or 256 CTRLEval took longer. Fewer rows than this gain little.
 _ROWS = 128
-
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -94,8 +93,7 @@ def _computed_here(*given: Tensor) -> bool:
 
 @cache
 def _mkl_holds_back() -> bool:
-    """Whether this processor has AVX-512 and isn't Intel's."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or not _CPUINFO.is_file():
-        return False
+    """Whether this is a processor of AMD with AVX-512, of which MKL makes no use."""
     known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl.is_available()
-    return known and "GenuineIntel" not in _CPUINFO.read_text(encoding="utf-8")
+    avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return known and avx512 and "AuthenticAMD" in processor.words()

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from ctrlreward.models import dtypes
+from ctrlreward.models import processor
 from ctrlreward.models.dtypes import pick_dtype
 
 
@@ -46,16 +48,20 @@ def test_an_unknown_dtype() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slower", "expected"), [("float32", torch.bfloat16), ("bfloat16", torch.float32)]
+    ("cpuinfo", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_bf16 avx512bw\n", torch.bfloat16),
+        ("flags\t\t: fpu amx_bf16\n", torch.bfloat16),
+        ("Features\t: fp asimd sve i8mm bf16\n", torch.bfloat16),
+        ("flags\t\t: fpu avx2 avx512f\n", torch.float32),
+        (None, torch.float32),
+    ],
 )
 def test_the_fastest_on_the_cpu(
-    slower: str, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str | None, expected: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(dtypes, "_seconds", lambda dtype: float(slower in str(dtype).split(".")))
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(processor, "words", processor.words.__wrapped__)
     assert pick_dtype("fastest", "cpu") == expected
-
-
-def test_what_is_fastest_is_measured_once() -> None:
-    assert pick_dtype("fastest", "cpu") is pick_dtype("fastest", "cpu")
-    assert 0 < dtypes._seconds(torch.float32) < 1
-    assert dtypes._seconds.cache_info().hits > 0

@@ -10,7 +10,7 @@ from torch.nn.functional import gelu
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import ACT2FN, GELUActivation
 
-from ctrlreward.models import onednn
+from ctrlreward.models import onednn, processor
 from ctrlreward.models.onednn import Gelu, Linear, adapt, linear
 
 
@@ -151,6 +151,7 @@ def test_where_mkl_holds_back(
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"vendor_id\t: {vendor}\n")
-    monkeypatch.setattr(onednn, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(processor, "_CPUINFO", cpuinfo)
+    monkeypatch.setattr(processor, "words", processor.words.__wrapped__)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert onednn._mkl_holds_back.__wrapped__() is expected
