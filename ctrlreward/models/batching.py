@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 _CHARACTERS_AT_A_TIME = 2**14
 
 # Measured on two cores with 32 MiB of cache, models of width 256 to 576: 1024 to 4096 tokens take
-# the same time, 8192 up to 1.8 times as long; 2048 take a quarter less memory than 4096.
+# the same time, 8192 up to 1.8 times as long; 2048 take less memory than 4096.
 _CPU_TOKENS = 2**11
 _LEAST_CUDA_TOKENS, _MOST_CUDA_TOKENS = 2**12, 2**16
 

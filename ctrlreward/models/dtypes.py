@@ -23,8 +23,8 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
     Args:
         dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`; None picks float32, on CUDA
             bfloat16 (float16 where the device has none). `"fastest"` is None on CUDA, and on the
-            CPU bfloat16 where it has instructions for it: it multiplies twice as fast by them,
-            where others emulate it at a seventh of the speed.
+            CPU bfloat16 where it has instructions for it: it multiplies two to four times as
+            fast by them, where others emulate it at a seventh of the speed.
         device: What the model will run on, as torch names it (`"cpu"`, `"cuda:1"`).
 
     Raises:

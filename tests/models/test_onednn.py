@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForSeq2SeqLM
 from transformers.activations import ACT2FN, GELUActivation
 
 from ctrlreward.models import onednn, processor
 from ctrlreward.models.onednn import Gelu, Linear, adapt, linear
+from ctrlreward.models.weights import load_frozen
 
 
 @pytest.fixture
@@ -84,6 +86,12 @@ def test_a_models_layers_multiply_so(multiplied: list[tuple[int, ...]]) -> None:
     assert isinstance(model[0], Linear)
     assert multiplied == [(256, 24)]
     assert list(model.state_dict()) == names
+
+
+def test_a_loaded_model_computes_so(multiplied: list[tuple[int, ...]], tiny_bart: str) -> None:
+    layers = {type(layer) for layer in load_frozen(AutoModelForSeq2SeqLM, tiny_bart).modules()}
+    assert {Linear, Gelu} <= layers
+    assert not {nn.Linear, GELUActivation} & layers
 
 
 @pytest.mark.parametrize("shape", [(24,), (3, 24), (3, 0, 24), (128, 24), (5, 60, 24)])
