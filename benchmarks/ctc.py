@@ -26,8 +26,8 @@ from side_by_side import DATA, Work, compare, cost_curve, header, options
 from ctrlreward import Samples
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.encoder import Encoder
-from ctrlreward.models.weights import resolve
 from ctrlreward.scorers import Alignment
+from ctrlreward.weights.sources import resolve
 
 SUITE = "ctc"
 MODEL = "minilm-l6"

@@ -27,10 +27,11 @@ from side_by_side import DATA, Work, compare, cost_curve, header, options, runni
 from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGeneration
 
 from ctrlreward import Samples
-from ctrlreward.functional.ctrleval import TEXT_SLOT
-from ctrlreward.models.causal import CausalLM, Continuation, start_token
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.tasks import Continuation
+from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
-from ctrlreward.scorers.task import Task
+from ctrlreward.scorers.task import TEXT_SLOT, Task
 
 SUITE = "ctrleval"
 ASPECTS = ("attribute_relevance", "coherence", "consistency")

@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from ctrlreward.models import onednn
+from ctrlreward.processor import onednn
 
 _SIZES = ((2048, 2048, 2048), (4096, 576, 1536), (4096, 256, 1024))
 _COPY_BYTES = 2**28

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward import Reward, Samples
 from ctrlreward.policy import PolicyTuner
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdefgh"
 PROMPTS = Samples(texts=[*LETTERS])
@@ -41,8 +41,8 @@ class SlowShare(Scorer):
         self.seconds = seconds
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"share": Metric(True, (0.0, 1.0))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"share": ScoreSpec(True, (0.0, 1.0))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         time.sleep(self.seconds)

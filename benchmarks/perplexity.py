@@ -14,7 +14,7 @@ import torch
 from side_by_side import Work, compare, cost_curve, header, options, running_texts
 
 from ctrlreward import Samples
-from ctrlreward.models.causal import start_token
+from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import Perplexity
 
 SUITE = "perplexity"

@@ -14,20 +14,13 @@ from floor import plain_products
 from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
-from ctrlreward.functional.ctrleval import (
-    TEXT_SLOT,
-    WORD_SLOT,
-    Blank,
-    coherence_blanks,
-    consistency_blanks,
-    label_probabilities,
-    mean_weights,
-    relevance_blanks,
-    weighted_mean,
-)
-from ctrlreward.models.asking import answered
-from ctrlreward.models.causal import start_token
+from ctrlreward.engine.requests import run_requests
+from ctrlreward.functional.ctrleval import label_probabilities, mean_weights, weighted_mean
+from ctrlreward.models.tasks import Blank
+from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
+from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT
 
 BATCH = 8
 
@@ -91,7 +84,7 @@ def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
         for prompt in scorer.task.prompts:
             words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
             blanks = relevance_blanks(text, [prompt], words)
-            ((found,),) = answered([scorer.infiller.ask(blanks)])
+            ((found,),) = run_requests([scorer.infiller.requests(blanks)])
             means += [word.log_probs.mean() for word in found]
         chances = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), mean_weights)
         values.append(chances[scorer.labels.index(label)])

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-from ctrlreward.models.heap import trim
+from ctrlreward.processor.heap import trim
 
 DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)

@@ -77,7 +77,7 @@ def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: in
 @contextmanager
 def fixed_randomness(seed: int) -> Iterator[None]:
     """Seeds Python, NumPy and PyTorch inside, and restores their states on leaving."""
-    # Asking CUDA for its state would start it where training runs on the CPU.
+    # Requests CUDA for its state would start it where training runs on the CPU.
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator

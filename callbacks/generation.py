@@ -19,7 +19,7 @@ from ctrlreward.callbacks.scoring import FAIL_RATE, SCORED_STEP, TABLE, check_sc
 from ctrlreward.placement import shared_device, step_aside
 from ctrlreward.ranks import on_every_rank, on_rank_zero
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
 class GenerationScorer(pl.Callback):
@@ -131,10 +131,10 @@ class GenerationScorer(pl.Callback):
         self._pending.load_state_dict(state_dict.get("pending"))
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """Each key that is logged, with its direction and range."""
-        metrics = {f"{self.name}/{key}": c.metric for key, c in self.scores.items()}
-        return {**metrics, f"{self.name}/{FAIL_RATE}": Metric(False, (0.0, 1.0))}
+        metrics = {f"{self.name}/{key}": c.spec for key, c in self.scores.items()}
+        return {**metrics, f"{self.name}/{FAIL_RATE}": ScoreSpec(False, (0.0, 1.0))}
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Checks module, validation, devices and checkpoints."""
@@ -242,7 +242,7 @@ class GenerationScorer(pl.Callback):
     def _check_checkpoints(self, trainer: pl.Trainer) -> None:
         for callback in trainer.checkpoint_callbacks:
             key = callback.monitor if isinstance(callback, ModelCheckpoint) else None
-            if key is not None and key in self.metrics:
+            if key is not None and key in self.specs:
                 raise MisconfigurationException(late_score(callback, key))
 
     def _log(self, module: pl.LightningModule, values: Mapping[str, float]) -> None:

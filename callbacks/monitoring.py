@@ -13,7 +13,7 @@ from ctrlreward.callbacks.generation import GenerationScorer, late_score
 def find_scorer(trainer: pl.Trainer, key: str) -> GenerationScorer | None:
     """The trainer's `GenerationScorer` that logs this key, if one does."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GenerationScorer) and key in callback.metrics:
+        if isinstance(callback, GenerationScorer) and key in callback.specs:
             return callback
     return None
 
@@ -36,7 +36,7 @@ def check_mode(trainer: pl.Trainer, key: str, mode: str) -> None:
     scorer = find_scorer(trainer, key)
     if scorer is None:
         return
-    right = "max" if scorer.metrics[key].higher_is_better else "min"
+    right = "max" if scorer.specs[key].higher_is_better else "min"
     if mode != right:
         better = "higher" if right == "max" else "lower"
         raise MisconfigurationException(

@@ -15,9 +15,9 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
-from ctrlreward.callbacks.curves import draw_front
 from ctrlreward.callbacks.monitoring import check_mode, check_timely, is_fresh
 from ctrlreward.functional.pareto import non_dominated
+from ctrlreward.plots.curves import draw_front
 from ctrlreward.ranks import on_rank_zero
 
 log = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ from pytorch_lightning.callbacks import Timer
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
-from ctrlreward.callbacks.curves import draw_curves
 from ctrlreward.callbacks.history import read_history
 from ctrlreward.callbacks.records import read_records, write_records
 from ctrlreward.callbacks.scoring import check_scores, summary
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.files import write_whole
 from ctrlreward.functional.statistics import paired_bootstrap
+from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score

@@ -171,7 +171,7 @@ def check_direction(name: str, component: Component, weight: float) -> None:
     Raises:
         ValueError: Names the score, its direction and the weight to give.
     """
-    better, sign = ("higher", 1.0) if component.metric.higher_is_better else ("lower", -1.0)
+    better, sign = ("higher", 1.0) if component.spec.higher_is_better else ("lower", -1.0)
     if weight * sign < 0:
         raise ValueError(
             f"{name} is better when {better}, and its weight {weight} rewards the opposite: "
@@ -211,7 +211,7 @@ def _weights(pairs: Mapping[str, tuple[Component, float | None]]) -> dict[str, f
     """The given weights; 1 in the better direction where none is."""
     weights: dict[str, float] = {}
     for name, (component, given) in pairs.items():
-        usual = 1.0 if component.metric.higher_is_better else -1.0
+        usual = 1.0 if component.spec.higher_is_better else -1.0
         weights[name] = usual if given is None else float(given)
         check_direction(name, component, weights[name])
     return weights

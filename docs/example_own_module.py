@@ -6,8 +6,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer, RewardEarlyStopping
-from ctrlreward.models.weights import resolve
 from ctrlreward.scorers import CTRLEval
+from ctrlreward.weights.sources import resolve
 
 REVIEWS = ["The soup was warm and rich.", "Lovely staff, we felt at home.", "I adored the garden."]
 

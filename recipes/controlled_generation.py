@@ -14,12 +14,12 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.functional.ctrleval import TEXT_SLOT
 from ctrlreward.recipes.prompt_data import one_item, training_batches
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
 from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.task import TEXT_SLOT
 
 
 def prompts(prefixes: Sequence[str], labels: Sequence[str], template: str) -> Samples:

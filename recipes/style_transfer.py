@@ -20,9 +20,9 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.callbacks.curves import draw_trajectories
 from ctrlreward.callbacks.history import read_history
 from ctrlreward.functional.transfer import GM_THRESHOLDS
+from ctrlreward.plots.curves import draw_trajectories
 from ctrlreward.recipes.prompt_data import one_item, training_batches
 from ctrlreward.recipes.text_files import read_texts
 from ctrlreward.reward import Reward

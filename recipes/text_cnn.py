@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
+from ctrlreward.engine.batching import pad_rows
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models.text_cnn import (
     PADDING,
@@ -31,7 +32,6 @@ from ctrlreward.models.text_cnn import (
     frequent_words,
     save_text_cnn,
 )
-from ctrlreward.models.texts import pad_rows
 from ctrlreward.recipes.text_files import held_out, lines, plain
 
 # What a finished folder holds.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
-from ctrlreward.models.words import split_words
+from ctrlreward.text.words import split_words
 
 # A word is letters with the apostrophes and hyphens inside; punctuation is none.
 WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")

@@ -30,6 +30,9 @@ for name in ("pytorch_lightning", "lightning_fabric"):
 settings.register_profile("ctrlreward", deadline=None)
 settings.load_profile("ctrlreward")
 
+# Tiny models of seeded random weights, for tests of several rooms.
+pytest_plugins = ["tiny_models"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

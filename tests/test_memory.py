@@ -20,7 +20,7 @@ def test_memory_is_flat_over_500_calls(tiny_llama: Callable[[str], str]) -> None
     perplexity = Perplexity(folder)
     reward = Reward(
         {
-            **{aspect: ctrleval[aspect] for aspect in ctrleval.metrics},
+            **{aspect: ctrleval[aspect] for aspect in ctrleval.specs},
             "log_likelihood": perplexity["log_likelihood"],
             "distinct_2": Distinct(folder)["distinct_2"],
         }

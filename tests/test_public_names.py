@@ -47,5 +47,5 @@ def test_adapters_are_where_the_docs_say() -> None:
 
 def test_ctrleval_takes_the_documented_arguments() -> None:
     expected = ["model", "task", "aspects", "iwf", "sentence_splitter"]
-    expected += ["device", "dtype", "batch_tokens", "weights", "evaluators", "seed", "compiled"]
+    expected += ["device", "dtype", "batch_tokens", "weights", "evaluators", "seed"]
     assert list(inspect.signature(CTRLEval).parameters) == expected

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ctrlreward import Reward, RewardBatch, Samples
 from ctrlreward.functional.transfer import adjusted_gm
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
 class Said(Scorer):
@@ -30,9 +30,9 @@ class Said(Scorer):
         self.releases = 0
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         pairs = zip(self.names, self.higher, strict=True)
-        return {name: Metric(higher, (-math.inf, math.inf)) for name, higher in pairs}
+        return {name: ScoreSpec(higher, (-math.inf, math.inf)) for name, higher in pairs}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)

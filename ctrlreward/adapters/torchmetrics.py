@@ -57,7 +57,7 @@ class _ScorerMetric(Metric):
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]  # torchmetrics has it per class
         """The score's direction."""
-        return self.component.metric.higher_is_better
+        return self.component.spec.higher_is_better
 
 
 # Each scorer's number: what tells apart scorers whose sums happen to be equal.
@@ -86,7 +86,7 @@ class _Sums(_ScorerMetric):
                 f"would be another: give ScoreOfAll({type(scorer).__name__}(...)"
                 f"[{component.name!r}])"
             )
-        self._names = list(scorer.metrics)
+        self._names = list(scorer.specs)
         k = len(self._names)
         if scorer not in _numbers:
             _numbers[scorer] = next(_next)

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from ctrlreward.commands.reading import decode
 from ctrlreward.commands.terminal import user_errors
-from ctrlreward.functional.sentences import sentence_splitter as find_splitter
-from ctrlreward.models.batching import shows_progress
+from ctrlreward.engine.batching import shows_progress
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.weights import load_tokenizer
+from ctrlreward.text.sentences import sentence_splitter as find_splitter
+from ctrlreward.weights.loading import load_tokenizer
 
 _DESCRIPTION = """Counts in how many sentences of a corpus each token of a model occurs, and writes
 the inverse frequencies, one weight per token id per line, as the published table has them."""

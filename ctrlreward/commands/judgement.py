@@ -22,7 +22,7 @@ from ctrlreward.functional.correlation import (
     sample_correlations,
     system_correlations,
 )
-from ctrlreward.scorers.base import Metric, Scores
+from ctrlreward.scorers.base import Scores, ScoreSpec
 
 STATISTICS = {"pearson": "Pearson r", "spearman": "Spearman ρ", "kendall": "Kendall τ-b"}
 
@@ -71,14 +71,14 @@ def judge(rated: Rated, scores: Mapping[str, Scores], resamples: int, seed: int)
 
 
 def print_judgements(
-    judgements: Sequence[Judgement], rated: Rated, metrics: Mapping[str, Metric]
+    judgements: Sequence[Judgement], rated: Rated, specs: Mapping[str, ScoreSpec]
 ) -> None:
     """Prints a table for each level, with the published figure where there is one.
 
     Args:
         judgements: What `judge` gave.
         rated: The file.
-        metrics: Directions of those scores whose direction is known.
+        specs: Directions of those scores whose direction is known.
     """
     console = plain_console(None if sys.stdout.isatty() else _WIDTH)
     clusters = len(set(rated.clusters or range(len(rated.samples))))
@@ -89,7 +89,7 @@ def print_judgements(
             table.add_column(heading, justify="right", overflow="fold")
         for judgement in judgements:
             if judgement.level == level:
-                table.add_row(*_cells(judgement, metrics))
+                table.add_row(*_cells(judgement, specs))
         console.print(table)
     drawn = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {drawn}.")
@@ -180,10 +180,10 @@ def _estimates(found: Correlations) -> dict[str, Estimate]:
     return {"pearson": found.pearson, "spearman": found.spearman, "kendall": found.kendall}
 
 
-def _cells(judgement: Judgement, metrics: Mapping[str, Metric]) -> list[str]:
+def _cells(judgement: Judgement, specs: Mapping[str, ScoreSpec]) -> list[str]:
     """A row of the table: values above their intervals and what was published."""
     score, found = judgement.score, judgement.found
-    direction = f" {arrow(metrics[score])}" if score in metrics else ""
+    direction = f" {arrow(specs[score])}" if score in specs else ""
     cells = [f"{score}{direction}\n  with {judgement.rating}", f"{found.n}\n{found.failed} failed"]
     if found.note:
         cells[0] += f"\n  {found.note}"

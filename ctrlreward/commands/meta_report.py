@@ -136,8 +136,8 @@ def report(
     judgements = judge(rated, scores, outputs.resamples, outputs.seed)
     record = to_record(judgements, rated, outputs.resamples, outputs.seed)
     _write_record(record, outputs)
-    metrics = {name: component.metric for name, component in components.items()}
-    print_judgements(judgements, rated, metrics)
+    specs = {name: component.spec for name, component in components.items()}
+    print_judgements(judgements, rated, specs)
     if outputs.plot is not None:
         draw_scatter(judgements, rated, scores, outputs.plot)
     return record

@@ -26,7 +26,7 @@ from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
 
 # Where, in what portions and how a scorer runs may change between a run and its continuation.
-_NOT_IDENTITY = ("device", "batch_tokens", "compiled")
+_NOT_IDENTITY = ("device", "batch_tokens")
 
 
 def run(arguments: list[str]) -> None:
@@ -107,8 +107,8 @@ def score_file(
         scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, run))
         write_whole(output, encode(output.suffix, records, scores))
         partial.unlink()
-    metrics = {name: component.metric for name, component in components.items()}
-    plain_console().print(summary(scores, metrics))
+    specs = {name: component.spec for name, component in components.items()}
+    plain_console().print(summary(scores, specs))
 
 
 def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> dict[str, Component]:
@@ -125,7 +125,7 @@ def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> d
         )
     components: dict[str, Component] = {}
     for place, scorer in enumerate(scorers):
-        for score in scorer.metrics:
+        for score in scorer.specs:
             name = f"{names[place]}.{score}" if names else score
             if name in components:
                 raise ValueError(

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ctrlreward.models.batching import shows_progress
+from ctrlreward.engine.batching import shows_progress
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
 class ScoreLog:
@@ -162,7 +162,7 @@ def score_in_chunks(
     return {name: scores[name] for name in components}
 
 
-def summary(scores: Mapping[str, Scores], metrics: Mapping[str, Metric]) -> Table:
+def summary(scores: Mapping[str, Scores], specs: Mapping[str, ScoreSpec]) -> Table:
     """Each score's direction, mean and number of failed rows, as a table."""
     table = Table(title="Means (↑ higher is better, ↓ lower is better)")
     table.add_column("score")
@@ -172,13 +172,13 @@ def summary(scores: Mapping[str, Scores], metrics: Mapping[str, Metric]) -> Tabl
         scored = values[~np.isnan(values)]
         mean = f"{scored.mean():.4f}" if len(scored) else "–"
         failed = len(values) - len(scored)
-        table.add_row(f"{name} {arrow(metrics[name])}", mean, str(len(values)), str(failed))
+        table.add_row(f"{name} {arrow(specs[name])}", mean, str(len(values)), str(failed))
     return table
 
 
-def arrow(metric: Metric) -> str:
+def arrow(spec: ScoreSpec) -> str:
     """A score's direction."""
-    return "↑" if metric.higher_is_better else "↓"
+    return "↑" if spec.higher_is_better else "↓"
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from ctrlreward.functional.idf import inverse_document_frequency
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
 from ctrlreward.functional.reproducibility import compare_tables
-from ctrlreward.functional.sentences import split_sentences
 from ctrlreward.functional.statistics import Interval, paired_bootstrap
 from ctrlreward.functional.transfer import adjusted_gm
 
@@ -35,5 +34,4 @@ __all__ = [
     "paired_bootstrap",
     "pairwise_agreement",
     "pairwise_preferences",
-    "split_sentences",
 ]

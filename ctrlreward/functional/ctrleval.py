@@ -6,81 +6,12 @@ blank's true filling is, and the scores of the patterns are averaged with weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-
-# Where a prompt holds the text and the label word.
-TEXT_SLOT = "<gen_result>"
-WORD_SLOT = "<mask_token>"
-
-
-class Blank(NamedTuple):
-    """A pattern with one blank, and the candidates whose probability there is asked for.
-
-    Attributes:
-        left: The pattern before the blank.
-        right: The pattern after it.
-        targets: Candidate fillings.
-        ends: Whether the end token counts as part of each target.
-        closing: Of a prompt, which is a remark on a text and no part of it: how `right` goes on
-            to the end of the remark (`"."`, `" news."`). None where the filling is part of the
-            text.
-        joined: Whether the targets bring the space along that parts them from `left`, or none.
-    """
-
-    left: str
-    right: str
-    targets: tuple[str, ...]
-    ends: bool = False
-    closing: str | None = None
-    joined: bool = False
-
-
-def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
-    """Each sentence blanked in turn, to be filled given all others."""
-    return [
-        Blank(
-            " ".join(sentences[:i]) + " ",
-            " " + " ".join(sentences[i + 1 :]),
-            (sentence,),
-            ends=True,
-        )
-        for i, sentence in enumerate(sentences)
-    ]
-
-
-def consistency_blanks(text: str, prefix: str) -> list[Blank]:
-    """The remainder given the prefix and the prefix given the remainder.
-
-    The remainder keeps its leading space, as in the published implementation.
-    """
-    remainder = text[len(prefix) :]
-    return [
-        Blank(prefix + " ", "", (remainder,), joined=True),
-        Blank("", " " + remainder, (prefix,)),
-    ]
-
-
-def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) -> list[Blank]:
-    """The text in each prompt, every label word a candidate for the prompt's blank."""
-    blanks = []
-    for prompt in prompts:
-        # Parted first: a generated text may hold anything, the names of the slots too.
-        left, right = prompt.split(WORD_SLOT, 1)
-        blanks.append(
-            Blank(
-                left.replace(TEXT_SLOT, text),
-                right.replace(TEXT_SLOT, text),
-                tuple(words),
-                closing=right.partition(TEXT_SLOT)[0].rstrip(),
-            )
-        )
-    return blanks
 
 
 def beta_weights(scores: Floats, beta: Floats) -> Floats:

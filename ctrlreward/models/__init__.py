@@ -1,1 +1,1 @@
-"""Frozen pretrained models: what every scorer asks for its numbers."""
+"""Families of frozen models and the task types that they score."""

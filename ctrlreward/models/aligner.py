@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.engine.batching import windows
 from ctrlreward.functional.alignment import best_cosines
-from ctrlreward.models.batching import windows
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.samples import shortened
 

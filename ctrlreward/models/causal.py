@@ -4,58 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ctrlreward.models import forest
-from ctrlreward.models.batching import run_batched, token_budget
-from ctrlreward.models.compiling import compile_layers
-from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
-from ctrlreward.models.texts import moved, pad_rows, warn_of_cuts
-from ctrlreward.models.weights import load_frozen, load_tokenizer
+from ctrlreward.engine.batching import moved, pad_rows, run_batched, token_budget
+from ctrlreward.engine.output_layer import (
+    Targets,
+    check_output_layer,
+    hidden_states,
+    target_log_probs,
+)
+from ctrlreward.engine.prefix_tree import PrefixTree, ancestor_mask, build_prefix_trees, depths
+from ctrlreward.models.tasks import Continuation, TokenScores, empty_scores
+from ctrlreward.models.tokenization import start_token, warn_of_cuts
+from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 # Nodes of a row that a token does not see: attention over them is lost, though little beside the
 # model's other work.
-_STRANGERS = 512
-
-
-class Continuation(NamedTuple):
-    """A target and what stands before it; the target follows character for character.
-
-    An empty context means that the target begins the document.
-    """
-
-    context: str
-    target: str
-
-
-class TokenScores(NamedTuple):
-    """A target's tokens and their log-probabilities.
-
-    Attributes:
-        ids: Token ids, int64, shape (tokens,).
-        log_probs: Natural logarithm of each token's probability, float64, shape (tokens,).
-    """
-
-    ids: npt.NDArray[np.int64]
-    log_probs: npt.NDArray[np.float64]
-
-
-def empty_scores(targets: Sequence[Sequence[int]]) -> list[TokenScores]:
-    """For each target its ids, and log-probabilities that are yet to be written.
-
-    All lie in one piece of memory. Small pieces, each made between passes over large tensors, would
-    leave holes that the next pass doesn't fit into.
-    """
-    ids = np.array([token for target in targets for token in target], dtype=np.int64)
-    edges = np.cumsum([len(target) for target in targets])[:-1]
-    values = np.full(len(ids), np.nan)
-    return list(map(TokenScores, np.split(ids, edges), np.split(values, edges)))
+_MAX_UNSHARED = 512
 
 
 class CausalLM:
@@ -66,7 +34,6 @@ class CausalLM:
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        compiled: Whether torch compiles the model's layers, see `compile_layers`.
     """
 
     def __init__(
@@ -75,7 +42,6 @@ class CausalLM:
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
-        compiled: bool = False,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
@@ -84,9 +50,7 @@ class CausalLM:
         check_output_layer(self.model)
         self._start = start_token(self.tokenizer)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
-        self._strangers = _STRANGERS if _reads_trees(self.model) else 0
-        if compiled:
-            compile_layers(self.model)  # behind the checks, whose shapes nobody else asks for
+        self._max_unshared = _MAX_UNSHARED if _reads_trees(self.model) else 0
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
         """Log-probabilities of each target's tokens, in the given order.
@@ -103,7 +67,7 @@ class CausalLM:
         warn_of_cuts("continuations", lengths, self._limit, lost)
         encoded = [self._fit(ids, start) for ids, start in whole]
         # The last token is only predicted, never read.
-        trees = forest.plant([ids[:-1] for ids, _ in encoded], self._strangers)
+        trees = build_prefix_trees([ids[:-1] for ids, _ in encoded], self._max_unshared)
         scores = empty_scores([ids[start:] for ids, start in encoded])
 
         def forward(batch: list[int]) -> list[None]:
@@ -146,12 +110,12 @@ class CausalLM:
 
     def _score_trees(
         self,
-        trees: list[forest.Tree],
+        trees: list[PrefixTree],
         encoded: list[tuple[list[int], int]],
         scores: list[TokenScores],
     ) -> None:
         """Writes the log-probabilities of the targets of the trees' sequences into the scores."""
-        inputs = _tree_inputs if self._strangers else _row_inputs
+        inputs = _tree_inputs if self._max_unshared else _row_inputs
         hidden = hidden_states(self.model, **inputs(self.model, trees))
         targets = {}
         for row, tree in enumerate(trees):
@@ -164,13 +128,13 @@ class CausalLM:
             scores[index].log_probs[:] = log_probs
 
 
-def _row_inputs(model: PreTrainedModel, trees: list[forest.Tree]) -> dict[str, Tensor]:
+def _row_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
     """Padded ids and their mask, for trees that are plain rows."""
     ids, mask = pad_rows([tuple(tree.ids) for tree in trees], 0, model.device)
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _tree_inputs(model: PreTrainedModel, trees: list[forest.Tree]) -> dict[str, Tensor]:
+def _tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
     """Padded ids, positions and the mask that lets each node see its ancestors."""
     ids, _ = pad_rows([tuple(tree.ids) for tree in trees], 0, model.device)
     width = ids.shape[1]
@@ -179,8 +143,8 @@ def _tree_inputs(model: PreTrainedModel, trees: list[forest.Tree]) -> dict[str, 
     mask = torch.eye(width, dtype=torch.bool).repeat(len(trees), 1, 1)
     for row, tree in enumerate(trees):
         nodes = len(tree.ids)
-        positions[row, :nodes] = torch.from_numpy(forest.depths(tree))
-        mask[row, :nodes, :nodes] = torch.from_numpy(forest.visible(tree))
+        positions[row, :nodes] = torch.from_numpy(depths(tree))
+        mask[row, :nodes, :nodes] = torch.from_numpy(ancestor_mask(tree))
     blocked = torch.finfo(model.dtype).min
     return {
         "input_ids": ids,
@@ -199,8 +163,8 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False
-    (tree,) = forest.plant([[0, 1, 1, 1], [0, 2, 2, 2]], max_strangers=3)
-    (row,) = forest.plant([[0, 2, 2, 2]], max_strangers=0)
+    (tree,) = build_prefix_trees([[0, 1, 1, 1], [0, 2, 2, 2]], max_unshared=3)
+    (row,) = build_prefix_trees([[0, 2, 2, 2]], max_unshared=0)
     with torch.inference_mode():
         alone = hidden_states(model, **_row_inputs(model, [row]))[0].float()
         try:
@@ -209,13 +173,3 @@ def _reads_trees(model: PreTrainedModel) -> bool:
             return False
     # Rounding moves them by far less than half the digits.
     return bool((beside - alone).norm() < torch.finfo(model.dtype).eps ** 0.5 * alone.norm())
-
-
-def start_token(tokenizer: object) -> list[int]:
-    """The token that begins a document: the separator of the GPT-2 family, which instruction
-    models keep beside a chat token in its place; else the model's own; else none."""
-    vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]
-    for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):  # type: ignore[attr-defined]
-        if token in vocabulary:
-            return [vocabulary[token]]
-    return []

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from transformers import AutoModelForSequenceClassification
 
-from ctrlreward.models.batching import token_budget
-from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run_distinct
-from ctrlreward.models.trained_head import TrainedHead
-from ctrlreward.models.weights import load_frozen, load_tokenizer
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
+from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
+from ctrlreward.models.tokenization import encode_texts, max_tokens
 from ctrlreward.samples import shortened
+from ctrlreward.weights.loading import TrainedHead, load_frozen, load_tokenizer
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -81,6 +82,27 @@ class Classifier:
         description = f"{self.name}: {len(rows)} texts"
         values = run_distinct(rows, self.batch_tokens, forward, description)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
+
+
+def load_classifier(
+    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
+) -> LabelProbabilities:
+    """A frozen classifier, of the kind that its `config.json` names as `model_type`.
+
+    Args:
+        model: Folder that the text_cnn recipe wrote, or what `Classifier` takes.
+        device: Where it runs.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+
+    Raises:
+        ValueError: It can't be loaded; see the two classes.
+        OSError: A hub id can't be reached.
+    """
+    config = Path(model).expanduser() / "config.json"
+    if config.is_file() and read_config(config).get("model_type") == MODEL_TYPE:
+        return TextCNNClassifier(model, device, dtype, batch_tokens)
+    return Classifier(model, device, dtype, batch_tokens)
 
 
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
-from ctrlreward.models.batching import token_budget
-from ctrlreward.models.texts import Ids, encode_texts, max_tokens, pad_rows, run_distinct
-from ctrlreward.models.weights import load_frozen, load_tokenizer
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
+from ctrlreward.models.tokenization import encode_texts, max_tokens
+from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 Vectors = npt.NDArray[np.float64]
 Row = TypeVar("Row")

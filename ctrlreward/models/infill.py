@@ -9,11 +9,13 @@ from typing import Protocol
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.functional.ctrleval import Blank
-from ctrlreward.models.asking import Asked, Asking, shared
-from ctrlreward.models.causal import CausalLM, Continuation, TokenScores, start_token
+from ctrlreward.engine.requests import Request, Requests
+from ctrlreward.engine.sharing import shared_model
+from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
-from ctrlreward.models.weights import load_config
+from ctrlreward.models.tasks import Blank, Continuation, TokenScores
+from ctrlreward.models.tokenization import start_token
+from ctrlreward.weights.loading import load_config
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ class Infiller(Protocol):
 
     tokenizer: PreTrainedTokenizerBase
 
-    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
+    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
         """For each blank, the scores of each of its targets, in the given order."""
 
 
@@ -39,15 +41,14 @@ def load_infiller(
     device: str = "cpu",
     dtype: str | None = None,
     batch_tokens: int | None = None,
-    compiled: bool = False,
 ) -> Infiller:
     """An `Infiller` over any pretrained model that can be one, which equal calls share.
 
     Encoder-decoders fill the mask that they were pretrained with; decoder-only models continue.
     """
     if load_config(model).is_encoder_decoder:
-        return shared(Seq2SeqInfiller, model, device, dtype, batch_tokens, compiled)
-    return CausalInfiller(shared(CausalLM, model, device, dtype, batch_tokens, compiled))
+        return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)
+    return CausalInfiller(shared_model(CausalLM, model, device, dtype, batch_tokens))
 
 
 class CausalInfiller:
@@ -72,9 +73,9 @@ class CausalInfiller:
         self._infix = _infix_order(self.tokenizer) or _suffix_first
         self._remark = _answer_order(self.tokenizer) or self._infix
 
-    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
-        """See `Infiller.ask`."""
-        scores = iter((yield Asked(self.lm, [c for blank in blanks for c in self._pose(blank)])))
+    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
+        """See `Infiller.requests`."""
+        scores = iter((yield Request(self.lm, [c for blank in blanks for c in self._pose(blank)])))
         return [[next(scores) for _ in blank.targets] for blank in blanks]
 
     def _pose(self, blank: Blank) -> list[Continuation]:

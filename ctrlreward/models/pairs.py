@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.models.texts import Ids, pad_rows
+from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)

@@ -11,15 +11,17 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.functional.ctrleval import Blank
-from ctrlreward.models.asking import Asked, Asking
-from ctrlreward.models.batching import run_batched, runs, token_budget
-from ctrlreward.models.causal import TokenScores, empty_scores
-from ctrlreward.models.compiling import compile_layers
-from ctrlreward.models.cross_attention import attend_to_sources
-from ctrlreward.models.head import Targets, check_output_layer, hidden_states, target_log_probs
-from ctrlreward.models.texts import Ids, max_tokens, pad_rows, warn_of_cuts
-from ctrlreward.models.weights import load_frozen, load_tokenizer
+from ctrlreward.engine.batching import Ids, pad_rows, run_batched, runs, token_budget
+from ctrlreward.engine.output_layer import (
+    Targets,
+    check_output_layer,
+    hidden_states,
+    target_log_probs,
+)
+from ctrlreward.engine.requests import Request, Requests
+from ctrlreward.models.tasks import Blank, TokenScores, empty_scores
+from ctrlreward.models.tokenization import max_tokens, warn_of_cuts
+from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 # The output layer reads its weights, of which a large vocabulary has many, once for so many states.
 _STATES_AT_A_TIME = 2**13
@@ -57,7 +59,6 @@ class Seq2SeqInfiller:
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        compiled: Whether torch compiles the model's layers, see `compile_layers`.
 
     Raises:
         ValueError: The model is of a family whose way of masking is not known here.
@@ -69,24 +70,20 @@ class Seq2SeqInfiller:
         device: str = "cpu",
         dtype: str | None = None,
         batch_tokens: int | None = None,
-        compiled: bool = False,
     ) -> None:
         self.name = model
         self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
-        attend_to_sources(self.model)
-        if compiled:
-            compile_layers(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
         self._limit = max_tokens(self.tokenizer, self.model.config)
         # Of the decoder; T5 counts none.
         self._positions: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
-    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
-        """See `Infiller.ask`."""
-        return (yield Asked(self, blanks))
+    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
+        """See `Infiller.requests`."""
+        return (yield Request(self, blanks))
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
         """For each blank, the scores of each of its targets, in the given order."""

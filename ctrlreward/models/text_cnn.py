@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct
 from ctrlreward.files import write_whole
-from ctrlreward.models.dtypes import pick_dtype
-from ctrlreward.models.texts import Ids, pad_rows, run_distinct
-from ctrlreward.models.words import split_words
+from ctrlreward.text.words import split_words
+from ctrlreward.weights.dtypes import pick_dtype
 
 # What tells such a folder from one that transformers wrote, under "model_type" in config.json.
 MODEL_TYPE = "ctrlreward-text-cnn"

@@ -16,12 +16,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ctrlreward.engine.batching import run_batched, token_budget, windows
 from ctrlreward.models.aligner import TokenAlignment
-from ctrlreward.models.batching import run_batched, token_budget, windows
 from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_of_cuts
-from ctrlreward.models.texts import max_tokens
-from ctrlreward.models.trained_head import TrainedHead
-from ctrlreward.models.weights import load_frozen, load_tokenizer
+from ctrlreward.models.tokenization import max_tokens
+from ctrlreward.weights.loading import TrainedHead, load_frozen, load_tokenizer
 
 Values = npt.NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.models.words import split_words
+from ctrlreward.text.words import split_words
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ctrlreward.models.dtypes import pick_dtype
-from ctrlreward.models.head import keep_contiguous
-from ctrlreward.models.weights import load_config, resolve
+from ctrlreward.engine.output_layer import keep_contiguous
+from ctrlreward.weights.dtypes import pick_dtype
+from ctrlreward.weights.loading import load_config
+from ctrlreward.weights.sources import resolve
 
 
 def load_with_adapter(model: str, rank: int, dtype: str | None, device: str) -> PeftModel:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ctrlreward.engine.output_layer import hidden_states, token_log_probs
 from ctrlreward.functional.policy import completion_mask, ended
-from ctrlreward.models.head import hidden_states, token_log_probs
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase

@@ -16,7 +16,6 @@ from peft import PeftModel
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
-from ctrlreward.models.weights import load_tokenizer
 from ctrlreward.placement import one_core_left, shared_device
 from ctrlreward.policy.across_ranks import pooled, scored_on_all
 from ctrlreward.policy.adapter import load_with_adapter
@@ -42,6 +41,7 @@ from ctrlreward.ranks import rank_and_ranks, unless_one_fails
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
+from ctrlreward.weights.loading import load_tokenizer
 
 # Prompts completed together where nothing is learned from them.
 _PROMPTS_AT_ONCE = 64

@@ -3,7 +3,7 @@
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Component, Metric, Scorer
+from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
 from ctrlreward.scorers.perplexity import Perplexity
@@ -18,8 +18,8 @@ __all__ = [
     "CTRLEval",
     "Component",
     "Distinct",
-    "Metric",
     "Perplexity",
+    "ScoreSpec",
     "Scorer",
     "Similarity",
     "Task",

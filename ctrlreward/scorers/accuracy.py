@@ -7,10 +7,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ctrlreward.models.any_classifier import load_classifier
-from ctrlreward.models.classifier import LabelProbabilities
+from ctrlreward.models.classifier import LabelProbabilities, load_classifier
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.present import present, spread
 
 
@@ -43,11 +42,11 @@ class Accuracy(Scorer):
         self.batch_tokens = batch_tokens
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """Decision and probability."""
         return {
-            "accuracy": Metric(higher_is_better=True, range=(0.0, 1.0)),
-            "label_probability": Metric(higher_is_better=True, range=(0.0, 1.0)),
+            "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
+            "label_probability": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
         }
 
     @cached_property
@@ -66,7 +65,7 @@ class Accuracy(Scorer):
         wanted = self._columns(samples.require("labels", "Accuracy"))
         kept = present("accuracy", texts=samples.texts)
         if not kept:
-            return {name: np.full(len(samples), np.nan) for name in self.metrics}
+            return {name: np.full(len(samples), np.nan) for name in self.specs}
         probabilities = self.classifier.probabilities([samples.texts[i] for i in kept])
         chosen = probabilities[np.arange(len(kept)), wanted[kept]]
         decided = (probabilities.argmax(axis=1) == wanted[kept]).astype(np.float64)

@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ctrlreward.functional.alignment import AGGREGATES, preservation
-from ctrlreward.functional.stop_words import ENGLISH_STOP_WORDS
 from ctrlreward.models.aligner import Aligner, EmbeddingAligner, TokenAlignment, sharing_order
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.aligned_text import AlignedText, aligned_text
 from ctrlreward.scorers.aspects import ASPECTS, Aspect
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.present import present
+from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Alignment(Scorer):
         self.batch_tokens = batch_tokens
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """The chosen aspects; those of two directions also give the directions apart."""
         ranges: dict[str, tuple[float, float]] = {}
         for name in self.aspects:
@@ -102,7 +102,7 @@ class Alignment(Scorer):
             if aspect.fold is not None:
                 signed = low < 0 and aspect.fold is not preservation
                 ranges[name] = (-high if signed else 0.0, high)
-        return {name: Metric(higher_is_better=True, range=both) for name, both in ranges.items()}
+        return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
     @cached_property
     def aligner(self) -> Aligner:

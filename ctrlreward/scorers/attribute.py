@@ -13,7 +13,7 @@ import numpy as np
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.present import present, spread
 
 log = logging.getLogger(__name__)
@@ -101,10 +101,10 @@ class AttributeClassifier(Scorer):
         }
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """The means, then those of each attribute."""
         names = [*_NAMES, *(f"{name}_{part}" for part in self.parts for name in _NAMES)]
-        return {name: Metric(higher_is_better=True, range=(0.0, 1.0)) for name in names}
+        return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         """All scores, float64 of shape (n,).

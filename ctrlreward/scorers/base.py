@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.models.asking import Asking, answered
+from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.samples import Samples
 
 Scores: TypeAlias = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ _locks_lock = Lock()
 
 
 @dataclass(frozen=True)
-class Metric:
+class ScoreSpec:
     """What a scorer declares of one of its scores.
 
     Attributes:
@@ -51,15 +51,15 @@ class Scorer(ABC):
 
     @property
     @abstractmethod
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """Each score's name, with its direction and range."""
 
     @abstractmethod
     def score(self, samples: Samples) -> dict[str, Scores]:
         """One float64 array of shape (n,) per name, in input order; NaN where a sample fails."""
 
-    def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
-        """`score` as a generator, for scorers that share a model (`models.asking`)."""
+    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
+        """`score` as a generator, for scorers that share a model (`engine.requests`)."""
         yield from ()  # asks nothing
         return self.score(samples)
 
@@ -87,9 +87,9 @@ class Scorer(ABC):
         Raises:
             KeyError: The scorer has no score of that name; lists those it has.
         """
-        if name not in self.metrics:
+        if name not in self.specs:
             raise KeyError(
-                f"{type(self).__name__} has no score {name!r}; it has {', '.join(self.metrics)}"
+                f"{type(self).__name__} has no score {name!r}; it has {', '.join(self.specs)}"
             )
         return Component(self, name)
 
@@ -102,9 +102,9 @@ class Component:
     name: str
 
     @property
-    def metric(self) -> Metric:
+    def spec(self) -> ScoreSpec:
         """Direction and range of this score."""
-        return self.scorer.metrics[self.name]
+        return self.scorer.specs[self.name]
 
 
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
@@ -122,7 +122,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     with ExitStack() as held:
         for lock in sorted(map(_lock, scorers), key=id):  # two threads take them in one order
             held.enter_context(lock)
-        found = answered([s.asking(distinct if s.pointwise else samples) for s in scorers])
+        found = run_requests([s.requests(distinct if s.pointwise else samples) for s in scorers])
     outputs = dict(zip(scorers, found, strict=True))
     scores = {}
     for name, component in components.items():

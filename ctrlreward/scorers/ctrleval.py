@@ -10,36 +10,32 @@ from os import PathLike
 
 import numpy as np
 
+from ctrlreward.engine.batching import windows
+from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
-    WORD_SLOT,
-    Blank,
     Weighting,
     beta_weights,
-    coherence_blanks,
-    consistency_blanks,
     label_probabilities,
     mean_weights,
-    relevance_blanks,
     relevance_evaluators,
 )
-from ctrlreward.functional.sentences import sentence_splitter as find_splitter
-from ctrlreward.models.asking import Asking, answered
-from ctrlreward.models.batching import windows
-from ctrlreward.models.causal import TokenScores
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
+from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.explanation import Explanation, Pattern, explanation
-from ctrlreward.scorers.task import Task
+from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.task import WORD_SLOT, Task
+from ctrlreward.text.sentences import sentence_splitter as find_splitter
 
 log = logging.getLogger(__name__)
 
-METRICS = {
-    "coherence": Metric(higher_is_better=True, range=(-np.inf, 0.0)),
-    "consistency": Metric(higher_is_better=True, range=(-np.inf, 0.0)),
-    "attribute_relevance": Metric(higher_is_better=True, range=(0.0, 1.0)),
+SPECS = {
+    "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+    "consistency": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+    "attribute_relevance": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
 }
 
 
@@ -75,8 +71,6 @@ class CTRLEval(Scorer):
             for attribute relevance (Figure 4), the same for all samples; None takes all. The
             other aspects have as many as the text has sentences, and two.
         seed: Of that draw.
-        compiled: Whether torch compiles the model's layers, in half a minute at the first call. On
-            the CPU that needs a C++ compiler and gained nothing (see docs/performance.md).
 
     Raises:
         ValueError: An aspect or `weights` is unknown, or the task has fewer evaluators.
@@ -95,11 +89,10 @@ class CTRLEval(Scorer):
         weights: str | None = None,
         evaluators: int | None = None,
         seed: int = 0,
-        compiled: bool = False,
     ) -> None:
-        unknown = [aspect for aspect in aspects if aspect not in METRICS]
+        unknown = [aspect for aspect in aspects if aspect not in SPECS]
         if unknown or not aspects:
-            raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(METRICS)}")
+            raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(SPECS)}")
         if weights is not None and weights not in WEIGHTINGS:
             raise ValueError(f"weights = {weights!r}: give one of {', '.join(WEIGHTINGS)}")
         self.model = model
@@ -113,13 +106,12 @@ class CTRLEval(Scorer):
         self.device = device
         self.dtype = dtype
         self.batch_tokens = batch_tokens
-        self.compiled = compiled
         self._iwf = iwf
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """The chosen aspects."""
-        return {aspect: METRICS[aspect] for aspect in self.aspects}
+        return {aspect: SPECS[aspect] for aspect in self.aspects}
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -135,10 +127,10 @@ class CTRLEval(Scorer):
         Raises:
             ValueError: A column that an aspect needs is absent, or a label is not the task's.
         """
-        return answered([self.asking(samples)])[0]
+        return run_requests([self.requests(samples)])[0]
 
-    def asking(self, samples: Samples) -> Asking[dict[str, Scores]]:
-        """See `Scorer.asking`."""
+    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
+        """See `Scorer.requests`."""
         scores = {aspect: np.empty(len(samples)) for aspect in self.aspects}
 
         def keep(i: int, part: Explanation) -> None:
@@ -164,12 +156,12 @@ class CTRLEval(Scorer):
         def keep(i: int, part: Explanation) -> None:
             explained[i][part.aspect] = part
 
-        answered([self._explaining(samples, keep)])
+        run_requests([self._explaining(samples, keep)])
         return explained
 
     def _explaining(
         self, samples: Samples, keep: Callable[[int, Explanation], None]
-    ) -> Asking[None]:
+    ) -> Requests[None]:
         """Hands over each aspect of each sample with the sample's place, a window at a time."""
         self._check(samples)
         labels: Sequence[str] = samples.labels or ()
@@ -180,7 +172,7 @@ class CTRLEval(Scorer):
                 for aspect in self.aspects
             }
             flat = [blank for group in blanks.values() for blank in group]
-            scored = iter((yield from self.infiller.ask(flat)))
+            scored = iter((yield from self.infiller.requests(flat)))
             for (i, aspect), group in blanks.items():
                 found = [next(scored) for _ in group]
                 if not group:
@@ -200,7 +192,7 @@ class CTRLEval(Scorer):
         for window in windows(texts):
             groups = [self._relevance_blanks(texts[i]) for i in window]
             flat = [blank for group in groups for blank in group]
-            scored = iter(answered([self.infiller.ask(flat)])[0])
+            scored = iter(run_requests([self.infiller.requests(flat)])[0])
             for i, group in zip(window, groups, strict=True):
                 if group:
                     log_probs = self._word_log_probs([next(scored) for _ in group])
@@ -224,7 +216,7 @@ class CTRLEval(Scorer):
     @cached_property
     def infiller(self) -> Infiller:
         """The base model, loaded at its first use."""
-        return load_infiller(self.model, self.device, self.dtype, self.batch_tokens, self.compiled)
+        return load_infiller(self.model, self.device, self.dtype, self.batch_tokens)
 
     @cached_property
     def iwf(self) -> InverseFrequency:

@@ -8,10 +8,10 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.functional.diversity import distinct_by_group
-from ctrlreward.models.weights import load_tokenizer
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.present import present, spread
+from ctrlreward.weights.loading import load_tokenizer
 
 
 class Distinct(Scorer):
@@ -35,9 +35,11 @@ class Distinct(Scorer):
         self.given = tokenizer
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """One score for each n."""
-        return {f"distinct_{n}": Metric(higher_is_better=True, range=(0.0, 1.0)) for n in (1, 2, 3)}
+        return {
+            f"distinct_{n}": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for n in (1, 2, 3)
+        }
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

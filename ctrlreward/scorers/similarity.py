@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.present import present, spread
 
 
@@ -37,9 +37,9 @@ class Similarity(Scorer):
         self.batch_tokens = batch_tokens
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """The cosine."""
-        return {"similarity": Metric(higher_is_better=True, range=(-1.0, 1.0))}
+        return {"similarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
 
     @cached_property
     def encoder(self) -> SentenceEncoder:

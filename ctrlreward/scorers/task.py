@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import yaml
 
-from ctrlreward.functional.ctrleval import TEXT_SLOT, WORD_SLOT
+# Slots of a prompt: the text and the label word.
+TEXT_SLOT = "<gen_result>"
+WORD_SLOT = "<mask_token>"
 
 _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"
 

@@ -10,7 +10,7 @@ import numpy as np
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
@@ -64,14 +64,14 @@ class TransferQuality(Scorer):
         self.thresholds = thresholds
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         """`gm` and its parts."""
         _, _, t3, t4 = self.thresholds
         best = float(adjusted_gm(1.0, 1.0, max(1.0, (t3 + t4) / 2), self.thresholds))
-        metrics = {"gm": Metric(higher_is_better=True, range=(0.0, best))}
+        specs = {"gm": ScoreSpec(higher_is_better=True, range=(0.0, best))}
         for part in self._parts:
-            metrics.update(part.metrics)
-        return metrics
+            specs.update(part.specs)
+        return specs
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         """All scores, float64 of shape (n,); `gm` is NaN where a part is.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctrlreward import Reward, Samples
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
 
@@ -25,8 +25,8 @@ class Letters(Scorer):
         self.scored: list[Samples] = []
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"share": Metric(True, (0.0, 1.0)), "length": Metric(False, (0.0, np.inf))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"share": ScoreSpec(True, (0.0, 1.0)), "length": ScoreSpec(False, (0.0, np.inf))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)
@@ -40,8 +40,8 @@ class Kinds(Scorer):
     pointwise = False
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"kinds": Metric(True, (0.0, 1.0)), "first": Metric(True, (0.0, 1.0))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"kinds": ScoreSpec(True, (0.0, 1.0)), "first": ScoreSpec(True, (0.0, 1.0))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         n = len(samples)

@@ -13,7 +13,7 @@ import pytest
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
@@ -133,8 +133,8 @@ class Meeting(Scorer):
         self.barrier = barrier
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"met": Metric(True, (0.0, 1.0))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"met": ScoreSpec(True, (0.0, 1.0))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         self.barrier.wait(timeout=10)

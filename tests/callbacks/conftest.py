@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
 class Counter(pl.LightningModule):
@@ -64,8 +64,8 @@ class Curve(Scorer):
         self.releases = 0
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"value": Metric(True, (0.0, 1.0)), "loss": Metric(False, (0.0, 1.0))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"value": ScoreSpec(True, (0.0, 1.0)), "loss": ScoreSpec(False, (0.0, 1.0))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         torch.rand(7)  # as a model being loaded does

@@ -14,7 +14,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer, ProxyGuard, RewardCheckpoint
 from ctrlreward.functional.trend import divergence
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,11 +25,11 @@ class Reader(Scorer):
     pointwise = True
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         return {
-            "length": Metric(True, (0.0, math.inf)),
-            "substance": Metric(True, (0.0, 1.0)),
-            "padding": Metric(False, (0.0, 1.0)),
+            "length": ScoreSpec(True, (0.0, math.inf)),
+            "substance": ScoreSpec(True, (0.0, 1.0)),
+            "padding": ScoreSpec(False, (0.0, 1.0)),
         }
 
     def score(self, samples: Samples) -> dict[str, Scores]:
@@ -73,7 +73,7 @@ def prompts() -> Samples:
 
 def watch(prompts: Samples, every: int = 1) -> GenerationScorer:
     reader = Reader()
-    return GenerationScorer({name: reader[name] for name in reader.metrics}, prompts, every)
+    return GenerationScorer({name: reader[name] for name in reader.specs}, prompts, every)
 
 
 def guard(**changes: object) -> ProxyGuard:

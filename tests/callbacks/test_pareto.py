@@ -19,7 +19,7 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
 )
 from ctrlreward.callbacks import pareto as module_under_test
-from ctrlreward.callbacks.curves import draw_front
+from ctrlreward.plots.curves import draw_front
 
 # Step 1 is dominated by 4; the others are the front of 5 steps, and 6 dominates 2 and 5.
 A = [0.0, 0.25, 0.625, 0.125, 0.375, 0.75, 0.75]

@@ -20,8 +20,8 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.callbacks.curves import _smoothed, draw_curves
 from ctrlreward.functional.statistics import paired_bootstrap
+from ctrlreward.plots.curves import _smoothed, draw_curves
 
 VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # the best at step 3
 TEST = Samples(

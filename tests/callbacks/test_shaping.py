@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ctrlreward import Reward, Samples
 from ctrlreward.callbacks import LengthWindow, Potential, RewardShaping, SoftOverlong
 from ctrlreward.policy import learning
-from ctrlreward.scorers.base import Metric, Scorer
+from ctrlreward.scorers.base import Scorer, ScoreSpec
 
 spec = importlib.util.spec_from_file_location(
     "tuned", Path(__file__).parents[1] / "policy" / "conftest.py"
@@ -40,8 +40,8 @@ class Vowels(Scorer):
         self.releases = 0
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"count": Metric(True, (0.0, math.inf))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"count": ScoreSpec(True, (0.0, math.inf))}
 
     def score(self, samples: Samples) -> dict[str, Any]:
         return {"count": np.array([vowels(text) for text in samples.texts])}

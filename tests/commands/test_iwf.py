@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from ctrlreward.cli import main
 from ctrlreward.commands.iwf import read_sentences, run
-from ctrlreward.functional.sentences import split_sentences
 from ctrlreward.models.frequency import InverseFrequency
+from ctrlreward.text.sentences import split_sentences
 
 LINES = [
     "The food was good. We will come back!",

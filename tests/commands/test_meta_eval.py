@@ -27,7 +27,7 @@ from ctrlreward.commands.presets import (
     read_li2018,
 )
 from ctrlreward.commands.tables import numbers, read_records
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 
@@ -40,8 +40,8 @@ class Length(Scorer):
         self.sign = sign
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {name: Metric(self.sign > 0, (-np.inf, np.inf)) for name in self.names}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {name: ScoreSpec(self.sign > 0, (-np.inf, np.inf)) for name in self.names}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         lengths = np.array([self.sign * len(text) or np.nan for text in samples.texts])

@@ -31,7 +31,7 @@ from ctrlreward.commands.tables import (
     to_samples,
 )
 from ctrlreward.scorers import Distinct, Perplexity
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 NAN = float("nan")
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
@@ -48,8 +48,8 @@ class Letters(Scorer):
         self.letter = letter
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"letters": Metric(higher_is_better=True, range=(0.0, np.inf))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         Letters.calls.append(len(samples))
@@ -63,8 +63,8 @@ class Rank(Scorer):
     pointwise = False
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"rank": Metric(higher_is_better=False, range=(0.0, 1.0))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"rank": ScoreSpec(higher_is_better=False, range=(0.0, 1.0))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         lengths = np.array([len(text) for text in samples.texts])
@@ -77,8 +77,8 @@ class Interrupted(Scorer):
     calls: list[int]
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"length": Metric(higher_is_better=True, range=(0.0, np.inf))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         if "KILL_AT" in os.environ and os.environ["KILL_AT"] in samples.texts:

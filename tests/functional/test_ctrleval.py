@@ -10,15 +10,13 @@ from hypothesis.extra import numpy as npst
 
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
-    Blank,
-    coherence_blanks,
-    consistency_blanks,
     label_probabilities,
     normalised,
-    relevance_blanks,
     relevance_evaluators,
     weighted_mean,
 )
+from ctrlreward.models.tasks import Blank
+from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
 
 LOG_PROBS = st.floats(-30, 0)
 SHAPES = npst.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6)

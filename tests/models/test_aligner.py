@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from ctrlreward.models.aligner import EmbeddingAligner, sharing_order
-from ctrlreward.models.weights import resolve
+from ctrlreward.weights.sources import resolve
 
 PAIRS = [
     ("The staff wasn't friendly.", "The waiters were rude, and we didn't stay."),
@@ -95,7 +95,7 @@ def test_many_pairs_are_read_some_at_a_time_and_each_text_once(
     aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = list(aligner.align(PAIRS))
-    monkeypatch.setattr("ctrlreward.models.batching._CHARACTERS_AT_A_TIME", 60)
+    monkeypatch.setattr("ctrlreward.engine.batching._CHARACTERS_AT_A_TIME", 60)
     calls: list[list[str]] = []
     own = aligner._tokens
     monkeypatch.setattr(aligner, "_tokens", lambda texts: calls.append(texts) or own(texts))
@@ -121,7 +121,7 @@ def test_tokens_of_a_text_are_let_go_of_after_its_last_pair(
         most = max(most, sum(vectors() is not None for vectors in made))
         return rows
 
-    monkeypatch.setattr("ctrlreward.models.batching._CHARACTERS_AT_A_TIME", 1)
+    monkeypatch.setattr("ctrlreward.engine.batching._CHARACTERS_AT_A_TIME", 1)
     monkeypatch.setattr(aligner, "_tokens", watched)
     # Four texts about each of ten sources, both ways, in an order that parts them.
     pairs = [(f"answer {k} of {i}", f"source {i}") for k in range(4) for i in range(10)]

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctrlreward.models.causal import CausalLM, Continuation
-from ctrlreward.models.weights import resolve
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.tasks import Continuation
+from ctrlreward.weights.sources import resolve
 
 TEXT = "The food was good, and the staff was friendly."
 CONTINUATIONS = [

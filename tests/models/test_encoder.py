@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from ctrlreward.models.encoder import Encoder
-from ctrlreward.models.weights import resolve
+from ctrlreward.weights.sources import resolve
 
 TEXTS = [
     "The staff was friendly and the food came quickly.",

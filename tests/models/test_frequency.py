@@ -12,9 +12,9 @@ from hypothesis.extra import numpy as hnp
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from ctrlreward.functional.sentences import split_sentences
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.models.weights import load_tokenizer
+from ctrlreward.text.sentences import split_sentences
+from ctrlreward.weights.loading import load_tokenizer
 
 WORDS = ["<unk>", "the", "food", "is", "good", "##s"]
 

@@ -8,17 +8,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ctrlreward.functional.ctrleval import (
-    Blank,
-    coherence_blanks,
-    consistency_blanks,
-    relevance_blanks,
-)
-from ctrlreward.models.asking import answered
-from ctrlreward.models.causal import CausalLM, Continuation, TokenScores
+from ctrlreward.engine.requests import run_requests
+from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.infill import CausalInfiller, load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
-from ctrlreward.models.weights import load_tokenizer
+from ctrlreward.models.tasks import Blank, Continuation, TokenScores
+from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.weights.loading import load_tokenizer
 
 
 class Recorder:
@@ -39,7 +35,7 @@ def plain(tiny_causal: Callable[..., str]) -> Recorder:
 
 
 def asked(recorder: Recorder, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
-    answered([CausalInfiller(recorder).ask(blanks)])  # type: ignore[arg-type]
+    run_requests([CausalInfiller(recorder).requests(blanks)])  # type: ignore[arg-type]
     return recorder.asked
 
 
@@ -101,7 +97,7 @@ def test_fill_in_the_middle_tokens_are_used_where_there_are_any(
 
 def test_all_targets_of_all_blanks_are_asked_in_one_call(plain: Recorder) -> None:
     blanks = [Blank("a ", "", ("b", "c")), Blank("d ", "", ()), Blank("e ", "", ("f",))]
-    (scores,) = answered([CausalInfiller(plain).ask(blanks)])  # type: ignore[arg-type]
+    (scores,) = run_requests([CausalInfiller(plain).requests(blanks)])  # type: ignore[arg-type]
     assert plain.asked == [("a", " b"), ("a", " c"), ("e", " f")]
     assert [[int(s.ids[0]) for s in targets] for targets in scores] == [[0, 1], [], [2]]
 
@@ -201,7 +197,9 @@ def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> 
     folder = tiny_causal("llama")
     infiller = load_infiller(folder)
     assert isinstance(infiller, CausalInfiller)
-    (((good, bad),),) = answered([infiller.ask([Blank("A meal. It was ", "", ("good", "bad"))])])
+    (((good, bad),),) = run_requests(
+        [infiller.requests([Blank("A meal. It was ", "", ("good", "bad"))])]
+    )
     expected = CausalLM(folder).log_probs([Continuation("A meal. It was", " good")])[0]
     np.testing.assert_array_equal(good.ids, expected.ids)
     np.testing.assert_allclose(good.log_probs, expected.log_probs, atol=1e-5)

@@ -16,8 +16,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward.functional.ctrleval import Blank
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.models.tasks import Blank
 
 TEXT = "The food was good, and the staff was friendly."
 BLANKS = [

@@ -22,7 +22,7 @@ from transformers import (
 
 from ctrlreward import Reward, Samples
 from ctrlreward.policy import PolicyTuner
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -50,8 +50,8 @@ class Share(Scorer):
         self.releases = 0
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
-        return {"share": Metric(True, (0.0, 1.0)), "length": Metric(False, (0.0, np.inf))}
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"share": ScoreSpec(True, (0.0, 1.0)), "length": ScoreSpec(False, (0.0, np.inf))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from ctrlreward.models.weights import load_tokenizer
 from ctrlreward.policy.rollouts import Rollout, log_probs, sample
+from ctrlreward.weights.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from ctrlreward import Samples
-from ctrlreward.functional.ctrleval import TEXT_SLOT
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
     before_after,
@@ -16,6 +15,7 @@ from ctrlreward.recipes.controlled_generation import (
     relevance_reward,
 )
 from ctrlreward.scorers import CTRLEval, Perplexity, Task
+from ctrlreward.scorers.task import TEXT_SLOT
 
 TEMPLATE = "A {label} review: {prefix}"
 LABELS = ["negative", "positive"]

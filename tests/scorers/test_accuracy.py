@@ -11,7 +11,7 @@ from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import accuracy as module
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
 
 
@@ -34,7 +34,7 @@ class ScorerAsClassifier(CountingWords, Scorer):
     released = 0
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         return {}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
@@ -149,6 +149,6 @@ def test_the_folder_of_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:
 
 
 def test_directions_and_ranges() -> None:
-    for metric in Accuracy(CountingWords()).metrics.values():
+    for metric in Accuracy(CountingWords()).specs.values():
         assert metric.higher_is_better
         assert metric.range == (0.0, 1.0)

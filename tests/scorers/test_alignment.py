@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
-from ctrlreward.models.weights import resolve
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.aligned_text import to_records
 from ctrlreward.scorers.alignment import Alignment, load_aligner
 from ctrlreward.scorers.aspects import ASPECTS
 from ctrlreward.scorers.base import Scores
+from ctrlreward.weights.sources import resolve
 
 # What the package ctc_score 0.1.3 printed for these of our sentences, with the setting of the
 # golden file: consistency, and relevance with each reference alone.
@@ -324,7 +324,7 @@ def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignmen
 )
 def test_ranges(method: str, aggregate: str | None, expected: list[tuple[float, float]]) -> None:
     aspects = ("relevance", "preservation", "groundedness")
-    metrics = Alignment(aspects, method=method, aggregate=aggregate).metrics
+    metrics = Alignment(aspects, method=method, aggregate=aggregate).specs
     names = ("relevance_output", "relevance", "preservation", "groundedness")
     assert [metrics[name].range for name in names] == expected
     assert all(metric.higher_is_better for metric in metrics.values())

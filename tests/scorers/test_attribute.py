@@ -20,7 +20,7 @@ from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Metric, Scorer, Scores
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
 class CountingWords:
@@ -42,7 +42,7 @@ class ScorerAsClassifier(CountingWords, Scorer):
     device = "cpu"
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         return {}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
@@ -293,7 +293,7 @@ def test_moves_and_releases_every_classifier() -> None:
 
 
 def test_directions_and_ranges() -> None:
-    metrics = AttributeClassifier(CLASSIFIERS).metrics
+    metrics = AttributeClassifier(CLASSIFIERS).specs
     assert set(metrics) == set(
         AttributeClassifier(CLASSIFIERS).score(Samples(["good"], labels=["topic=world"]))
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Metric, Scorer, Scores, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
 class Lengths(Scorer):
@@ -19,11 +19,11 @@ class Lengths(Scorer):
         self.calls: list[Samples] = []
 
     @property
-    def metrics(self) -> Mapping[str, Metric]:
+    def specs(self) -> Mapping[str, ScoreSpec]:
         return {
-            "text": Metric(higher_is_better=True, range=(0.0, np.inf)),
-            "label": Metric(higher_is_better=False, range=(0.0, np.inf)),
-            "samples": Metric(higher_is_better=True, range=(0.0, np.inf)),
+            "text": ScoreSpec(higher_is_better=True, range=(0.0, np.inf)),
+            "label": ScoreSpec(higher_is_better=False, range=(0.0, np.inf)),
+            "samples": ScoreSpec(higher_is_better=True, range=(0.0, np.inf)),
         }
 
     def score(self, samples: Samples) -> dict[str, Scores]:
@@ -38,7 +38,7 @@ class Lengths(Scorer):
 def test_a_component_is_a_score_with_its_metric() -> None:
     scorer = Lengths()
     assert scorer["label"] == Component(scorer, "label")
-    assert not scorer["label"].metric.higher_is_better
+    assert not scorer["label"].spec.higher_is_better
 
 
 def test_an_unknown_score_raises() -> None:

@@ -105,12 +105,12 @@ def scores(scorer: CTRLEval) -> dict[str, Scores]:
 
 
 def test_names_directions_and_ranges(scorer: CTRLEval, scores: dict[str, Scores]) -> None:
-    assert tuple(scorer.metrics) == tuple(scores) == ASPECTS
-    for aspect, metric in scorer.metrics.items():
+    assert tuple(scorer.specs) == tuple(scores) == ASPECTS
+    for aspect, metric in scorer.specs.items():
         assert metric.higher_is_better
         low, high = metric.range
         assert ((low <= scores[aspect]) & (scores[aspect] <= high)).all()
-    assert scorer.metrics["attribute_relevance"].range == (0.0, 1.0)
+    assert scorer.specs["attribute_relevance"].range == (0.0, 1.0)
 
 
 def test_a_sample_alone_scores_as_it_does_among_others(
@@ -140,7 +140,7 @@ def test_the_evaluators_are_a_classifier(scorer: CTRLEval, scores: dict[str, Sco
 
 def test_only_the_chosen_aspects_are_computed_and_need_their_columns(golden_dir: Path) -> None:
     scorer = CTRLEval(str(golden_dir / "pegasus-tiny"), aspects=["coherence"])
-    assert list(scorer.metrics) == list(scorer.score(Samples(FOOD.texts))) == ["coherence"]
+    assert list(scorer.specs) == list(scorer.score(Samples(FOOD.texts))) == ["coherence"]
 
 
 def test_a_task_of_ones_own(scorer: CTRLEval) -> None:

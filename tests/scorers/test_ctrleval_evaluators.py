@@ -12,9 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ctrlreward.functional.ctrleval import Blank
-from ctrlreward.models.asking import Asking
-from ctrlreward.models.causal import TokenScores
+from ctrlreward.engine.requests import Requests
+from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.task import Task
@@ -99,9 +98,9 @@ class Recorder:
         self.tokenizer = self.infiller.tokenizer
         self.asked: list[Blank] = []
 
-    def ask(self, blanks: Sequence[Blank]) -> Asking[list[list[TokenScores]]]:
+    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
         self.asked = list(blanks)
-        return self.infiller.ask(blanks)
+        return self.infiller.requests(blanks)
 
 
 def test_a_subset_asks_for_its_own_evaluators_only(scorer: CTRLEval) -> None:

@@ -77,7 +77,7 @@ def test_groups_are_needed(gpt2: PreTrainedTokenizerBase) -> None:
 
 
 def test_directions_and_ranges() -> None:
-    metrics = Distinct().metrics
+    metrics = Distinct().specs
     assert list(metrics) == ["distinct_1", "distinct_2", "distinct_3"]
     for metric in metrics.values():
         assert metric.higher_is_better

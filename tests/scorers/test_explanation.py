@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctrlreward.functional.ctrleval import WEIGHTINGS
-from ctrlreward.scorers.charts import bar_chart
+from ctrlreward.plots.evaluators import bar_chart
 from ctrlreward.scorers.explanation import Explanation, Pattern, explanation, to_records
 
 PATTERNS = [

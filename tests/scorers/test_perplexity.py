@@ -96,7 +96,7 @@ def test_no_samples_give_no_scores(folder: str) -> None:
 
 
 def test_directions_and_ranges() -> None:
-    metrics = Perplexity().metrics
+    metrics = Perplexity().specs
     assert not metrics["perplexity"].higher_is_better
     assert metrics["perplexity"].range == (1.0, math.inf)
     assert metrics["log_likelihood"].higher_is_better

@@ -36,7 +36,7 @@ def test_scorers_on_one_model_share_it_and_what_their_texts_share(
     hook = model.register_forward_pre_hook(
         lambda model, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
     )
-    components = {name: s[name] for s in scorers for name in s.metrics}
+    components = {name: s[name] for s in scorers for name in s.specs}
     together = score(components, SAMPLES)
     seen.clear()
     score(components, SAMPLES[:1])
@@ -61,7 +61,7 @@ def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
 ) -> None:
     ctrleval, perplexity = scorers
     samples = Samples.concat([SAMPLES, Samples(["", "Not so."], labels=["positive", "negative"])])
-    components = {name: s[name] for s in scorers for name in s.metrics}
+    components = {name: s[name] for s in scorers for name in s.specs}
     expected = score(components, samples)
     explained = ctrleval.explain(samples)
     chances = ctrleval.probabilities(samples.texts)
@@ -72,7 +72,7 @@ def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
     monkeypatch.setattr(
         model, "log_probs", lambda tasks: calls.append({t.target for t in tasks}) or own(tasks)
     )
-    monkeypatch.setattr("ctrlreward.models.batching._CHARACTERS_AT_A_TIME", 45)
+    monkeypatch.setattr("ctrlreward.engine.batching._CHARACTERS_AT_A_TIME", 45)
     caplog.clear()
     found = score(components, samples)
     for name, values in expected.items():

@@ -74,7 +74,7 @@ def test_sources_are_needed() -> None:
 
 
 def test_direction_range_and_release(scorer: Similarity) -> None:
-    metric = scorer.metrics["similarity"]
+    metric = scorer.specs["similarity"]
     assert metric.higher_is_better
     assert metric.range == (-1.0, 1.0)
     scorer.score(Samples(["a"], sources=["b"]))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ctrlreward.functional.transfer import adjusted_gm
-from ctrlreward.models.causal import Continuation, TokenScores
+from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import Scores
@@ -69,14 +69,14 @@ def test_each_sample_gets_the_gm_of_its_own_sides(quality: TransferQuality) -> N
 
 def test_all_declared_scores_are_given_within_their_range(quality: TransferQuality) -> None:
     scores = quality.score(SAMPLES)
-    assert set(scores) == set(quality.metrics)
+    assert set(scores) == set(quality.specs)
     for name, values in scores.items():
-        low, high = quality.metrics[name].range
+        low, high = quality.specs[name].range
         valid = values[~np.isnan(values)]
         assert ((low <= valid) & (valid <= high)).all()
     # 100 - 63, 100 - 71, and 67 on either side of a perplexity of 30.
-    assert quality.metrics["gm"].range == pytest.approx((0, (37 * 29 * 67) ** (1 / 3)))
-    assert quality.metrics["gm"].higher_is_better
+    assert quality.specs["gm"].range == pytest.approx((0, (37 * 29 * 67) ** (1 / 3)))
+    assert quality.specs["gm"].higher_is_better
 
 
 def test_corpus_figures_are_those_of_the_papers_tables(quality: TransferQuality) -> None:
@@ -102,7 +102,7 @@ def test_other_thresholds(quality: TransferQuality) -> None:
     other = TransferQuality(quality.accuracy, quality.similarity, quality.perplexity, thresholds)
     scores = other.score(SAMPLES)
     assert scores["gm"][1] == pytest.approx((20 * 100 * 32) ** (1 / 3))
-    assert other.metrics["gm"].range == pytest.approx((0, (100 * 100 * 50) ** (1 / 3)))
+    assert other.specs["gm"].range == pytest.approx((0, (100 * 100 * 50) ** (1 / 3)))
 
 
 def test_an_abnormally_low_perplexity_is_punished(quality: TransferQuality) -> None:

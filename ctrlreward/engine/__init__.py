@@ -1,0 +1,1 @@
+"""Engine of all frozen models: batching, shared prefixes, shared requests, the output layer."""

@@ -1,0 +1,69 @@
+"""Task types of frozen models, and the scores that answer them.
+
+`Continuation("The soup was", " cold.")` asks a decoder-only model for the log-probabilities of the
+tokens of " cold."; `Blank("The ", " was cold.", ("soup", "staff"))` asks an infilling model for
+those of each candidate at the blank. Each candidate is answered by one `TokenScores`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Continuation(NamedTuple):
+    """Context and target; the target follows the context character for character.
+
+    An empty context means that the target begins the document.
+    """
+
+    context: str
+    target: str
+
+
+class Blank(NamedTuple):
+    """A pattern with one blank, and candidate fillings to be scored there.
+
+    Attributes:
+        left: The pattern before the blank.
+        right: The pattern after the blank.
+        targets: Candidate fillings.
+        ends: Whether the end token counts as part of each target.
+        closing: For a prompt about a text: the part of `right` that completes the prompt (`"."`,
+            `" news."`). None where the filling is part of the text itself.
+        joined: Whether the targets carry the space that separates them from `left`, or none.
+    """
+
+    left: str
+    right: str
+    targets: tuple[str, ...]
+    ends: bool = False
+    closing: str | None = None
+    joined: bool = False
+
+
+class TokenScores(NamedTuple):
+    """Tokens of a target and their log-probabilities.
+
+    Attributes:
+        ids: Token ids, int64, shape (tokens,).
+        log_probs: Natural log-probability of each token, float64, shape (tokens,).
+    """
+
+    ids: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float64]
+
+
+def empty_scores(targets: Sequence[Sequence[int]]) -> list[TokenScores]:
+    """Allocate scores for targets of token ids; the log-probabilities are NaN until written.
+
+    All of them are views of one array: small arrays allocated between the forward passes would
+    fragment the heap.
+    """
+    ids = np.array([token for target in targets for token in target], dtype=np.int64)
+    edges = np.cumsum([len(target) for target in targets])[:-1]
+    values = np.full(len(ids), np.nan)
+    return list(map(TokenScores, np.split(ids, edges), np.split(values, edges)))

@@ -1,0 +1,1 @@
+"""Processor- and C-library-dependent code: oneDNN products and heap trimming."""

@@ -1,0 +1,1 @@
+"""Decisions on logged metrics, free of any trainer."""

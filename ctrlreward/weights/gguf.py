@@ -1,0 +1,60 @@
+"""GGUF files, converted once to float32 safetensors that transformers and peft load."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import logging
+import shutil
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctrlreward.weights.cache import build_once, cache_folder
+
+logger = logging.getLogger(__name__)
+
+
+def convert_once(file: Path) -> Path:
+    """Return the cached transformers folder of a GGUF file, converting the file if needed.
+
+    Raises:
+        ImportError: The package gguf is not installed.
+    """
+    require_package(str(file))
+    stat = file.stat()
+    # Size and time instead of a checksum, which would read gigabytes at every start.
+    identity = f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+    key = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    return build_once(key, lambda folder: convert(file.resolve(), folder))
+
+
+def require_package(model: str) -> None:
+    """Raise an ImportError that names the model unless the package gguf is installed."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError(
+            f"model = {model!r} is a GGUF file and needs the package gguf: "
+            "pip install 'ctrlreward[demo]'"
+        )
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write a GGUF file as a transformers folder: float32 weights and the tokenizer."""
+    logger.info("converting %s to float32 safetensors in %s", file.name, cache_folder())
+    with contextlib.redirect_stderr(io.StringIO()):  # gguf has no option to hide its progress bar
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.float32
+        )
+        # transformers refuses to save a model that it considers quantised, although these weights
+        # no longer are. A new model from the same config saves them.
+        del model.config.quantization_config
+        with torch.device("meta"):
+            plain = AutoModelForCausalLM.from_config(model.config)
+        plain.save_pretrained(folder, state_dict=model.state_dict())
+        tokenizer.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):  # otherwise only their owner could read them
+        shutil.copymode(folder / "config.json", weights)

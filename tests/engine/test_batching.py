@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from ctrlreward.engine import batching
+from ctrlreward.engine.batching import pack, run_batched, token_budget, tokens_within, windows
+
+LENGTHS = st.lists(st.integers(0, 50), max_size=30)
+BUDGETS = st.integers(1, 200)
+
+
+def padded(batch: Sequence[int], lengths: Sequence[int]) -> int:
+    return len(batch) * max(lengths[i] for i in batch)
+
+
+@given(LENGTHS, BUDGETS)
+def test_all_items_are_packed_once_longest_first_under_the_budget(
+    lengths: list[int], budget: int
+) -> None:
+    batches = pack(lengths, budget)
+    packed = [i for batch in batches for i in batch]
+    assert sorted(packed) == list(range(len(lengths)))
+    assert [lengths[i] for i in packed] == sorted(lengths, reverse=True)
+    assert all(len(batch) == 1 or padded(batch, lengths) <= budget for batch in batches)
+
+
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 1000))
+def test_the_next_item_has_no_room_in_a_batch_or_would_be_padded_too_far(
+    lengths: list[int], budget: int
+) -> None:
+    def padding(batch: list[int]) -> int:
+        return padded(batch, lengths) - sum(lengths[i] for i in batch)
+
+    batches = pack(lengths, budget)
+    for batch, following in pairwise(batches):
+        larger = [*batch, following[0]]
+        assert padded(larger, lengths) > budget or padding(larger) > budget / 64
+    assert all(padding(batch) <= budget / 64 for batch in batches)
+
+
+@given(LENGTHS, BUDGETS, st.data())
+def test_only_the_given_items_are_packed(
+    lengths: list[int], budget: int, data: st.DataObject
+) -> None:
+    places = st.sampled_from(range(len(lengths))) if lengths else st.nothing()
+    items = data.draw(st.lists(places, unique=True))
+    assert sorted(i for batch in pack(lengths, budget, items) for i in batch) == sorted(items)
+
+
+@pytest.mark.parametrize("budget", [0, -8])
+def test_a_budget_that_is_not_positive_raises(budget: int) -> None:
+    with pytest.raises(ValueError, match=f"batch_tokens = {budget}: give a positive number"):
+        pack([3], budget)
+
+
+@given(LENGTHS, BUDGETS)
+def test_results_come_in_the_callers_order(lengths: list[int], budget: int) -> None:
+    def forward(batch: list[int]) -> list[tuple[int, int]]:
+        assert torch.is_inference_mode_enabled()
+        return [(i, lengths[i]) for i in batch]
+
+    assert run_batched(lengths, budget, forward, "test") == list(enumerate(lengths))
+
+
+def limited(
+    lengths: Sequence[int], memory: int, seen: list[list[int]]
+) -> Callable[[list[int]], list[int]]:
+    """A forward pass that runs out of memory above so many padded tokens."""
+
+    def forward(batch: list[int]) -> list[int]:
+        seen.append(batch)
+        if padded(batch, lengths) > memory:
+            raise torch.OutOfMemoryError("out of memory")
+        return batch
+
+    return forward
+
+
+@settings(max_examples=25)  # each one out of memory collects garbage
+@given(LENGTHS, BUDGETS, st.integers(50, 400))
+def test_a_batch_out_of_memory_is_halved_until_it_fits(
+    lengths: list[int], budget: int, memory: int
+) -> None:
+    results = run_batched(lengths, budget, limited(lengths, memory, []), "test")
+    assert results == list(range(len(lengths)))
+
+
+def test_the_smaller_budget_is_kept_and_nothing_done_is_done_again() -> None:
+    lengths = [10] * 12
+    seen: list[list[int]] = []
+    assert run_batched(lengths, 80, limited(lengths, 25, seen), "test") == list(range(12))
+    assert [len(batch) for batch in seen] == [8, 4, 2, 2, 2, 2, 2, 2]
+
+
+def test_one_item_that_does_not_fit_raises() -> None:
+    seen: list[list[int]] = []
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        run_batched([9, 9, 9], 27, limited([9, 9, 9], 8, seen), "test")
+    assert seen == [[0, 1, 2], [0]]
+
+
+def test_other_errors_are_not_tried_again() -> None:
+    seen = []
+
+    def forward(batch: list[int]) -> list[int]:
+        seen.append(batch)
+        raise RuntimeError("shapes differ")
+
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        run_batched([2, 2], 8, forward, "test")
+    assert seen == [[0, 1]]
+
+
+def test_a_result_too_few_raises() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        run_batched([2, 2], 8, lambda batch: batch[1:], "test")
+
+
+@pytest.mark.parametrize(
+    ("terminal", "ci", "batches", "shown"),
+    [
+        (True, False, 20, True),
+        (True, True, 20, False),
+        (False, False, 20, False),
+        (True, False, 19, False),
+    ],
+)
+def test_a_bar_is_shown_for_long_work_at_a_terminal_outside_ci(
+    terminal: bool,
+    ci: bool,
+    batches: int,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    if ci:
+        monkeypatch.setenv("CI", "true")
+    run_batched([1] * batches, 1, lambda batch: batch, "smollm2-135m: 20 texts")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert ("smollm2-135m: 20 texts" in err) == shown
+
+
+@given(st.lists(st.text("ab", max_size=6), max_size=20), st.integers(1, 12))
+def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "_CHARACTERS_AT_A_TIME", characters)
+        found = list(windows(texts))
+    assert [i for window in found for i in window] == list(range(len(texts)))
+    for window, following in pairwise(found):
+        size = sum(len(texts[i]) for i in window)
+        assert len(window) == 1 or size <= characters
+        assert size + len(texts[following[0]]) > characters
+
+
+def test_a_budget_is_what_was_asked_for_or_suits_the_device() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=90, n_embd=16, n_layer=1, n_head=2, n_inner=500))
+    assert token_budget(model, 7) == 7
+    assert token_budget(model, None) == 2048
+    assert tokens_within(2**40, model) == 2**16
+    assert tokens_within(2**20, model) == 4096
+    # The widest layer of attention (query, key and value) or the positions, 1024, is what counts.
+    assert tokens_within(10_000 * 8 * 1024 * 4, model) == 10_000
+    assert tokens_within(10_000 * 8 * 1024 * 2, model.to(torch.bfloat16)) == 10_000

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+)
+
+from ctrlreward.engine import output_layer
+from ctrlreward.engine.output_layer import (
+    Targets,
+    check_output_layer,
+    hidden_states,
+    keep_contiguous,
+    target_log_probs,
+    token_log_probs,
+)
+from ctrlreward.processor import heap
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+SEQ2SEQ_SIZES = {
+    "vocab_size": 40,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "d_kv": 8,
+    "d_ff": 32,
+    "num_layers": 1,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+    "forced_eos_token_id": None,
+}
+IDS = torch.tensor([[3, 14, 15, 9, 26], [5, 35, 8, 9, 7]])
+
+
+def tiny(model_type: str, **changes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    seq2seq = model_type in ("bart", "t5", "pegasus")
+    config = AutoConfig.for_model(
+        model_type, **{**SIZES, **(SEQ2SEQ_SIZES if seq2seq else {}), **changes}
+    )
+    auto_class = AutoModelForSeq2SeqLM if seq2seq else AutoModelForCausalLM
+    model: PreTrainedModel = auto_class.from_config(config).eval()
+    torch.nn.init.normal_(model.get_output_embeddings().weight)  # so that tokens differ
+    return model
+
+
+FAMILIES = {
+    "llama": {},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "gemma2": {"final_logit_softcapping": 3.0},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 8.0},
+    "bart": {},
+    "pegasus": {},
+    "t5": {"tie_word_embeddings": True},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_are_those_of_the_models_own_logits(family: str) -> None:
+    model = tiny(family, **FAMILIES[family])
+    inputs: dict[str, Tensor] = {"input_ids": IDS}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = IDS
+    if family in ("bart", "pegasus"):
+        model.final_logits_bias.normal_()  # type: ignore[union-attr]
+    with torch.inference_mode():
+        expected = model(**inputs).logits.log_softmax(dim=-1).flatten(0, 1)
+        hidden = hidden_states(model, **inputs)
+        assert hidden.shape == (2, 5, 16)
+        check_output_layer(model)
+        places = torch.arange(10).repeat_interleave(40)
+        tokens = torch.arange(40).repeat(10)
+        found = token_log_probs(model, hidden.flatten(0, 1), places, tokens)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected[places, tokens], atol=1e-5, rtol=0)
+    assert expected.std() > 0.1  # the tokens are told apart
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 39)), max_size=20),
+    st.sampled_from([1, 3, 7, 2**10]),
+    st.sampled_from([1, 7, 40, 2**10]),
+    st.sampled_from([0.5, 1.0, 2.0]),
+)
+def test_blocks_and_temperature(
+    wanted: list[tuple[int, int]], states_at_once: int, words_at_once: int, temperature: float
+) -> None:
+    model = tiny("llama")
+    hidden = torch.randn(7, 16)
+    states, tokens = (torch.tensor([pair[k] for pair in wanted]).long() for k in (0, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(output_layer, "_CPU_STATES", states_at_once)
+        patch.setattr(output_layer, "_CPU_WORDS", words_at_once)
+        found = token_log_probs(model, hidden, states, tokens, temperature)
+    logits = model.get_output_embeddings()(hidden) / temperature
+    torch.testing.assert_close(found, logits.log_softmax(dim=-1)[states, tokens])
+
+
+def test_gradients_reach_the_hidden_states_and_the_output_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output_layer, "_CPU_WORDS", 15)
+    monkeypatch.setattr(output_layer, "_CPU_STATES", 2)
+    model = tiny("llama")
+    weight = model.get_output_embeddings().weight
+    hidden = torch.randn(5, 16, requires_grad=True)
+    states, tokens = torch.tensor([4, 0, 0, 2]), torch.tensor([7, 7, 1, 39])
+    found = token_log_probs(model, hidden, states, tokens).sum()
+    expected = (hidden @ weight.T).log_softmax(dim=-1)[states, tokens].sum()
+    for ours, theirs in zip(
+        torch.autograd.grad(found, [hidden, weight]),
+        torch.autograd.grad(expected, [hidden, weight]),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+class Shifted(GPT2LMHeadModel):
+    """Changes its logits in a way of its own."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits * 1.5
+        return outputs
+
+
+def test_a_model_with_a_way_of_its_own_raises() -> None:
+    model = Shifted(tiny("gpt2", **FAMILIES["gpt2"]).config)
+    torch.nn.init.normal_(model.get_output_embeddings().weight)
+    message = "gpt2 models change their logits after the output layer in a way that"
+    with pytest.raises(ValueError, match=message):
+        check_output_layer(model.eval())
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = tiny("llama")
+    expected = model(IDS).logits
+    hidden_states(model, input_ids=IDS)
+    with pytest.raises(IndexError):
+        hidden_states(model, input_ids=IDS + 40)  # not in the vocabulary
+    torch.testing.assert_close(model(IDS).logits, expected)
+
+
+def test_the_output_layer_gets_its_input_in_one_piece() -> None:
+    model = tiny("llama")
+    expected = model(IDS).logits
+    keep_contiguous(model)
+    seen: list[bool] = []
+    model.get_output_embeddings().register_forward_hook(
+        lambda layer, args, output: seen.append(args[0].is_contiguous())
+    )
+    torch.testing.assert_close(model(IDS, logits_to_keep=1).logits, expected[:, -1:])
+    assert seen == [True]
+
+
+def test_the_output_layer_is_given_no_rows() -> None:
+    model = tiny("llama")
+    seen: list[tuple[int, ...]] = []
+    model.get_output_embeddings().register_forward_hook(
+        lambda layer, args, output: seen.append(tuple(output.shape))
+    )
+    assert hidden_states(model, input_ids=IDS).shape == (2, 5, 16)
+    assert seen == [(0, 5, 40)]
+
+
+def test_what_logits_leave_of_the_heap_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    resident, trims = 0, 0
+    own = output_layer.token_log_probs
+
+    def growing(*given: Any) -> Tensor:
+        nonlocal resident
+        resident += 49 * 2**20
+        return own(*given)
+
+    def trim() -> None:
+        nonlocal trims
+        trims += 1
+
+    monkeypatch.setattr(output_layer, "token_log_probs", growing)
+    monkeypatch.setattr(heap, "_least", 0)
+    monkeypatch.setattr(heap, "_resident", lambda: resident)
+    monkeypatch.setattr(heap, "trim", trim)
+    with torch.inference_mode():
+        target_log_probs(tiny("llama"), torch.randn(3, 16), [Targets([2], [5])])
+    assert trims == 1

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.engine.batching import run_batched
+from ctrlreward.processor import heap
+
+MIB = 2**20
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's heap")
+
+
+def resident() -> int:
+    return psutil.Process().memory_info().rss
+
+
+def blocks(mebibytes: int) -> list[bytes]:
+    return [bytes([1]) * 2**16 for _ in range(mebibytes * 16)]
+
+
+@GLIBC
+def test_free_pages_between_what_is_in_use_go_back_to_the_system() -> None:
+    used = blocks(128)[::20]
+    before = resident()
+    heap.trim()
+    assert before - resident() > 100e6  # of 134 MB, a twentieth of them in use
+    assert len(used) == 103
+
+
+@GLIBC
+def test_a_process_is_trimmed_once_it_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    trim = heap.trim
+    trim()
+    heap.trim_if_grown()
+
+    def counted() -> None:
+        trims.append(resident())
+        trim()
+
+    monkeypatch.setattr(heap, "trim", counted)
+    start = resident()
+    kept = [blocks(30)]
+    heap.trim_if_grown()
+    assert trims == []
+    kept.append(blocks(100)[::20])
+    heap.trim_if_grown()
+    assert len(trims) == 1
+    assert trims[0] - start > 48 * MIB
+    assert resident() - start < 48 * MIB  # 30 and 5 MiB are in use
+    heap.trim_if_grown()
+    assert len(trims) == 1
+    assert kept
+
+
+@given(st.lists(st.tuples(st.integers(0, 100 * MIB), st.integers(0, MIB)), max_size=60))
+def test_holes_are_bounded_however_many_batches(batches: list[tuple[int, int]]) -> None:
+    """Each batch leaves holes and memory that is in use; a trim takes the holes."""
+    now = used = 1000 * MIB
+    trims = 0
+
+    def forward(batch: list[int]) -> list[int]:
+        nonlocal now, used
+        for i in batch:
+            now += sum(batches[i])
+            used += batches[i][1]
+        assert now - used <= 48 * MIB + max(holes for holes, _ in batches)
+        return batch
+
+    def trim() -> None:
+        nonlocal now, trims
+        now, trims = used, trims + 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heap, "_least", sys.maxsize)
+        patch.setattr(heap, "_resident", lambda: now)
+        patch.setattr(heap, "trim", trim)
+        heap.trim_if_grown()
+        run_batched([1] * len(batches), 1, forward, "holes")
+    assert trims <= sum(map(sum, batches)) / (48 * MIB)
+
+
+def test_without_proc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(heap, "_STATM", tmp_path / "statm")
+    monkeypatch.delattr(heap, "trim")
+    heap.trim_if_grown()

