@@ -16,7 +16,7 @@ from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, gen
 from ctrlreward.callbacks.overlap import Pending
 from ctrlreward.callbacks.records import log_table, write_records
 from ctrlreward.callbacks.scoring import FAIL_RATE, SCORED_STEP, TABLE, check_scores, summary
-from ctrlreward.placement import shared_device, step_aside
+from ctrlreward.placement import shared_device
 from ctrlreward.ranks import on_every_rank, on_rank_zero
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
@@ -167,7 +167,7 @@ class GenerationScorer(pl.Callback):
         if clash is not None:
             raise MisconfigurationException(clash)
         if trainer.strategy.root_device.type == "cpu":
-            self._pending.begin = step_aside
+            self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
         if not self._trial:
             log_dir = trainer.log_dir or trainer.default_root_dir

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
-import torch
-
+from ctrlreward.placement import Worker
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -32,26 +31,21 @@ class Pending:
     Attributes:
         step: `trainer.global_step` when the texts were generated; -1 without any.
         samples: The texts; None without any.
-        begin: What the thread does first; None does nothing.
+        worker: The thread that scores.
     """
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self.begin: Callable[[], None] | None = None
+        self.worker = Worker(THREAD)
         self.step = -1
         self.samples: Samples | None = None
         self._future: Future[dict[str, Scores]] | None = None
-        self._thread: ThreadPoolExecutor | None = None
 
     def start(self, step: int, samples: Samples) -> None:
         """Has texts scored, in place of those before; every rank has to make this call."""
         self.step, self.samples = step, samples
         if rank_and_ranks()[0] == 0:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(
-                    max_workers=1, thread_name_prefix=THREAD, initializer=self.begin
-                )
-            self._future = self._thread.submit(_without_gradients, self._work, step, samples)
+            self._future = self.worker.submit(self._work, step, samples)
 
     def result(self, finish: Callable[[dict[str, Scores]], None]) -> dict[str, Scores]:
         """Waits for the scores and gives them to every rank; each has to make this call.
@@ -81,10 +75,7 @@ class Pending:
 
     def close(self) -> None:
         """Waits until the thread is done with its texts, and ends it; the texts stay."""
-        if self._thread is None:
-            return
-        self._thread.shutdown(wait=True)
-        self._thread = None
+        self.worker.close()
         error = None if self._future is None else self._future.exception()
         if error is not None:
             log.warning("scoring the texts of step %d failed: %r", self.step, error)
@@ -101,8 +92,3 @@ class Pending:
         self.clear()
         if state is not None:
             self.step, self.samples = state["step"], Samples(**state["columns"])
-
-
-def _without_gradients(work: Work, step: int, samples: Samples) -> dict[str, Scores]:
-    with torch.no_grad():  # which holds for the thread that says it
-        return work(step, samples)

@@ -1,22 +1,24 @@
-"""Files and folders that are there whole or not at all, whenever a run is killed."""
+"""Crash-safe files: whole-or-absent files and folders, and a resumable append-only log."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file, in place of one that is there; its folders are made.
+    """Write or replace a file atomically; create its folders.
 
-    It is written beside its place and then moved, and is on the disk when this returns.
+    The content goes to a temporary file beside it, is synced to disk, and is then renamed.
 
     Args:
         path: The file.
-        content: Bytes, or text, which is written as UTF-8 with its line ends as they are.
+        content: Bytes, or text, which is encoded as UTF-8 with its line ends unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
@@ -32,13 +34,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Gives an empty folder to be filled, which then takes the place of the one at `path`.
+    """Yield an empty folder to fill, and rename it to `path` at the end.
 
-    Where filling it raises, or the process is killed, the one that was there stays; killed between
-    the two last moves, it lies beside its place as `.NAME.replaced`.
+    An existing folder stays if filling raises or the process is killed. If it is killed between the
+    last two renames, the old folder is found beside `path` as `.NAME.replaced`.
 
     Args:
-        path: The folder; the folders above it are made.
+        path: The folder; its parents are created.
     """
     unfinished, replaced = _beside(path, "unfinished"), _beside(path, "replaced")
     for leftover in (unfinished, replaced):  # of a run that was killed
@@ -52,6 +54,83 @@ def whole_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+class JsonLog:
+    """Append-only JSON Lines file that a resumed run continues.
+
+    Each record is on disk when `append` returns. A last line that a killed process left incomplete
+    is not read, and is removed by the next `append`.
+
+    Args:
+        path: The file; it and its folders are created by the first `append`.
+        identity: JSON values that a resumed run must share, by name; kept as the first line. None
+            for a log without such a line.
+    """
+
+    def __init__(self, path: Path, identity: Mapping[str, Any] | None = None) -> None:
+        self.path = path
+        self.identity = None if identity is None else json.loads(json.dumps(identity))
+
+    def read(self) -> list[Any]:
+        """Return all complete records without the identity; none where the file is missing.
+
+        Raises:
+            ValueError: The log was started with another identity; names what differs.
+        """
+        if not self.path.is_file():
+            return []
+        content = self.path.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]
+        records = [json.loads(line) for line in complete.split(b"\n")[:-1]]
+        if self.identity is None or not records:
+            return records
+        self._check(records[0])
+        return records[1:]
+
+    def append(self, record: Any) -> None:
+        """Write one record and sync it to disk."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a+b") as file:
+            _drop_incomplete_line(file)
+            if self.identity is not None and file.tell() == 0:
+                file.write(_line(self.identity))
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def replace(self, records: Iterable[Any]) -> None:
+        """Replace all records atomically."""
+        header = [] if self.identity is None else [self.identity]
+        write_whole(self.path, b"".join(map(_line, [*header, *records])))
+
+    def _check(self, found: object) -> None:
+        started = found if isinstance(found, dict) else {}
+        expected = self.identity or {}
+        differing = [name for name in expected if started.get(name) != expected[name]]
+        if differing:
+            was, now = (
+                json.dumps([side.get(n) for n in differing])[:300] for side in (started, expected)
+            )
+            raise ValueError(
+                f"{self.path} was started with a different {' and '.join(differing)}: {was}, not "
+                f"{now}. Resume with the same, or delete the file to start over"
+            )
+
+
+def _line(record: Any) -> bytes:
+    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+
+
+def _drop_incomplete_line(file: BinaryIO) -> None:
+    """Truncate a file to its last line end, and seek there."""
+    end = file.seek(0, os.SEEK_END)
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
 
 
 def _beside(path: Path, what: str) -> Path:

@@ -1,31 +1,34 @@
-"""Where scorers may run beside training, and how they leave it the CPU."""
+"""Placement of scorers beside training: devices, and the background thread."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 
 def shared_device(
     scorers: Mapping[str, Sequence[str]], kind: str, ids: Sequence[int], ranks: int
 ) -> str | None:
-    """What is wrong where a scorer runs on one of several devices of training; None if nothing.
+    """Return an error message if a scorer shares one of several training devices, else None.
 
-    On a single device a scorer may run beside training, at the price of its memory and time. With
-    several, the one that it runs on would be short of memory and keep all others waiting. On the
-    CPU there is nothing to keep apart.
+    Sharing a single training device is allowed: it costs memory and time. Among several devices,
+    the shared one would run short of memory and stall all others. The CPU is always shared.
 
     Args:
-        scorers: Name → the devices of its models, as torch names them. `"cuda"` without a number
-            is the device of the process, the first of training's.
-        kind: Of training's devices: `"cuda"`, `"cpu"`, `"mps"`.
-        ids: Their numbers, on this machine.
-        ranks: Processes of training, on all machines.
+        scorers: Name → devices of its models, as in torch. `"cuda"` without an index is the
+            device of the process, the first one of training.
+        kind: Type of the training devices: `"cuda"`, `"cpu"`, `"mps"`.
+        ids: Indices of the training devices on this machine.
+        ranks: Training processes on all machines.
     """
     if kind == "cpu" or max(len(ids), ranks) == 1:
         return None
@@ -34,35 +37,78 @@ def shared_device(
         for device in devices:
             if device == kind or device in taken:
                 return (
-                    f"{name} runs on {device!r}, where training runs, too: its devices are "
-                    f"{', '.join(taken)}. Give the scorer device='cpu' or a device outside of "
-                    f"them, such as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer"
+                    f"{name} runs on {device!r}, which is also a training device (these are "
+                    f"{', '.join(taken)}): give the scorer device='cpu' or another device, such "
+                    f"as {f'{kind}:{max(ids) + 1}'!r}, or train on fewer devices"
                 )
     return None
 
 
-def step_aside() -> None:
-    """Has this thread compute on one core, and only while training leaves it one.
+class Worker:
+    """One background thread that runs calls in order, without gradients.
 
-    Two threads that each spread their work over all cores wait for each other at every small
-    product: on two cores a step of the demo with its reward on such a thread took 30 s, and 20 s
-    with both one after the other.
+    The thread starts with the first call and again after `close`.
+
+    Args:
+        name: Prefix of the thread's name.
     """
+
+    def __init__(self, name: str = "ctrlreward") -> None:
+        self.name = name
+        self._yields_cpu = False
+        self._executor: ThreadPoolExecutor | None = None
+
+    def yield_cpu(self) -> None:
+        """Run on one core at the lowest priority from the next start of the thread.
+
+        Two threads that both spread their work over all cores wait for each other at every small
+        product: on two cores, a step of the demo with its reward on such a thread took 30 s, and
+        20 s with both one after the other.
+        """
+        self._yields_cpu = True
+
+    def submit(self, call: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Queue a call; the future holds its result or exception."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(
+                max_workers=1,
+                thread_name_prefix=self.name,
+                initializer=_lower_priority if self._yields_cpu else None,
+            )
+        return self._executor.submit(_without_gradients, call, *arguments)
+
+    def close(self, cancel: bool = False) -> None:
+        """Wait for the running call and end the thread.
+
+        Args:
+            cancel: Drop queued calls instead of waiting for them.
+        """
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=cancel)
+            self._executor = None
+
+
+def _without_gradients(call: Callable[..., Result], *arguments: object) -> Result:
+    with torch.no_grad():  # a setting of each thread
+        return call(*arguments)
+
+
+def _lower_priority() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # torch gives a new thread the number that was set last, in whichever thread.
+    # New threads inherit the last value that any thread has set: set it back from another one.
     restoring = threading.Thread(target=torch.set_num_threads, args=(threads,))
     restoring.start()
     restoring.join()
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+    if sys.platform == "linux":  # elsewhere, threads have no priority of their own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 @contextmanager
-def one_core_left() -> Iterator[None]:
-    """Leaves one core to threads that have stepped aside, where there is more than one.
+def reserve_core() -> Iterator[None]:
+    """Leave one core to a `Worker` that yields the CPU, where there are several cores.
 
-    For work that many cores hardly speed up, such as sampling token by token.
+    For work that more cores hardly speed up, such as sampling token by token.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from ctrlreward.functional.transfer import adjusted_gm
-from ctrlreward.placement import step_aside
+from ctrlreward.placement import Worker
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, score
 
@@ -101,8 +101,7 @@ class Reward:
         if device is not None:
             for scorer in self._scorers():
                 scorer.to(device)
-        self._worker: ThreadPoolExecutor | None = None
-        self._begin: Callable[[], None] | None = None
+        self._worker = Worker()
 
     def __call__(self, samples: Samples) -> RewardBatch:
         """Scores samples.
@@ -114,15 +113,11 @@ class Reward:
 
     def submit(self, samples: Samples) -> Future[RewardBatch]:
         """Starts scoring on the worker; the future holds what a call would return or raise."""
-        if self._worker is None:
-            self._worker = ThreadPoolExecutor(
-                max_workers=1, thread_name_prefix="ctrlreward", initializer=self._begin
-            )
         return self._worker.submit(self._score, samples)
 
-    def step_aside(self) -> None:
-        """Has a later `submit` leave the CPU to training (`placement.step_aside`)."""
-        self._begin = step_aside
+    def yield_cpu(self) -> None:
+        """Let the worker of a later `submit` yield the CPU to training (`Worker.yield_cpu`)."""
+        self._worker.yield_cpu()
 
     def load(self) -> None:
         """Loads all models now, on this thread; otherwise the first samples have the worker do it.
@@ -134,9 +129,7 @@ class Reward:
 
     def release(self) -> None:
         """Ends the worker and frees all models; a later call starts anew."""
-        if self._worker is not None:
-            self._worker.shutdown(wait=True, cancel_futures=True)
-            self._worker = None
+        self._worker.close(cancel=True)
         for scorer in self._scorers():
             scorer.release()
 

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.files import JsonLog, whole_folder, write_whole
 
 
 def test_a_file_and_its_folders(tmp_path: Path) -> None:
@@ -48,3 +51,42 @@ def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
     with whole_folder(tmp_path / "model") as folder:
         assert os.listdir(folder) == []
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_a_log_keeps_every_complete_line(tmp_path: Path) -> None:
+    path = tmp_path / "up" / "log.jsonl"
+    log = JsonLog(path)
+    assert log.read() == []
+    for record in ({"a": 1}, ["Grüße\u2028"]):
+        log.append(record)
+    with open(path, "ab") as file:
+        file.write(b'{"torn": ')
+    assert JsonLog(path).read() == [{"a": 1}, ["Grüße\u2028"]]
+    assert path.read_bytes().endswith(b'torn": ')  # reading changes nothing
+    JsonLog(path).append(3)
+    assert log.read() == [{"a": 1}, ["Grüße\u2028"], 3]
+    log.replace([4])
+    assert log.read() == [4]
+
+
+@given(st.lists(st.integers(0, 99), max_size=6), st.integers(0, 60))
+def test_a_log_cut_anywhere_goes_on_from_a_prefix(records: list[int], cut: int) -> None:
+    with TemporaryDirectory() as folder:
+        log = JsonLog(Path(folder) / "log.jsonl", {"run": "x"})
+        for record in records:
+            log.append(record)
+        if records:
+            content = log.path.read_bytes()[:cut]
+            log.path.write_bytes(content)
+            kept = log.read()
+            assert kept == records[: len(kept)]
+            log.append(7)
+            assert JsonLog(log.path, {"run": "x"}).read() == [*kept, 7]
+
+
+def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    JsonLog(path, {"model": "a", "seed": (0, 1)}).append(1)
+    assert JsonLog(path, {"model": "a", "seed": [0, 1]}).read() == [1]
+    with pytest.raises(ValueError, match=r'log.jsonl was started with a different model: \["a"\]'):
+        JsonLog(path, {"model": "b", "seed": [0, 1]}).read()

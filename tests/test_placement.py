@@ -14,7 +14,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer
-from ctrlreward.placement import one_core_left, shared_device, step_aside
+from ctrlreward.placement import Worker, reserve_core, shared_device
 from ctrlreward.scorers import (
     Accuracy,
     AttributeClassifier,
@@ -109,12 +109,14 @@ def three_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("three_threads")
-def test_a_thread_steps_aside_alone() -> None:
-    def aside() -> tuple[int, int]:
-        step_aside()
+def test_a_worker_that_yields_the_cpu_leaves_other_threads_alone() -> None:
+    def settings() -> tuple[int, int]:
         return torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
-    threads, priority = in_a_thread(aside)
+    worker = Worker()
+    worker.yield_cpu()
+    threads, priority = worker.submit(settings).result(timeout=30)
+    worker.close()
     assert threads == 1
     assert priority == (19 if sys.platform == "linux" else os.getpriority(os.PRIO_PROCESS, 0))
     assert torch.get_num_threads() == 3
@@ -124,10 +126,10 @@ def test_a_thread_steps_aside_alone() -> None:
 
 @pytest.mark.usefixtures("three_threads")
 def test_one_core_is_left_while_it_lasts_where_there_is_more_than_one() -> None:
-    with one_core_left():
+    with reserve_core():
         assert torch.get_num_threads() == 2
-        with one_core_left(), one_core_left():
+        with reserve_core(), reserve_core():
             assert torch.get_num_threads() == 1
-    with pytest.raises(ValueError, match="halfway"), one_core_left():
+    with pytest.raises(ValueError, match="halfway"), reserve_core():
         raise ValueError("halfway")
     assert torch.get_num_threads() == 3

@@ -297,7 +297,7 @@ def test_a_reward_that_stepped_aside_computes_on_one_core(said: Said) -> None:
     score = said.score
     said.score = lambda samples: seen.append(torch.get_num_threads()) or score(samples)
     reward = Reward({"g": said["gain"]})
-    reward.step_aside()
+    reward.yield_cpu()
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -16,7 +16,7 @@ from peft import PeftModel
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
-from ctrlreward.placement import one_core_left, shared_device
+from ctrlreward.placement import reserve_core, shared_device
 from ctrlreward.policy.across_ranks import pooled, scored_on_all
 from ctrlreward.policy.adapter import load_with_adapter
 from ctrlreward.policy.collecting import Collected, Written
@@ -288,7 +288,7 @@ class PolicyTuner(pl.LightningModule):
             torch.manual_seed(torch.initial_seed() + rank)
         if self.updates.overlap:
             if self.device.type == "cpu":
-                self.reward.step_aside()
+                self.reward.yield_cpu()
             with torch.random.fork_rng(devices=[]):
                 self.reward.load()
 
@@ -302,7 +302,7 @@ class PolicyTuner(pl.LightningModule):
         self.policy.eval()  # dropout would part the update from what was sampled
         heat = self.temperature if temperature is None else temperature
         beside = self.updates.overlap and self.device.type == "cpu"
-        with one_core_left() if beside else nullcontext():
+        with reserve_core() if beside else nullcontext():
             return sample(self.policy, self.tokenizer, prompts, self.max_new_tokens, heat)
 
     def _collect(self, batch: Samples) -> Collected:

@@ -24,7 +24,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ctrlreward.weights import gguf, sources, wheels
+from ctrlreward.weights import gguf as gguf_files
+from ctrlreward.weights import sources, wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 from ctrlreward.weights.sources import resolve
@@ -101,10 +102,13 @@ def test_a_hub_id_is_unchanged(model: str) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], r"model = '.*/mine' holds no \*\.safetensors or \*\.gguf: give a folder written by"),
+        (
+            [],
+            r"model = '.*/mine' has neither \*\.safetensors nor \*\.gguf: give a folder written by",
+        ),
         (["config.json", "pytorch_model.bin"], r"pickled \*\.bin weights are never loaded"),
-        (["adapter_model.safetensors"], r"holds no config\.json.*merge an adapter"),
-        (["a.gguf", "b.gguf"], r"holds a\.gguf, b\.gguf: give the path of one"),
+        (["adapter_model.safetensors"], r"has no config\.json.*merge an adapter"),
+        (["a.gguf", "b.gguf"], r"several GGUF files, a\.gguf, b\.gguf: give the path of one"),
     ],
 )
 def test_a_folder_that_cannot_be_loaded(tmp_path: Path, files: list[str], message: str) -> None:
@@ -117,7 +121,9 @@ def test_a_folder_that_cannot_be_loaded(tmp_path: Path, files: list[str], messag
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "~/nothing", "no.gguf", ""])
 def test_a_path_that_is_not_there(model: str) -> None:
-    with pytest.raises(ValueError, match=f"model = '{model}' is no folder.*smollm2-135m"):
+    with pytest.raises(
+        ValueError, match=f"model = '{model}' is neither a folder nor.*smollm2-135m"
+    ):
         resolve(model)
 
 
@@ -326,8 +332,10 @@ def test_without_gguf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, _ = tiny_gguf("tiny.gguf")
-    monkeypatch.setattr(gguf.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"tiny\.gguf' is a GGUF.*pip install 'ctrlreward\[demo"):
+    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ImportError, match=r"tiny\.gguf' is a GGUF file.*pip install 'ctrlreward\[demo"
+    ):
         resolve(str(path))
 
 
