@@ -17,11 +17,10 @@ from pytorch_lightning.callbacks import Timer
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
-from ctrlreward.callbacks.history import read_history
 from ctrlreward.callbacks.records import read_records, write_records
 from ctrlreward.callbacks.scoring import check_scores, summary
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
-from ctrlreward.files import write_whole
+from ctrlreward.files import JsonLog, write_whole
 from ctrlreward.functional.statistics import paired_bootstrap
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
@@ -182,7 +181,7 @@ class BeforeAfter(pl.Callback):
         }
         text = json.dumps(_without_nan(report), indent=2)
         write_whole(folder / "summary.json", text + "\n")
-        history = read_history(folder / "metrics.jsonl")
+        history = JsonLog(folder / "metrics.jsonl").read()
         if history:
             try:
                 draw_curves(history, report, folder / "curves.png")

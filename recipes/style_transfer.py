@@ -20,7 +20,7 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.callbacks.history import read_history
+from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.plots.curves import draw_trajectories
 from ctrlreward.recipes.prompt_data import one_item, training_batches
@@ -245,7 +245,7 @@ class Trajectories(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws what was validated; nothing where there was no validation."""
         keys = [f"{self.name}/{score}" for score in ("accuracy", "similarity", "log_likelihood")]
-        history = read_history(self.folder / "metrics.jsonl")
+        history = JsonLog(self.folder / "metrics.jsonl").read()
         rows = [row for row in history if all(row.get(key) is not None for key in keys)]
         if not rows or not trainer.is_global_zero:
             return

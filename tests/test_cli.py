@@ -26,10 +26,11 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.callbacks.history import curve, read_history
 from ctrlreward.callbacks.stopping import decide
 from ctrlreward.cli import USAGE, main
 from ctrlreward.commands.train import build
+from ctrlreward.files import JsonLog
+from ctrlreward.plots.curves import curve
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(CONFIGS.glob("controlled_generation/*.yaml"))
@@ -218,7 +219,7 @@ def broken(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFa
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert "args parameter" not in ended.stderr  # a warning that is not meant for users
-    killed = read_history(folder / "metrics.jsonl")
+    killed = JsonLog(folder / "metrics.jsonl").read()
     before = (folder / "before.jsonl").read_bytes()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -232,7 +233,7 @@ def broken(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFa
         folder,
         killed,
         before,
-        read_history(folder / "metrics.jsonl"),
+        JsonLog(folder / "metrics.jsonl").read(),
         json.loads((folder / "summary.json").read_text()),
         torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True),
     )

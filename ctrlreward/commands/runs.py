@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from ctrlreward.commands import csv_results
 from ctrlreward.commands.reading import CsvRow, decode, parse_json
 from ctrlreward.commands.wandb_file import read_wandb_history
+from ctrlreward.files import JsonLog
 from ctrlreward.functional.reproducibility import Table
 
 # One call of a logger: its step and what was logged.
@@ -80,10 +81,7 @@ def read_run(
 
 def _read_folder(name: str, folder: Path) -> Run:
     if (folder / "metrics.jsonl").is_file():
-        # Slow to import, as everything beside Lightning is.
-        from ctrlreward.callbacks.history import read_history
-
-        history = read_history(folder / "metrics.jsonl")
+        history = JsonLog(folder / "metrics.jsonl").read()
         run = _logged(name, [_history_row(row, folder / "metrics.jsonl") for row in history])
         return _with_report(run, folder / "summary.json")
     if (folder / "metrics.csv").is_file():

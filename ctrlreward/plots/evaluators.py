@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ctrlreward.plots.style import FIRST, SECOND, finish_panel, new_figure
 from ctrlreward.scorers.explanation import Explanation, PatternScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_GRID, _TEXT = "#e4e4e7", "#3f3f46"
-_FIRST, _SECOND = "#2563eb", "#d97706"
 
 # Characters of a target, and of what stands on either side of it, that a row's name shows.
 _TARGET, _AROUND = 40, 24
@@ -34,11 +32,6 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
         ImportError: matplotlib is not installed.
         ValueError: The explanation has no evaluators, or `largest` is not positive.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("charts need matplotlib: pip install 'ctrlreward[demo]'") from error
-
     if largest < 1:
         raise ValueError(f"largest = {largest}: give a positive number of evaluators")
     if not explanation.evaluators:
@@ -47,20 +40,21 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
             "an explanation whose score is a number"
         )
     shown = sorted(explanation.evaluators, key=lambda e: -e.weight)[:largest]
-    figure = Figure(figsize=(10, 1.2 + 0.26 * len(shown)), layout="constrained")
+    figure = new_figure(10, 1.2 + 0.26 * len(shown))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2, 1))
     places = range(len(shown))
-    left.barh(places, [e.score for e in shown], color=_FIRST)
-    left.axvline(explanation.score, color=_SECOND, linestyle="--", linewidth=1.2)
-    right.barh(places, [e.weight for e in shown], color=_SECOND)
+    left.barh(places, [e.score for e in shown], color=FIRST)
+    left.axvline(explanation.score, color=SECOND, linestyle="--", linewidth=1.2)
+    right.barh(places, [e.weight for e in shown], color=SECOND)
     # A text may hold two dollar signs, and no formula is meant.
     left.set_yticks(places, [_name(e) for e in shown], parse_math=False)
     left.invert_yaxis()
     total = len(explanation.evaluators)
     of = f", the {len(shown)} heaviest of {total} evaluators" if len(shown) < total else ""
     name = explanation.aspect.replace("_", " ")
-    _finish(left, f"{name} {explanation.score:.3f}{of}", "score of the evaluator")
-    _finish(right, "", "weight")
+    title = f"{name} {explanation.score:.3f}{of}"
+    finish_panel(left, title, "score of the evaluator", grid="x")
+    finish_panel(right, "", "weight", grid="x")
     return figure
 
 
@@ -78,12 +72,3 @@ def _name(evaluator: PatternScore) -> str:
     # Closing punctuation follows its word without a space.
     between = " " if right[:1].isalnum() or right[:1] in "<…" else ""
     return f"{left} [{target}]{between}{right}".strip()
-
-
-def _finish(panel: Any, title: str, axis: str) -> None:
-    panel.set_title(title, fontsize=10, color=_TEXT, loc="left")
-    panel.set_xlabel(axis, fontsize=8, color=_TEXT)
-    panel.tick_params(labelsize=8, colors=_TEXT)
-    panel.grid(axis="x", color=_GRID, linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)

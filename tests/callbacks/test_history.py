@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
-from ctrlreward.callbacks.history import curve, read_history
+from ctrlreward.files import JsonLog
+from ctrlreward.plots.curves import curve
 
 
 def test_one_line_a_call_on_the_disk_at_once(tmp_path: Path) -> None:
@@ -34,7 +35,7 @@ def test_a_later_run_takes_the_place_of_the_rows_it_does_again(tmp_path: Path) -
     second = HistoryLogger(str(tmp_path))
     second.log_metrics({"a": 30}, 3)
     second.log_metrics({"b": 30}, 3)  # of the same run: nothing is taken away
-    assert read_history(first.path) == [
+    assert JsonLog(first.path).read() == [
         *({"step": s, name: s} for s in range(3) for name in "ab"),
         {"step": 3, "a": 30},
         {"step": 3, "b": 30},
@@ -46,14 +47,14 @@ def test_a_run_from_the_start_begins_anew(tmp_path: Path) -> None:
         logger = HistoryLogger(str(tmp_path))
         for step in range(3):
             logger.log_metrics({"a": step}, step)
-    assert curve(read_history(logger.path), "a") == ([0, 1, 2], [0, 1, 2])
+    assert curve(JsonLog(logger.path).read(), "a") == ([0, 1, 2], [0, 1, 2])
 
 
 @pytest.mark.parametrize("half", ['{"step": 2, "a"', '{"step": 2, "a": 2.0}', "{"])
 def test_a_line_that_was_not_finished_is_no_row(tmp_path: Path, half: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "a": 0.0}\n{"step": 1, "a": 1.0}\n' + half)
-    assert [row["step"] for row in read_history(path)] == [0, 1]
+    assert [row["step"] for row in JsonLog(path).read()] == [0, 1]
     HistoryLogger(str(tmp_path)).log_metrics({"a": 7.0}, 5)
     assert path.read_text() == (
         '{"step": 0, "a": 0.0}\n{"step": 1, "a": 1.0}\n{"step": 5, "a": 7.0}\n'
@@ -61,7 +62,7 @@ def test_a_line_that_was_not_finished_is_no_row(tmp_path: Path, half: str) -> No
 
 
 def test_no_file_has_no_rows(tmp_path: Path) -> None:
-    assert read_history(tmp_path / "metrics.jsonl") == []
+    assert JsonLog(tmp_path / "metrics.jsonl").read() == []
 
 
 def test_a_curve_has_no_gaps_and_no_nan() -> None:
@@ -91,7 +92,7 @@ def run(fit, counter, curve, held_out, folder: Path, stop: int, **options) -> li
         val_check_interval=2,
         **options,
     )
-    return read_history(logger.path)
+    return JsonLog(logger.path).read()
 
 
 @pytest.mark.parametrize("stop", [5, 6])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctrlreward.callbacks.history import read_history
+from ctrlreward.files import JsonLog
 
 RUNS = [f"{how}-{overlap}" for how in ("raise", "sigterm", "sigkill") for overlap in (False, True)]
 
@@ -68,8 +68,8 @@ def test_texts_in_the_making_are_written_before_the_process_ends(run: str, ended
 @pytest.mark.parametrize("run", RUNS)
 def test_a_resumed_run_has_neither_lost_nor_doubled_a_row(run: str, folder: Path) -> None:
     whole = folder / f"whole-{run.split('-')[1]}"
-    assert read_history(folder / run / "metrics.jsonl") == read_history(whole / "metrics.jsonl")
-    assert len(read_history(whole / "metrics.jsonl")) > 8
+    assert JsonLog(folder / run / "metrics.jsonl").read() == JsonLog(whole / "metrics.jsonl").read()
+    assert len(JsonLog(whole / "metrics.jsonl").read()) > 8
     kept = folder / run / "kept"
     for path in (whole / "kept").glob("*.ckpt"):
         weight = torch.load(path, weights_only=True)["state_dict"]["weight"]

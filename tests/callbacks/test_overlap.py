@@ -21,7 +21,7 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.callbacks.history import read_history
+from ctrlreward.files import JsonLog
 
 CURVE = [0.0, 0.1, 0.2, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
 
@@ -87,7 +87,7 @@ def test_scores_are_logged_one_validation_late_under_their_own_step(
         (3, True, 2, 0.2),
         (4, True, 3, 0.5),
     ]
-    rows = [row for row in read_history(logger.path) if "score/v" in row]
+    rows = [row for row in JsonLog(logger.path).read() if "score/v" in row]
     assert [row["score/scored_step"] for row in rows] == [1, 2, 3, 4]  # the last when it ended
     assert [row["score/v"] for row in rows] == pytest.approx(CURVE[1:5])
     for step in range(1, 5):

@@ -13,9 +13,10 @@ import yaml
 
 from ctrlreward import Samples
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.callbacks.history import curve, read_history
 from ctrlreward.commands.train import TrainCLI, build
+from ctrlreward.files import JsonLog
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.plots.curves import curve
 from ctrlreward.recipes import style_transfer
 from ctrlreward.recipes.style_transfer import (
     Judges,
@@ -235,6 +236,6 @@ def test_a_small_run_leaves_all_that_is_promised(
     assert (folder / "trajectories.png").exists()
     assert (folder / "samples" / "rollout" / "step=000000.jsonl").exists()
     assert "gm, after - copying" in capsys.readouterr().out
-    rows = read_history(folder / "metrics.jsonl")
+    rows = JsonLog(folder / "metrics.jsonl").read()
     steps, weights = curve(rows, "shaping/weight/gm")
     assert (steps, weights) == ([0, 1], [0.0, 0.0])  # the warm-up

@@ -15,8 +15,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from ctrlreward.callbacks.history import read_history
 from ctrlreward.commands.train import TrainCLI, build
+from ctrlreward.files import JsonLog
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.recipes.alignment import AlignmentData, TokenAlignerTrainer, aligned
@@ -113,7 +113,7 @@ def written(folder: Path) -> dict[str, bytes]:
 def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
     cli = configured("d", "TokenAlignerTrainer", 6)
     cli.trainer.fit(cli.model, cli.datamodule)
-    rows = read_history(tmp_path / "d" / "metrics.jsonl")
+    rows = JsonLog(tmp_path / "d" / "metrics.jsonl").read()
     losses = [row["val_loss"] for row in rows if "val_loss" in row]
     assert len(losses) == 12  # twice an epoch
     assert min(losses) < losses[0]
@@ -157,7 +157,9 @@ def test_r_learns_the_mean_or_the_sum(
     cli = configured("r", "RegressionAlignerTrainer", 3, **{"model.init_args.target": target})
     cli.trainer.fit(cli.model, cli.datamodule)
     losses = [
-        row["val_mse"] for row in read_history(tmp_path / "r" / "metrics.jsonl") if "val_mse" in row
+        row["val_mse"]
+        for row in JsonLog(tmp_path / "r" / "metrics.jsonl").read()
+        if "val_mse" in row
     ]
     pairs = cli.datamodule.pairs["validation"]
     made = RegressionAligner(str(tmp_path / "r" / "model")).align([(p.a, p.b) for p in pairs])
