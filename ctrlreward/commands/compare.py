@@ -13,7 +13,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from ctrlreward.commands.compare_report import Comparison, print_comparison
-from ctrlreward.commands.runs import Run, read_run
+from ctrlreward.commands.formats.runs import Run, read_run
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.functional.agreement import Correlation, Findings

@@ -9,7 +9,7 @@ from math import isfinite
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 
-from ctrlreward.commands.runs import Run
+from ctrlreward.commands.formats.runs import Run
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import Gap, StudyAgreement
 

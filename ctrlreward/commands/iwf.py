@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ctrlreward.commands.reading import decode
+from ctrlreward.commands.formats.parsing import decode
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.engine.batching import shows_progress
 from ctrlreward.models.frequency import InverseFrequency

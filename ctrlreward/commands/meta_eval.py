@@ -9,9 +9,9 @@ from jsonargparse import ArgumentParser, auto_cli
 
 import ctrlreward.scorers  # noqa: F401 — so that scorers are known by their short names
 from ctrlreward.commands.meta_report import Outputs, fit_halves, report, report_halves, score_rated
-from ctrlreward.commands.presets import Rated, read_ctc, read_ctrleval, read_li2018
+from ctrlreward.commands.formats.rated_files import Rated, read_ctc, read_ctrleval, read_li2018
 from ctrlreward.commands.score import name_components
-from ctrlreward.commands.tables import Columns, Record, numbers, read_records, to_samples
+from ctrlreward.commands.formats.tables import Columns, Record, numbers, read_records, to_samples
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.commands.judgement import (
+from ctrlreward.commands.correlation_report import (
     draw_scatter,
     judge,
     print_judgements,
     require_plot,
     to_record,
 )
-from ctrlreward.commands.presets import Rated
-from ctrlreward.commands.scoring import score_in_chunks
-from ctrlreward.commands.tables import Record, check_suffix, encode
+from ctrlreward.commands.formats.rated_files import Rated
+from ctrlreward.commands.chunked_scoring import score_in_chunks
+from ctrlreward.commands.formats.tables import Record, check_suffix, encode
 from ctrlreward.files import write_whole
 from ctrlreward.functional.preferences import (
     Agreement,

@@ -11,8 +11,8 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 import ctrlreward.scorers  # so that scorers are known by their short names
-from ctrlreward.commands.scoring import ScoreLog, alone, score_in_chunks, summary
-from ctrlreward.commands.tables import (
+from ctrlreward.commands.chunked_scoring import ScoreLog, alone, score_in_chunks, summary
+from ctrlreward.commands.formats.tables import (
     Columns,
     Record,
     check_suffix,

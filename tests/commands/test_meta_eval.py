@@ -19,14 +19,14 @@ from scipy import stats
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.commands import meta_eval
-from ctrlreward.commands.presets import (
+from ctrlreward.commands.formats.rated_files import (
     PUBLISHED,
     deal_systems,
     read_ctc,
     read_ctrleval,
     read_li2018,
 )
-from ctrlreward.commands.tables import numbers, read_records
+from ctrlreward.commands.formats.tables import numbers, read_records
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
@@ -218,7 +218,7 @@ def test_a_score_that_always_fails_says_so(
     main([*COMMAND, "--scorers+=stubs.Length", "--scorers.sign=0", "--output=found.json"])
     row = rows_of("found.json")["length", "good", "sample"]
     assert row["kendall"] == {"value": None, "low": None, "high": None}
-    assert row["note"] == "of 3 or more rows that a correlation takes, there are 0"
+    assert row["note"] == "0 rows: a correlation takes 3 or more"
     assert "there are 0" in " ".join(capsys.readouterr().out.split())
 
 

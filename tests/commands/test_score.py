@@ -21,8 +21,8 @@ import yaml
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.scoring import ScoreLog, score_in_chunks
-from ctrlreward.commands.tables import (
+from ctrlreward.commands.chunked_scoring import ScoreLog, score_in_chunks
+from ctrlreward.commands.formats.tables import (
     Columns,
     encode,
     numbers,

@@ -13,12 +13,12 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from ctrlreward.commands.presets import PUBLISHED, Published, Rated
-from ctrlreward.commands.scoring import arrow
+from ctrlreward.commands.formats.rated_files import PUBLISHED, Published, Rated
+from ctrlreward.commands.chunked_scoring import arrow
 from ctrlreward.commands.terminal import plain_console
+from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.functional.correlation import (
-    Correlations,
-    Estimate,
+    RatingCorrelations,
     sample_correlations,
     system_correlations,
 )
@@ -45,7 +45,7 @@ class Judgement:
     score: str
     rating: str
     level: str
-    found: Correlations
+    found: RatingCorrelations
     published: tuple[Published, ...]
 
 
@@ -168,7 +168,7 @@ def require_plot(path: Path) -> None:
 
 def _correlations(
     rated: Rated, level: str, scores: Scores, ratings: Scores, resamples: int, seed: int
-) -> Correlations:
+) -> RatingCorrelations:
     clusters = rated.clusters
     if level == "sample":
         return sample_correlations(scores, ratings, clusters, resamples=resamples, seed=seed)
@@ -176,7 +176,7 @@ def _correlations(
     return system_correlations(scores, ratings, systems, clusters, resamples=resamples, seed=seed)
 
 
-def _estimates(found: Correlations) -> dict[str, Estimate]:
+def _estimates(found: RatingCorrelations) -> dict[str, Estimate]:
     return {"pearson": found.pearson, "spearman": found.spearman, "kendall": found.kendall}
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.commands.reading import decode, numbered_lines, parse_csv, parse_json
-from ctrlreward.commands.tables import numbers
+from ctrlreward.commands.formats.parsing import decode, numbered_lines, parse_csv, parse_json
+from ctrlreward.commands.formats.tables import numbers
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 

@@ -8,9 +8,9 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctrlreward.commands import csv_results
-from ctrlreward.commands.reading import CsvRow, decode, parse_json
-from ctrlreward.commands.wandb_file import read_wandb_history
+from ctrlreward.commands.formats import csv_results
+from ctrlreward.commands.formats.parsing import CsvRow, decode, parse_json
+from ctrlreward.commands.formats.wandb_file import read_wandb_history
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.reproducibility import Table
 

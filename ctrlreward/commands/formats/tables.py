@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.commands.reading import decode, numbered_lines, parse_csv, parse_json
+from ctrlreward.commands.formats.parsing import decode, numbered_lines, parse_csv, parse_json
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Scores
 

@@ -10,8 +10,8 @@ import wandb
 from pytorch_lightning.loggers import CSVLogger
 
 from ctrlreward.callbacks.history import HistoryLogger
-from ctrlreward.commands.runs import read_run
-from ctrlreward.commands.wandb_file import read_wandb_history
+from ctrlreward.commands.formats.runs import read_run
+from ctrlreward.commands.formats.wandb_file import read_wandb_history
 
 NAN = pytest.approx(math.nan, nan_ok=True)
 

@@ -8,7 +8,7 @@ from math import nan
 from pathlib import Path
 from typing import TypeAlias
 
-from ctrlreward.commands.reading import CsvRow, decode, parse_csv
+from ctrlreward.commands.formats.parsing import CsvRow, decode, parse_csv
 from ctrlreward.functional.reproducibility import Table
 
 # Line number, study, metric, system, value.

@@ -1,0 +1,1 @@
+"""File formats that the commands read and write."""
