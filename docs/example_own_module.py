@@ -1,4 +1,4 @@
-"""Your own LightningModule, scored while it trains: what it needs is one method, `complete`."""
+"""A LightningModule of your own, scored while it trains: it only needs a method `complete`."""
 
 import pytorch_lightning as pl
 import torch
@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer, RewardEarlyStopping
 from ctrlreward.scorers import CTRLEval
-from ctrlreward.weights.sources import resolve
+from ctrlreward.weights import resolve
 
 REVIEWS = ["The soup was warm and rich.", "Lovely staff, we felt at home.", "I adored the garden."]
 
@@ -15,7 +15,7 @@ REVIEWS = ["The soup was warm and rich.", "Lovely staff, we felt at home.", "I a
 class Writer(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        folder = resolve("smollm2-135m")  # or any folder or hub id that transformers loads
+        folder = resolve("smollm2-135m")  # or a local folder or Hugging Face id
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
         self.model = AutoModelForCausalLM.from_pretrained(folder)
 
