@@ -1,4 +1,4 @@
-"""What a module offers to be scored while it trains, and texts made with it."""
+"""Text generation with a LightningModule: the interface it implements, and seeded calls of it."""
 
 from __future__ import annotations
 
@@ -11,51 +11,51 @@ import numpy as np
 import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
+from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.samples import Samples
 
 
 @runtime_checkable
 class TextGenerator(Protocol):
-    """What a LightningModule has to offer to be scored while it trains: one method."""
+    """Interface of a LightningModule that can be scored while it trains: one method."""
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Writes on from each prompt.
+        """Complete each prompt.
 
-        Called in eval mode and without gradients. It gets all prompts at once and splits them
-        into batches as its memory needs.
+        Called in eval mode without gradients, with all prompts at once: split them into batches
+        that fit in memory.
 
         Args:
-            prompts: What the generator reads, any number of them.
+            prompts: Any number of model inputs.
 
         Returns:
-            What follows each prompt, the prompt left out, character for character: where a space
-            comes between the two, the completion begins with it.
+            One completion per prompt, in order and without the prompt. Prompt and completion are
+            concatenated as they are, so a space between them belongs to the completion.
         """
         ...
 
 
 def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: int = 0) -> Samples:
-    """Writes on from each prompt.
+    """Complete each prompt.
 
-    A prompt is a sample of which only the beginning exists. `Samples(texts=["The food"])` asks
-    for texts that begin with "The food"; `Samples(texts=["The food"], prompts=["Praise: The
-    food"], labels=["positive"])` asks for the same, from a generator that reads an instruction.
-    Where text and beginning are one string (dialog, summaries) the beginning is "".
+    A prompt is a sample whose text is only a beginning. `Samples(texts=["The food"])` requests
+    texts that begin with "The food". `Samples(texts=["The food"], prompts=["Praise: The food"],
+    labels=["positive"])` requests the same from a model that reads an instruction. In tasks whose
+    text does not continue the prompt (dialog, summaries), the beginning is "".
 
     Args:
-        module: The generator. The caller puts it in eval mode.
-        prompts: n samples. Each text begins with `prefixes` where they are given (what the text
-            says after its prefix is dropped, so earlier outputs can be given again), else with
-            `texts`. The generator reads `prompts`, where there are none the beginning. Labels,
-            sources and other columns go along.
-        repeats: Texts per prompt.
-        seed: The same seed, prompts and weights give the same texts; the random state of the
-            caller is left as it was.
+        module: The generator; the caller puts it in eval mode.
+        prompts: n samples. The beginning of each text is `prefixes` if given, else `texts`. With
+            prefixes, the rest of each text is ignored, so earlier generations can be passed
+            again. The model reads `prompts` if given, else the beginnings. Labels, sources and
+            other columns are kept.
+        repeats: Completions per prompt.
+        seed: Seeds the global generators during the call. Their previous state is restored.
 
     Returns:
-        n × repeats samples, those of one prompt side by side: `texts` (beginning + completion),
-        `prefixes` (the beginning), `prompts`, `groups` (the given ones, else the prompt's number),
-        and the other columns.
+        n × repeats samples, those of one prompt in consecutive rows: `texts` (beginning +
+        completion), `prefixes` (the beginning), `prompts`, `groups` (as given, else the index of
+        the prompt) and the other columns.
 
     Raises:
         ValueError: The module does not return one string per prompt.
@@ -63,21 +63,47 @@ def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: in
     rows = prompts.as_prompts()[[i for i in range(len(prompts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
-    read = cast(Sequence[str], rows.prompts)
+    inputs = cast(Sequence[str], rows.prompts)
     with fixed_randomness(seed):
-        completions = module.complete(read)
-    if len(completions) != len(read) or not all(isinstance(c, str) for c in completions):
+        completions = module.complete(inputs)
+    if len(completions) != len(inputs) or not all(isinstance(c, str) for c in completions):
         raise ValueError(
-            f"{type(module).__name__}.complete returned {len(completions)} items for {len(read)} "
-            f"prompts, first {completions[:1]!r}: return one string per prompt"
+            f"{type(module).__name__}.complete returned {len(completions)} items for "
+            f"{len(inputs)} prompts, first {completions[:1]!r}: return one string per prompt"
         )
     return rows.completed(completions)
 
 
+def generate_across_ranks(
+    module: TextGenerator, prompts: Samples, repeats: int, seed: int
+) -> Samples:
+    """Share `generate` over the ranks, and return all samples on every rank; call it on each.
+
+    Args:
+        module: As in `generate`.
+        prompts: n samples; rank r completes the rows r, r + number of ranks, and so on.
+        repeats: Completions per prompt.
+        seed: Rank r uses `seed` + r.
+
+    Returns:
+        n × repeats samples, in the same order as from `generate`.
+
+    Raises:
+        Exception: The exception of this rank.
+        RuntimeError: Another rank failed; with that rank's message.
+    """
+    rank, ranks = rank_and_ranks()
+    share = prompts.as_prompts()[rank::ranks]
+    parts = on_every_rank(lambda: generate(module, share, repeats, seed + rank))
+    owners = [i for r in range(ranks) for i in range(r, len(prompts), ranks)]
+    order = np.argsort(np.repeat(owners, repeats), kind="stable")
+    return Samples.concat(parts)[order.tolist()]
+
+
 @contextmanager
 def fixed_randomness(seed: int) -> Iterator[None]:
-    """Seeds Python, NumPy and PyTorch inside, and restores their states on leaving."""
-    # Requests CUDA for its state would start it where training runs on the CPU.
+    """Seed Python, NumPy and PyTorch inside the context, and restore their states afterwards."""
+    # Reading the CUDA random state would initialise CUDA in a run that trains on the CPU.
     with isolate_rng(include_cuda=torch.cuda.is_initialized()):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator

@@ -1,17 +1,23 @@
-"""What a callback that acts on a score has to know of it."""
+"""Metrics read by callbacks: which are fresh, which are better when higher, which come late."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.trainer.states import TrainerFn
 
 from ctrlreward.callbacks.generation import GenerationScorer, late_score
 
 
+class MissingMetric(MisconfigurationException, RuntimeError):
+    """A callback reads a key that is not logged."""
+
+
 def find_scorer(trainer: pl.Trainer, key: str) -> GenerationScorer | None:
-    """The trainer's `GenerationScorer` that logs this key, if one does."""
+    """Return the trainer's `GenerationScorer` that logs this key, None if there is none."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GenerationScorer) and key in callback.specs:
             return callback
@@ -19,16 +25,45 @@ def find_scorer(trainer: pl.Trainer, key: str) -> GenerationScorer | None:
 
 
 def is_fresh(trainer: pl.Trainer, key: str) -> bool:
-    """Whether the validation that just ended has logged this key; for `on_validation_end`.
+    """Return whether the validation that just ended has logged this key.
 
-    A key that no `GenerationScorer` logs is taken for one that every validation logs.
+    A key that no `GenerationScorer` logs is assumed to be logged by every validation.
     """
     scorer = find_scorer(trainer, key)
     return scorer is None or scorer.fresh
 
 
+def read_metrics(
+    trainer: pl.Trainer, callback: pl.Callback, keys: Collection[str]
+) -> tuple[dict[str, float], set[str]]:
+    """Return the values of logged keys, and the keys without a new value.
+
+    Args:
+        trainer: The trainer, at the end of a validation.
+        callback: The callback that reads, named in the error.
+        keys: The keys. One that is not fresh may have no value yet.
+
+    Raises:
+        MissingMetric: A key is not logged; lists those that are.
+    """
+    logged = trainer.callback_metrics
+    stale = {key for key in keys if not is_fresh(trainer, key)}
+    for key in keys:
+        if key not in logged and key not in stale:
+            raise MissingMetric(
+                f"{type(callback).__name__} reads {key!r}, which is not logged when a validation "
+                f"ends: choose one of {sorted(logged)}"
+            )
+    return {key: logged[key].item() for key in keys if key in logged}, stale
+
+
+def is_fitting(trainer: pl.Trainer) -> bool:
+    """Return whether a validation is part of training: not the sanity check, not `validate`."""
+    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
 def check_mode(trainer: pl.Trainer, key: str, mode: str) -> None:
-    """Refuses to look for the worst value of a score.
+    """Raise if the mode would select the worst value of a score.
 
     Raises:
         MisconfigurationException: The mode contradicts the direction that the scorer declares.
@@ -46,7 +81,7 @@ def check_mode(trainer: pl.Trainer, key: str, mode: str) -> None:
 
 
 def check_timely(trainer: pl.Trainer, callback: pl.Callback, keys: Iterable[str]) -> None:
-    """Refuses to choose checkpoints by scores that earlier weights earned.
+    """Raise if checkpoints would be selected by scores of earlier weights.
 
     Raises:
         MisconfigurationException: A `GenerationScorer` logs one of the keys a validation late.
@@ -55,3 +90,12 @@ def check_timely(trainer: pl.Trainer, callback: pl.Callback, keys: Iterable[str]
         scorer = find_scorer(trainer, key)
         if scorer is not None and scorer.overlap:
             raise MisconfigurationException(late_score(callback, key))
+
+
+@contextmanager
+def as_misconfiguration() -> Iterator[None]:
+    """Raise the ValueError of a rule as Lightning's `MisconfigurationException`."""
+    try:
+        yield
+    except ValueError as error:
+        raise MisconfigurationException(str(error)) from error

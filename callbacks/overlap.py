@@ -1,4 +1,4 @@
-"""Scoring on a thread beside training, with results that are fetched one validation later."""
+"""Scoring on a background thread while training continues, one validation late."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+import pytorch_lightning as pl
+
 from ctrlreward.placement import Worker
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples
@@ -14,54 +16,52 @@ from ctrlreward.scorers.base import Scores
 
 log = logging.getLogger(__name__)
 
-THREAD = "ctrlreward-scorer"
-
-Work = Callable[[int, Samples], dict[str, Scores]]
+ScoreStep = Callable[[int, Samples], dict[str, Scores]]
 
 
-class Pending:
-    """Texts of one validation whose scores are on their way, or none.
+class PendingScores:
+    """Generations of at most one validation whose scores have not been logged yet.
 
-    Every rank holds the texts, rank 0 scores them. Random numbers are drawn by training
-    meanwhile, so the work must draw none: the global generators are shared by all threads.
+    Every rank holds the texts; rank 0 scores them on a background thread. Training draws random
+    numbers at the same time from generators that all threads share, so scoring must draw none.
 
     Args:
-        work: Scores the texts that were generated at a step.
+        score: Scores the samples that were generated at a step.
 
     Attributes:
-        step: `trainer.global_step` when the texts were generated; -1 without any.
-        samples: The texts; None without any.
-        worker: The thread that scores.
+        step: `trainer.global_step` when the texts were generated; -1 if nothing is pending.
+        samples: The texts; None if nothing is pending.
+        worker: The background thread of rank 0.
     """
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self.worker = Worker(THREAD)
+    def __init__(self, score: ScoreStep) -> None:
+        self._score = score
+        self.worker = Worker("ctrlreward-scorer")
         self.step = -1
         self.samples: Samples | None = None
         self._future: Future[dict[str, Scores]] | None = None
 
     def start(self, step: int, samples: Samples) -> None:
-        """Has texts scored, in place of those before; every rank has to make this call."""
+        """Submit samples for scoring in place of the current ones; call this on every rank."""
         self.step, self.samples = step, samples
         if rank_and_ranks()[0] == 0:
-            self._future = self.worker.submit(self._work, step, samples)
+            self._future = self.worker.submit(self._score, step, samples)
 
     def result(self, finish: Callable[[dict[str, Scores]], None]) -> dict[str, Scores]:
-        """Waits for the scores and gives them to every rank; each has to make this call.
+        """Wait for the scores and return them on every rank; call this on every rank.
 
         Args:
-            finish: Called with the scores, on rank 0 alone.
+            finish: Called with the scores on rank 0 only.
 
         Raises:
-            Exception: What the work raised, on rank 0.
-            RuntimeError: The work failed, on the other ranks; carries rank 0's message.
+            Exception: On rank 0, the exception of scoring or `finish`.
+            RuntimeError: On the other ranks, with rank 0's message.
         """
 
         def wait() -> dict[str, Scores]:
             if self._future is None:
-                raise RuntimeError("nothing was started: call start first")
-            future, self._future = self._future, None  # an error is raised once, here
+                raise RuntimeError("no scores are pending: call start first")
+            future, self._future = self._future, None  # so that close does not log its error too
             scores = future.result()
             self._future = future
             finish(scores)
@@ -70,25 +70,36 @@ class Pending:
         return on_rank_zero(wait)
 
     def clear(self) -> None:
-        """Forgets the texts, once their scores are told."""
+        """Drop the texts, once their scores have been logged."""
         self.step, self.samples, self._future = -1, None, None
 
     def close(self) -> None:
-        """Waits until the thread is done with its texts, and ends it; the texts stay."""
+        """Wait for the running call, end the thread, and log an error that nobody has seen.
+
+        The texts stay, for `state_dict`.
+        """
         self.worker.close()
         error = None if self._future is None else self._future.exception()
         if error is not None:
             log.warning("scoring the texts of step %d failed: %r", self.step, error)
 
     def state_dict(self) -> dict[str, Any] | None:
-        """The texts as plain strings; None without any."""
+        """Return step and texts as plain Python values; None if nothing is pending."""
         if self.samples is None:
             return None
         columns = {name: list(values) for name, values in self.samples.columns().items()}
         return {"step": self.step, "columns": columns}
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Takes the texts of a checkpoint; `start` has them scored again."""
+        """Restore step and texts; `start` has to be called to score them again."""
         self.clear()
         if state is not None:
             self.step, self.samples = state["step"], Samples(**state["columns"])
+
+
+def late_score_error(callback: pl.Callback, key: str) -> str:
+    """Return the error message for a checkpoint callback that monitors an overlapped score."""
+    return (
+        f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "
+        "late, after the weights have changed: give the GenerationScorer overlap=False"
+    )

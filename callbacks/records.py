@@ -1,4 +1,4 @@
-"""Scored samples as JSONL records and as the rows of a table."""
+"""Scored samples as JSONL records and as table rows."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ctrlreward.scorers.base import Scores
 Cell: TypeAlias = str | float | None
 
 
-def write_records(path: Path, samples: Samples, scores: Mapping[str, Scores]) -> None:
-    """Writes one JSON record a sample: its columns, and `"scores": {name: value}`.
+def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scores]) -> None:
+    """Write one JSON record per sample: its columns, and `"scores": {name: value}`.
 
-    `Samples.from_jsonl` reads the file back. It appears whole or not at all, and is on the disk
-    when this returns. A score that is NaN or infinite, which JSON has no word for, is null.
+    The file is written atomically and synced to disk. `Samples.from_jsonl` reads it too. NaN and
+    infinite scores are null, as JSON has no such numbers.
 
     Args:
-        path: The file; its folders are made.
+        path: The file; its folders are created.
         samples: n samples.
-        scores: Arrays of shape (n,), by name.
+        scores: Name → array of shape (n,).
     """
     columns = samples.columns()
     lines = []
@@ -38,9 +38,9 @@ def write_records(path: Path, samples: Samples, scores: Mapping[str, Scores]) ->
     write_whole(path, "".join(lines))
 
 
-def read_records(path: Path) -> tuple[Samples, dict[str, Scores]]:
-    """Samples and scores as `write_records` wrote them; null is NaN."""
-    with open(path, encoding="utf-8") as file:  # str.splitlines would part lines at U+2028 too
+def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
+    """Return samples and scores that `write_scored_samples` wrote; null becomes NaN."""
+    with open(path, encoding="utf-8") as file:  # str.splitlines would also split at U+2028
         records = [json.loads(line) for line in file]
     names = records[0]["scores"] if records else {}
     scores = {
@@ -50,13 +50,18 @@ def read_records(path: Path) -> tuple[Samples, dict[str, Scores]]:
     return Samples.from_jsonl(path), scores
 
 
-def table(
+def sample_table(
     samples: Samples, scores: Mapping[str, Scores], rows: int
 ) -> tuple[list[str], list[list[Cell]]]:
-    """The header and at most `rows` rows: prompt, label where there is one, text, each score.
+    """Return the header and rows of a table with prompt, label, text and scores.
 
-    The rows are spread over all samples, always the same ones for the same number of samples, so
-    that tables of different steps can be read side by side.
+    The rows are evenly spaced over the samples and depend only on their number, so tables of
+    different steps show the same prompts. Prompt and label are left out if the samples have none.
+
+    Args:
+        samples: n samples.
+        scores: Name → array of shape (n,).
+        rows: Number of rows; all samples if there are fewer.
     """
     columns = samples.columns()
     shown: dict[str, Sequence[str]] = {
@@ -73,7 +78,7 @@ def table(
     return header, body
 
 
-def log_table(
+def log_sample_table(
     loggers: Iterable[Logger],
     key: str,
     samples: Samples,
@@ -81,10 +86,10 @@ def log_table(
     rows: int,
     step: int,
 ) -> None:
-    """Logs the `table` of samples and scores at a step, where a logger is Weights & Biases'."""
+    """Log the `sample_table` under a key and step to each Weights & Biases logger."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            columns, data = table(samples, scores, rows)
+            columns, data = sample_table(samples, scores, rows)
             logger.log_table(key=key, columns=columns, data=data, step=step)
 
 

@@ -1,4 +1,4 @@
-"""What a run changed: the untuned policy against the selected one."""
+"""Report of a run: the untuned policy compared with the selected one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pytorch_lightning.callbacks import Timer
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
-from ctrlreward.callbacks.records import read_records, write_records
-from ctrlreward.callbacks.scoring import check_scores, summary
+from ctrlreward.callbacks.logged_scores import check_scores, mean_scores
+from ctrlreward.callbacks.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.files import JsonLog, write_whole
-from ctrlreward.functional.statistics import paired_bootstrap
+from ctrlreward.functional.bootstrap import paired_bootstrap
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples
@@ -31,33 +31,45 @@ log = logging.getLogger(__name__)
 
 
 class BeforeAfter(pl.Callback):
-    """Scores generations of the untuned policy when training starts, and of the policy that
-    `RewardCheckpoint` selected when it ends.
+    """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 
-    Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and `<name>.jsonl` of
-    other texts (each text with its scores), `summary.json` and, where the history of the run is
-    there too, `curves.png`. A resumed run reads `before.jsonl` back. The trainer needs a
-    `RewardCheckpoint`.
+    Generates and scores texts before the first step, and again with the selected weights when
+    training has ended; the module keeps these weights. The trainer needs a `RewardCheckpoint`.
 
-    `summary.json` holds
-    - `before`, `after`: the mean of each score, `fail_rate`, and the number of `generations`;
-    - `difference_ci95`: of the first score, the lower and upper end of the 95 % interval of
-      after - before, by paired bootstrap over groups of samples; `difference` itself;
-    - `others`: by name, the same as of `before`, with `difference` and `difference_ci95` of
+    Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
+    of each entry of `others` (texts with scores), `summary.json`, and `curves.png` if a
+    `HistoryLogger` writes to the same folder. A resumed run reads `before.jsonl` back.
+
+    Keys of `summary.json`:
+    - `score`: the name of the first score;
+    - `before`, `after`: mean of each score, `fail_rate`, and the number of `generations`;
+    - `difference`: after - before of the first score; `difference_ci95`: lower and upper end of
+      its 95 % interval, by paired bootstrap over groups of samples;
+    - `others`: by name, the same keys as `before`, and `difference` and `difference_ci95` of
       after - other;
-    - `steps`, `stopped_by`, `best_checkpoint` (the adapter's folder, else the checkpoint),
-      `constraints_met` (false where no validation met those of the `RewardCheckpoint`, so that
-      the last checkpoint stands in for the best), and `seconds` of `start` (up to the first
-      generation), `before`, `train` (validations included), `after`, and `total`.
+    - `steps`, `stopped_by`;
+    - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
+    - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
+      the last checkpoint was used instead of the best;
+    - `seconds`: of `start` (up to the first generation), `before`, `train` (with validations),
+      `after`, and `total`.
 
     Args:
-        scores: As in `GenerationScorer`; the first is the one that the run is about.
-        samples: Prompts that neither training nor selection sees, as `generate` takes them.
-        generations_per_prompt: Texts per prompt.
-        seed: Of both generations, so that the difference is not one of luck.
-        others: Name → texts that no policy wrote, one for each of `samples` and in their order: the
-            inputs themselves, where copying is something to beat, or what people wrote. They are
-            scored as the generations are.
+        scores: As in `GenerationScorer`. Differences are reported for the first one.
+        samples: Prompts that neither training nor selection uses, as for `generate`.
+        generations_per_prompt: Completions per prompt.
+        seed: Seed of both generations, so that they differ by the weights alone.
+        others: Name → texts to score beside the generations, one for each of `samples` and in their
+            order: human references, or the inputs themselves as a copy baseline.
+
+    Attributes:
+        seconds: Phase → seconds so far, as in `summary.json` without `total`.
+
+    Raises:
+        TypeError: A value of `scores` is not a component of a scorer.
+        ValueError: There are no scores, a name is reserved, or `others` has a different number of
+            texts than `samples`.
+        MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`.
     """
 
     def __init__(
@@ -79,26 +91,26 @@ class BeforeAfter(pl.Callback):
             if len(texts) != len(samples):
                 raise ValueError(
                     f"others[{name!r}] has {len(texts)} texts for {len(samples)} samples: "
-                    "give one for each"
+                    "give one text per sample"
                 )
         self.seconds: dict[str, float] = {}
         self._created = self._mark = time.perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
-        """Seconds spent so far."""
+        """Return the seconds of each phase so far."""
         return {"seconds": {**self.seconds, "train": self._train_seconds()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on counting seconds."""
+        """Restore the seconds of the interrupted run."""
         self.seconds = dict(state_dict["seconds"])
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks that something will be selected."""
+        """Raise if the trainer has no `RewardCheckpoint`."""
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            _checkpoint(trainer)
+            _checkpoint_callback(trainer)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Generates and scores before the first step."""
+        """Generate and score with the untuned policy, unless the run is resumed."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if trainer.global_step == 0:
@@ -107,11 +119,11 @@ class BeforeAfter(pl.Callback):
         self._mark = time.perf_counter()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Generates and scores with the selected weights, and writes the summary."""
+        """Generate and score with the selected weights, and write the summary."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.seconds["train"] = self._train_seconds()
-        best = _selected(trainer)
+        best = _selected_checkpoint(trainer)
         state = torch.load(best, map_location=pl_module.device, weights_only=True)["state_dict"]
         pl_module.load_state_dict(state, strict=False)
         pl_module.eval()
@@ -120,7 +132,7 @@ class BeforeAfter(pl.Callback):
             self._write_summary(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Frees the scorers' models."""
+        """Free the scorers' models."""
         for component in self.scores.values():
             component.scorer.release()
 
@@ -128,18 +140,18 @@ class BeforeAfter(pl.Callback):
         return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
 
     def _measure(self, trainer: pl.Trainer, module: pl.LightningModule, phase: str) -> None:
-        """Generates, scores and writes the records of one phase."""
+        """Generate, score and write the texts of a phase, and time it."""
         started = time.perf_counter()
 
         def work() -> None:
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
                 generator = cast(TextGenerator, module)
                 texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
-            self._judge(trainer, texts, phase)
+            self._score(trainer, texts, phase)
             if phase == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
                 for name, other in self.others.items():
-                    self._judge(trainer, other[rows], name)
+                    self._score(trainer, other[rows], name)
 
         training = module.training
         module.eval()
@@ -147,77 +159,83 @@ class BeforeAfter(pl.Callback):
         module.train(training)
         self.seconds[phase] = time.perf_counter() - started
 
-    def _judge(self, trainer: pl.Trainer, texts: Samples, name: str) -> None:
+    def _score(self, trainer: pl.Trainer, texts: Samples, name: str) -> None:
         with fixed_randomness(self.seed):
             scores = score(self.scores, texts)
-        write_records(Path(trainer.default_root_dir) / f"{name}.jsonl", texts, scores)
+        write_scored_samples(Path(trainer.default_root_dir) / f"{name}.jsonl", texts, scores)
 
     def _write_summary(self, trainer: pl.Trainer) -> None:
         folder = Path(trainer.default_root_dir)
-        first = next(iter(self.scores))
-        texts, after = read_records(folder / "after.jsonl")
-        groups = texts.require("groups", "BeforeAfter")
-
-        def means(scores: Mapping[str, Scores]) -> dict[str, float]:
-            return {**summary(scores), "generations": len(texts)}
-
-        def gap(scores: Mapping[str, Scores]) -> dict[str, Any]:
-            interval = paired_bootstrap(scores[first], after[first], groups)
-            return {"difference": interval.difference, "difference_ci95": list(interval[1:])}
-
-        before = read_records(folder / "before.jsonl")[1]
-        others = {name: read_records(folder / f"{name}.jsonl")[1] for name in self.others}
-        report = {
-            "score": first,
-            "before": means(before),
-            "after": means(after),
-            **gap(before),
-            "others": {name: {**means(found), **gap(found)} for name, found in others.items()},
+        summary = {
+            **self._comparison(folder),
             "steps": trainer.global_step,
             "stopped_by": _stopped_by(trainer),
             "best_checkpoint": _adapter_or_checkpoint(trainer),
-            "constraints_met": bool(_checkpoint(trainer).best_model_path),
+            "constraints_met": bool(_checkpoint_callback(trainer).best_model_path),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
-        text = json.dumps(_without_nan(report), indent=2)
-        write_whole(folder / "summary.json", text + "\n")
+        content = json.dumps(_nan_to_none(summary), indent=2)
+        write_whole(folder / "summary.json", content + "\n")
         history = JsonLog(folder / "metrics.jsonl").read()
         if history:
             try:
-                draw_curves(history, report, folder / "curves.png")
-            except ImportError as error:  # no reason to fail a run that is done
+                draw_curves(history, summary, folder / "curves.png")
+            except ImportError as error:  # without matplotlib the run still counts
                 log.warning("%s", error)
-        print(_table(report))
+        print(_console_table(summary))
+
+    def _comparison(self, folder: Path) -> dict[str, Any]:
+        """Return the means and differences of the summary, from the files of all phases."""
+        first = next(iter(self.scores))
+        texts, after = read_scored_samples(folder / "after.jsonl")
+        groups = texts.require("groups", "BeforeAfter")
+
+        def means(scores: Mapping[str, Scores]) -> dict[str, float]:
+            return {**mean_scores(scores), "generations": len(texts)}
+
+        def difference(scores: Mapping[str, Scores]) -> dict[str, Any]:
+            interval = paired_bootstrap(scores[first], after[first], groups)
+            return {"difference": interval.value, "difference_ci95": [interval.low, interval.high]}
+
+        _, before = read_scored_samples(folder / "before.jsonl")
+        others = {name: read_scored_samples(folder / f"{name}.jsonl")[1] for name in self.others}
+        return {
+            "score": first,
+            "before": means(before),
+            "after": means(after),
+            **difference(before),
+            "others": {name: {**means(one), **difference(one)} for name, one in others.items()},
+        }
 
 
-def _selected(trainer: pl.Trainer) -> str:
-    """The best checkpoint, or the last one where none was a candidate for the best."""
-    callback = _checkpoint(trainer)
+def _selected_checkpoint(trainer: pl.Trainer) -> str:
+    """Return the best checkpoint, or the last one if none qualified as the best."""
+    callback = _checkpoint_callback(trainer)
     path = callback.best_model_path or callback.last_model_path
     if not path:
         raise RuntimeError(
-            "training ended before the first validation, so nothing was selected: "
+            "training ended before the first validation, so no checkpoint was selected: "
             "validate more often or train longer"
         )
     return str(path)
 
 
-def _checkpoint(trainer: pl.Trainer) -> RewardCheckpoint:
+def _checkpoint_callback(trainer: pl.Trainer) -> RewardCheckpoint:
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RewardCheckpoint):
             return callback
     raise MisconfigurationException(
-        "BeforeAfter compares with the policy that a RewardCheckpoint selected, and the trainer "
+        "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the trainer "
         "has none: add RewardCheckpoint to its callbacks"
     )
 
 
 def _adapter_or_checkpoint(trainer: pl.Trainer) -> str:
-    return _checkpoint(trainer).best_adapter_path or _selected(trainer)
+    return _checkpoint_callback(trainer).best_adapter_path or _selected_checkpoint(trainer)
 
 
 def _stopped_by(trainer: pl.Trainer) -> str:
-    """What ended training, in a word or two."""
+    """Return a short reason why training ended."""
     for callback in trainer.early_stopping_callbacks:
         if isinstance(callback, RewardEarlyStopping) and callback.stopped_by:
             return f"RewardEarlyStopping: {callback.stopping_reason_message}"
@@ -227,15 +245,15 @@ def _stopped_by(trainer: pl.Trainer) -> str:
     return "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "end of the data"
 
 
-def _without_nan(value: Any) -> Any:
-    """JSON has no word for NaN: null."""
+def _nan_to_none(value: Any) -> Any:
+    """Replace NaN and infinite numbers in nested dicts by None, as JSON has no such numbers."""
     if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
+        return {key: _nan_to_none(item) for key, item in value.items()}
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-def _table(report: Mapping[str, Any]) -> str:
-    """Before and after side by side, for the console."""
+def _console_table(report: Mapping[str, Any]) -> str:
+    """Return the means before, after and of the others side by side, and the differences."""
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
     names = [name for name in report["before"] if name != "generations"]
     lines = [f"{'':24}" + "".join(f"{column:>10}" for column in columns)]

@@ -1,4 +1,4 @@
-"""What a policy wrote in training, with its rewards."""
+"""Rollouts of a policy with their rewards, written to disk while it trains."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from ctrlreward.callbacks.records import log_table, write_records
+from ctrlreward.callbacks.records import log_sample_table, write_scored_samples
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples
 
 
 @runtime_checkable
 class LearnsFromRollouts(Protocol):
-    """What a LightningModule has to offer to have its rollouts shown: one attribute.
+    """Interface of a LightningModule that exposes its rollouts: one attribute.
 
-    `last_rollout` holds the texts that were last learned from and their rewards, None before.
+    Attributes:
+        last_rollout: Texts and rewards of the last update; None before the first one.
     """
 
     last_rollout: tuple[Samples, RewardBatch] | None
 
 
 class RolloutSamples(pl.Callback):
-    """Keeps the texts of every nth rollout with their rewards: a mean does not show how a reward
-    is being had.
+    """Writes the texts of every nth rollout with their rewards, to make reward hacking visible.
 
-    All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each
-    component and `total`, and a table of some to Weights & Biases (`rollout/samples`) where the
-    trainer logs there. The step is that before the update. Under several ranks these are the texts
-    of rank 0. `fast_dev_run` writes nothing.
+    All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each reward
+    component and `total`. Some of them go to a Weights & Biases table (`rollout/samples`) if the
+    trainer has such a logger. The step is the one before the update. With several ranks, only the
+    rollouts of rank 0 are written; with `fast_dev_run`, none.
 
     Args:
-        every_n_batches: How often.
-        table_rows: Rows of the table, spread over the rollout.
+        every_n_batches: Interval in training batches.
+        table_rows: Rows of the table, evenly spaced over the rollout.
 
     Raises:
-        ValueError: A number that is not positive.
-        MisconfigurationException: In `setup`: the module keeps no rollout.
+        ValueError: A number is not positive.
+        MisconfigurationException: In `setup`: the module has no `last_rollout`.
     """
 
     def __init__(self, every_n_batches: int = 10, table_rows: int = 16) -> None:
@@ -51,18 +51,18 @@ class RolloutSamples(pl.Callback):
         self._step = 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks that there are rollouts."""
+        """Raise if the module does not expose its rollouts."""
         if stage == "fit" and not isinstance(pl_module, LearnsFromRollouts):
             raise MisconfigurationException(
-                f"RolloutSamples shows last_rollout, and {type(pl_module).__name__} has none: set "
+                f"RolloutSamples reads last_rollout, and {type(pl_module).__name__} has none: set "
                 "self.last_rollout = (samples, self.reward(samples)) in training_step, and None "
-                "before"
+                "in __init__"
             )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Notes the step."""
+        """Remember the step before the update."""
         self._step = trainer.global_step
 
     def on_train_batch_end(
@@ -73,15 +73,15 @@ class RolloutSamples(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Writes what was learned from, where it is time to."""
+        """Write the rollout after every nth batch."""
         trial = trainer.fast_dev_run  # type: ignore[attr-defined]
         if trial or not trainer.is_global_zero or batch_idx % self.every_n_batches:
             return
         if not isinstance(pl_module, LearnsFromRollouts) or pl_module.last_rollout is None:
             return
-        samples, scored = pl_module.last_rollout
-        scores = {**scored.components, "total": scored.total}
+        samples, rewards = pl_module.last_rollout
+        scores = {**rewards.components, "total": rewards.total}
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"
-        write_records(folder / f"step={self._step:06d}.jsonl", samples, scores)
+        write_scored_samples(folder / f"step={self._step:06d}.jsonl", samples, scores)
         rows, step = self.table_rows, self._step
-        log_table(trainer.loggers, "rollout/samples", samples, scores, rows, step)
+        log_sample_table(trainer.loggers, "rollout/samples", samples, scores, rows, step)

@@ -91,7 +91,7 @@ def test_generation_scorer_refuses_before_training() -> None:
         world_size=2,
     )
     module = SimpleNamespace(complete=lambda prompts: list(prompts))
-    with pytest.raises(MisconfigurationException, match="CTRLEval, of the score 'c', runs on"):
+    with pytest.raises(MisconfigurationException, match=r"CTRLEval of scores\['c'\] runs on"):
         callback.setup(trainer, module, "fit")
 
 

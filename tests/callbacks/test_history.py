@@ -65,13 +65,6 @@ def test_no_file_has_no_rows(tmp_path: Path) -> None:
     assert JsonLog(tmp_path / "metrics.jsonl").read() == []
 
 
-def test_a_curve_has_no_gaps_and_no_nan() -> None:
-    rows = [{"step": 0, "a": 1.0}, {"step": 0, "b": 2.0}, {"step": 4, "a": None, "b": 0.0}]
-    assert curve(rows, "a") == ([0], [1.0])
-    assert curve(rows, "b") == ([0, 4], [2.0, 0.0])
-    assert curve(rows, "c") == ([], [])
-
-
 def run(fit, counter, curve, held_out, folder: Path, stop: int, **options) -> list[dict]:
     """Trains with a validation at every second step; `loss` is logged at each."""
 

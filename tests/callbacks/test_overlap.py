@@ -142,7 +142,7 @@ def test_training_draws_the_same_beside_a_scorer_that_draws_while_it_loads(
 def test_no_checkpoint_is_kept_for_the_scores_of_other_weights(
     fit, counter, curve, held_out, keeper
 ) -> None:
-    with pytest.raises(MisconfigurationException, match=r"comes one validation late.*overlap=Fal"):
+    with pytest.raises(MisconfigurationException, match=r"logged one validation late.*overlap=Fal"):
         fit(counter(), [late(curve(CURVE), held_out), keeper])
 
 

@@ -20,8 +20,7 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.functional.statistics import paired_bootstrap
-from ctrlreward.plots.curves import _smoothed, draw_curves
+from ctrlreward.functional.bootstrap import paired_bootstrap
 
 VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # the best at step 3
 TEST = Samples(
@@ -91,7 +90,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
     values = [[record["scores"]["v"] for record in records] for records in (before, after)]
     interval = paired_bootstrap(*values, [record["prefix"] for record in before])
     assert found["score"] == "v"
-    assert found["difference"] == pytest.approx(interval.difference)
+    assert found["difference"] == pytest.approx(interval.value)
     assert found["difference_ci95"] == pytest.approx([interval.low, interval.high])
     assert 0.5 < interval.low < found["difference"] < interval.high < 1.0
     assert found["steps"] == 5
@@ -178,7 +177,7 @@ def test_says_what_ended_the_run(compare, tmp_path, stopper, options, expected: 
 
 
 def test_where_no_score_is_finite_the_last_policy_is_compared(compare, tmp_path) -> None:
-    with pytest.raises(ValueError, match="after holds no score"):
+    with pytest.raises(ValueError, match="after has no valid score"):
         compare(values=[0.1] + [math.nan] * 5)
     (text, *_) = rows(tmp_path / "after.jsonl")
     assert " at 5 " in text["text"]
@@ -247,22 +246,3 @@ def test_the_curves_of_the_run_are_drawn(compare, tmp_path, monkeypatch) -> None
     steps, values = drawn[0]  # the first panel: the score at each validation
     assert steps == [0, 1, 2, 3, 4]
     assert np.divide(values, values[0]) == pytest.approx(np.divide(VALUES[1:], VALUES[1]), rel=1e-5)
-
-
-@pytest.mark.parametrize("scores", [1, 2, 5])
-def test_any_number_of_scores_has_its_panels(scores: int, tmp_path: Path) -> None:
-    names = [f"s{i}" for i in range(scores)]
-    ends = {**dict.fromkeys(names, 0.5), "fail_rate": 0.0, "generations": 8}
-    history = [
-        {"step": i, **{f"score/{n}": i / 4 for n in names}, "reward/total": 0.1 * i}
-        for i in range(4)
-    ]
-    draw_curves(history, {"before": ends, "after": {**ends, "s0": None}}, tmp_path / "c.png")
-    _, height = png_size(tmp_path / "c.png")
-    assert height == pytest.approx(math.ceil((scores + 2) / 3) * 416, abs=2)
-
-
-def test_the_moving_average_of_a_constant_is_the_constant() -> None:
-    assert _smoothed([]) == []
-    assert _smoothed([3.0] * 5) == pytest.approx([3.0] * 5)
-    assert _smoothed([0.0, 1.0], weight=0.5) == pytest.approx([0.0, 0.5 / 0.75])

@@ -14,7 +14,7 @@ from pytorch_lightning.loggers import WandbLogger
 
 from ctrlreward import RewardBatch, Samples
 from ctrlreward.callbacks import RolloutSamples
-from ctrlreward.callbacks.records import read_records
+from ctrlreward.callbacks.records import read_scored_samples
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
         "step=000003.jsonl",
         "step=000006.jsonl",
     ]
-    samples, scores = read_records(folder / "step=000006.jsonl")
+    samples, scores = read_scored_samples(folder / "step=000006.jsonl")
     assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
     np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])

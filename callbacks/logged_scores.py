@@ -1,0 +1,69 @@
+"""Scores that a callback logs: reserved keys, checks and means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from ctrlreward.functional.means import valid_mean
+from ctrlreward.placement import shared_device
+from ctrlreward.scorers.base import Component, Scores
+
+FAIL_RATE = "fail_rate"
+TABLE = "samples"
+SCORED_STEP = "scored_step"
+
+
+def check_scores(scores: Mapping[str, Component]) -> None:
+    """Raise if the `scores` of a callback cannot be computed or logged.
+
+    Raises:
+        TypeError: A value is not a component of a scorer.
+        ValueError: There are no scores, or a name is reserved.
+    """
+    if not scores:
+        raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
+    for key, component in scores.items():
+        if not isinstance(component, Component):
+            raise TypeError(
+                f"scores[{key!r}] is a {type(component).__name__}: give one score of a scorer, "
+                'such as ctrleval["coherence"]'
+            )
+        if key in (FAIL_RATE, TABLE, SCORED_STEP):
+            raise ValueError(
+                f"scores has the key {key!r}, which the callback logs itself: give another name"
+            )
+
+
+def check_devices(scores: Mapping[str, Component], trainer: pl.Trainer) -> None:
+    """Raise if a scorer runs on one of several training devices.
+
+    Raises:
+        MisconfigurationException: Names scorer, score and device.
+    """
+    devices = {
+        f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
+        for key, component in scores.items()
+    }
+    kind = trainer.strategy.root_device.type
+    error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
+    if error is not None:
+        raise MisconfigurationException(error)
+
+
+def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the mean of each score over its valid samples, and the fail rate.
+
+    Args:
+        scores: Name → array of shape (n,), NaN where scoring failed.
+
+    Returns:
+        Name → mean, NaN without a valid sample. `fail_rate` is the share of samples with at least
+        one NaN score, in [0, 1]; lower is better.
+    """
+    means = {key: valid_mean(values) for key, values in scores.items()}
+    failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
+    return {**means, FAIL_RATE: float(failed.mean())}

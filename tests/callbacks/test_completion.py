@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward import Samples
+from ctrlreward.callbacks import generate
+
+
+class Echo:
+    """Says what it read, with a number that tells its draws apart."""
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        return [f"<{prompt}|{torch.rand(()).item()}|{random.random()}>" for prompt in prompts]
+
+
+class Mute:
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        return ["only one"]
+
+
+def test_text_is_beginning_plus_completion_and_columns_go_along(held_out: Samples) -> None:
+    made = generate(Echo(), held_out, repeats=2)
+    assert made.prefixes == ("The food", "The food", "The film", "The film", "A dog", "A dog")
+    assert made.labels == ("positive",) * 4 + ("negative",) * 2
+    assert made.groups == ("0", "0", "1", "1", "2", "2")
+    assert made.prompts is not None
+    for text, prefix, prompt in zip(made.texts, made.prefixes, made.prompts, strict=True):
+        assert text.startswith(f"{prefix}<{prompt}|")  # it read the prompt, not the prefix
+    assert len(set(made.texts)) == 6
+
+
+def test_reads_the_beginning_where_there_is_no_prompt() -> None:
+    assert generate(Echo(), Samples(texts=["A"])).texts[0].startswith("A<A|")
+
+
+def test_given_groups_stay() -> None:
+    made = generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"]))
+    assert made.groups == ("x", "x")
+
+
+def test_no_prompts_make_no_texts() -> None:
+    assert len(generate(Mute(), Samples(texts=[]))) == 0
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.integers(0, 5),
+)
+def test_earlier_outputs_can_be_given_again(
+    rows: list[tuple[str, str]], repeats: int, seed: int
+) -> None:
+    prefixes = [prefix for prefix, _ in rows]
+    bare = generate(Echo(), Samples(texts=prefixes), repeats, seed)
+    written = Samples(texts=[prefix + rest for prefix, rest in rows], prefixes=prefixes)
+    assert generate(Echo(), written, repeats, seed) == bare
+    assert len(bare) == repeats * len(rows)
+
+
+def test_seed_decides_the_texts_and_the_callers_randomness_is_untouched() -> None:
+    prompts = Samples(texts=["a", "b"])
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]  # noqa: NPY002
+    first = generate(Echo(), prompts, seed=1)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.array_equal(np.random.get_state()[1], states[2])  # noqa: NPY002
+    assert generate(Echo(), prompts, seed=1) == first
+    assert generate(Echo(), prompts, seed=2) != first
+
+
+def test_one_completion_per_prompt() -> None:
+    with pytest.raises(ValueError, match=r"Mute.complete returned 1 items for 2 prompts"):
+        generate(Mute(), Samples(texts=["a", "b"]))

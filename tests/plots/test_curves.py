@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from ctrlreward.plots.curves import _smoothed, curve, draw_curves
+
+
+def test_a_curve_skips_rows_without_the_metric() -> None:
+    rows = [{"step": 0, "a": 1.0}, {"step": 0, "b": 2.0}, {"step": 4, "a": None, "b": 0.0}]
+    assert curve(rows, "a") == ([0], [1.0])
+    assert curve(rows, "b") == ([0, 4], [2.0, 0.0])
+    assert curve(rows, "c") == ([], [])
+
+
+@pytest.mark.parametrize("scores", [1, 2, 5])
+def test_any_number_of_scores_gets_its_panels(scores: int, tmp_path: Path) -> None:
+    names = [f"s{i}" for i in range(scores)]
+    ends = {**dict.fromkeys(names, 0.5), "fail_rate": 0.0, "generations": 8}
+    history = [
+        {"step": i, **{f"score/{n}": i / 4 for n in names}, "reward/total": 0.1 * i}
+        for i in range(4)
+    ]
+    draw_curves(history, {"before": ends, "after": {**ends, "s0": None}}, tmp_path / "c.png")
+    height, _ = imread(tmp_path / "c.png").shape[:2]
+    assert height == pytest.approx(math.ceil((scores + 2) / 3) * 416, abs=2)
+
+
+def test_the_moving_average_of_a_constant_is_the_constant() -> None:
+    assert _smoothed([]) == []
+    assert _smoothed([3.0] * 5) == pytest.approx([3.0] * 5)
+    assert _smoothed([0.0, 1.0], weight=0.5) == pytest.approx([0.0, 0.5 / 0.75])
