@@ -1,4 +1,4 @@
-"""`ctrlreward iwf`: counts a corpus into a table of inverse word frequencies."""
+"""Command `ctrlreward iwf`: inverse word frequencies of a corpus."""
 
 from __future__ import annotations
 
@@ -10,62 +10,70 @@ from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ctrlreward.commands.formats.parsing import decode
+from ctrlreward.commands.formats.parsing import decode_utf8
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.engine.batching import shows_progress
 from ctrlreward.models.frequency import InverseFrequency
-from ctrlreward.text.sentences import sentence_splitter as find_splitter
+from ctrlreward.text.sentences import find_splitter
 from ctrlreward.weights.loading import load_tokenizer
 
-_DESCRIPTION = """Counts in how many sentences of a corpus each token of a model occurs, and writes
-the inverse frequencies, one weight per token id per line, as the published table has them."""
+_DESCRIPTION = """Compute inverse word frequencies, the weights of CTRLEval's coherence and
+consistency, from a corpus. Writes one weight per line, in the order of the model's token ids, as in
+the published table."""
 
 
-def iwf(
+def run(arguments: list[str]) -> None:
+    """Count a corpus and write the table."""
+    parser = ArgumentParser(prog="ctrlreward iwf", description=_DESCRIPTION)
+    parser.add_function_arguments(write_table, as_group=False, as_positional=True)
+    options = parser.parse_args(arguments)
+    with user_errors(parser):
+        write_table(**options)
+
+
+def write_table(
     corpus: str,
     output: Path,
     model: str = "smollm2-135m",
     sentence_splitter: str | None = None,
 ) -> None:
-    """Counts a corpus into the weights of CTRLEval's coherence and consistency.
+    """Write the inverse frequencies of a model's tokens in a corpus.
 
-    A token's weight is the inverse frequency of the sentences that hold it. The table has one
-    weight per token id per line, as the published one, and fits the tokenizer that it was made
-    with: `CTRLEval(model=MODEL, iwf=OUTPUT)`. The corpus is read line by line and may be larger
-    than memory.
+    The weight of a token is log(1 + |C|) / f_w, with |C| sentences in the corpus, f_w of which
+    contain the token; 0 if none does. The table fits the tokenizer that it was made with:
+    `CTRLEval(model=MODEL, iwf=OUTPUT)`. The corpus is read line by line, so it may be larger than
+    memory.
 
     Args:
-        corpus: A text file in UTF-8, or a quoted pattern that matches several ("corpus/*.txt").
-            Each line is a sentence, a paragraph or a document: lines of wrapped text have to be
-            joined first.
+        corpus: A UTF-8 text file, or a quoted pattern that matches several ("corpus/*.txt"). Each
+            line is a sentence, a paragraph or a document; join wrapped lines first.
         output: The file to write.
-        model: Local folder, hub id or short name of the scoring model.
-        sentence_splitter: How lines are split into sentences: 'rules' (the default), 'sentencex'
-            or 'nltk'.
+        model: Scoring model: a local folder, Hugging Face id or short name.
+        sentence_splitter: Sentence splitter: 'rules' (the default), 'sentencex' or 'nltk'.
 
     Raises:
-        ValueError: No file matches, one is no UTF-8 text, there is no sentence, the output's
+        ValueError: No file matches, a file is not UTF-8, there are no sentences, the output's
             folder does not exist, or the splitter is unknown.
     """
-    paths = _files(corpus)
+    paths = _matching_files(corpus)
     if not output.parent.is_dir():
-        raise ValueError(f"output = {output}: there is no folder {output.parent}, make it first")
+        raise ValueError(f"output = {output}: the folder {output.parent} does not exist, create it")
     sentences = read_sentences(paths, find_splitter(sentence_splitter))
     table = InverseFrequency.from_corpus(sentences, load_tokenizer(model))
     table.save(output)
     seen = int((table.weights > 0).sum())
-    print(f"{output}: {len(table.weights)} tokens, {seen} of them found")
+    print(f"{output}: {len(table.weights)} tokens, {seen} of them in the corpus")
 
 
 def read_sentences(paths: Sequence[Path], split: Callable[[str], list[str]]) -> Iterator[str]:
-    """The sentences of text files, a line at a time, with a progress bar at a terminal.
+    """Yield the sentences of text files line by line, with a progress bar at a terminal.
 
     Args:
-        paths: Files in UTF-8.
-        split: One line into sentences.
+        paths: UTF-8 files.
+        split: Splits a line into sentences.
 
     Raises:
-        ValueError: A file is no UTF-8 text.
+        ValueError: A file is not UTF-8.
     """
     with Progress(
         TextColumn("{task.description}"),
@@ -80,27 +88,18 @@ def read_sentences(paths: Sequence[Path], split: Callable[[str], list[str]]) -> 
         for path in paths:
             with path.open("rb") as file:
                 for number, line in enumerate(file, 1):
-                    yield from split(decode(line, path, number).strip())
+                    yield from split(decode_utf8(line, path, number).strip())
                     bar.advance(task, len(line))
 
 
-def _files(corpus: str) -> list[Path]:
-    """The file of this name, or those that the pattern matches, in order of their names."""
+def _matching_files(corpus: str) -> list[Path]:
+    """Return the file of this name, or the files that match it as a pattern, sorted by name."""
     if Path(corpus).is_file():
         return [Path(corpus)]
     paths = [Path(name) for name in sorted(glob(corpus, recursive=True)) if Path(name).is_file()]
     if not paths:
         raise ValueError(
-            f"corpus = {corpus!r} is no file and no pattern that matches one: give a text file, "
-            'or a quoted pattern such as "corpus/*.txt"'
+            f"corpus = {corpus!r} matches no file: give a text file, or a quoted pattern such as "
+            '"corpus/*.txt"'
         )
     return paths
-
-
-def run(arguments: list[str]) -> None:
-    """Runs the command."""
-    parser = ArgumentParser(prog="ctrlreward iwf", description=_DESCRIPTION)
-    parser.add_function_arguments(iwf, as_positional=True)
-    options = parser.parse_args(arguments)
-    with user_errors(parser):
-        iwf(**options)

@@ -7,17 +7,16 @@ from ctrlreward.functional.agreement import (
     fleiss_kappa,
     krippendorff_alpha,
 )
+from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
-from ctrlreward.functional.frequency import inverse_frequency
-from ctrlreward.functional.idf import inverse_document_frequency
+from ctrlreward.functional.frequency import inverse_document_frequency, inverse_frequency
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
 from ctrlreward.functional.reproducibility import compare_tables
-from ctrlreward.functional.statistics import Interval, paired_bootstrap
 from ctrlreward.functional.transfer import adjusted_gm
 
 __all__ = [
-    "Interval",
+    "Estimate",
     "adjusted_gm",
     "compare_tables",
     "correlate",

@@ -1,7 +1,7 @@
-"""How far repeated measurements of one quantity agree (quantified reproducibility assessment).
+"""Agreement between repeated measurements (quantified reproducibility assessment).
 
-QRA++ (Belz, 2025, https://arxiv.org/abs/2505.17043) tells four types of results apart, each with
-measures of its own for how well it was reproduced:
+QRA++ (Belz, 2025, https://arxiv.org/abs/2505.17043) distinguishes four types of results and
+measures the reproducibility of each in its own way:
 
 - Type I, a single number: CV* (`cv_star`).
 - Type II, a set of numbers: Pearson's r and Spearman's ρ (`correlate`).
@@ -26,12 +26,12 @@ Rating = TypeVar("Rating")
 
 
 class Correlation(NamedTuple):
-    """Type II: how alike two sets of numbers are; 1 is best, NaN where it says nothing.
+    """Correlation of two sets of numbers (type II); higher is better, NaN where undefined.
 
     Attributes:
-        pearson: Whether one is a straight line of the other, -1 to 1.
-        spearman: Whether both have the same order, -1 to 1.
-        n: How many pairs of numbers it rests on.
+        pearson: Linear correlation, -1 to 1.
+        spearman: Rank correlation, -1 to 1.
+        n: Number of pairs behind the two values.
     """
 
     pearson: float
@@ -40,11 +40,11 @@ class Correlation(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """Type IV: how many findings were upheld.
+    """Counts of findings that two runs agree on (type IV).
 
     Attributes:
-        upheld: How many came out the same.
-        total: How many there were.
+        upheld: Number of findings with the same outcome in both runs.
+        total: Number of findings that both runs allow.
     """
 
     upheld: int
@@ -52,29 +52,29 @@ class Findings(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Upheld ones among all, 0 to 1, higher is better; NaN where there were none."""
+        """Share of findings upheld, 0 to 1, higher is better; NaN if there are none."""
         return self.upheld / self.total if self.total else nan
 
 
 def cv_star(values: Sequence[float]) -> float:
-    """CV*, the coefficient of variation for small samples; lower is better reproduced. Type I.
+    """Return CV*, the coefficient of variation for small samples (type I); lower is better.
 
     Belz et al. (2022), https://aclanthology.org/2022.acl-long.2:
 
         CV* = (1 + 1/(4n)) · s / (c4(n) · |mean|) · 100
 
-    s / c4(n) estimates the standard deviation without bias, 1 + 1/(4n) corrects the quotient for
-    small n. It presumes a scale whose zero is a true one (a rating from 1 to 5 is shifted first).
-    Of two values it is, but for 0.3 %, their distance in per cent of their mean.
+    s / c4(n) is an unbiased estimate of the standard deviation, and 1 + 1/(4n) corrects the ratio
+    for small n. The scale needs a true zero, so shift a rating of 1 to 5 to start at 0 first. For
+    two values CV* equals their distance in per cent of their mean to within 0.3 %.
 
     Args:
-        values: The same score from n ≥ 2 runs, experiments or studies.
+        values: One score measured in n ≥ 2 runs, experiments or studies.
 
     Returns:
-        Per cent, 0 (identical) or more; NaN where a value is NaN.
+        Per cent, 0 (identical values) or more; NaN if a value is NaN.
 
     Raises:
-        ValueError: There is only one value, or the mean is 0.
+        ValueError: There are fewer than two values, or their mean is 0.
     """
     measured = np.asarray(values, dtype=np.float64)
     n = measured.size
@@ -82,15 +82,18 @@ def cv_star(values: Sequence[float]) -> float:
         raise ValueError(f"values has {n} item: CV* compares 2 or more measurements")
     mean = measured.mean()
     if mean == 0:
-        raise ValueError(f"values = {list(values)} have the mean 0: CV* is relative to the mean")
+        raise ValueError(f"values = {list(values)} have mean 0: CV* is relative to the mean")
     deviation = measured.std(ddof=1) / c4(n)
     return float((1 + 1 / (4 * n)) * deviation / abs(mean) * 100)
 
 
 def c4(n: int) -> float:
-    """Expected sample standard deviation of n normal values of unit variance, 0 to 1.
+    """Return the expected sample standard deviation of n normal values of unit variance.
 
         c4(n) = √(2 / (n - 1)) · Γ(n / 2) / Γ((n - 1) / 2)
+
+    Returns:
+        0 to 1, approaching 1 as n grows.
 
     Raises:
         ValueError: n is less than 2.
@@ -101,22 +104,22 @@ def c4(n: int) -> float:
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
-    """Pearson's r and Spearman's ρ of paired values. Type II.
+    """Return Pearson's r and Spearman's ρ of paired values (type II).
 
     Args:
         first: Values of one run, shape (n,).
-        second: Values of the other, in the same order.
+        second: Values of the other run in the same order, shape (n,).
 
     Returns:
-        Both NaN where there are fewer than three pairs (two always lie on a line), where a side
-        is constant, or where a value is NaN.
+        Both are NaN for fewer than three pairs (two points always lie on a line), for a constant
+        side, and if a value is NaN or infinite.
 
     Raises:
         ValueError: The lengths differ.
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape:
-        raise ValueError(f"first has {a.size} values and second {b.size}: give them in pairs")
+        raise ValueError(f"first has {a.size} values and second has {b.size}: give paired values")
     finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
     if a.size < 3 or not finite or np.ptp(a) == 0 or np.ptp(b) == 0:
         return Correlation(nan, nan, a.size)
@@ -125,14 +128,14 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
 
 
 def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> Findings:
-    """Of how many pairs of systems the same one is ahead in both runs. Type IV.
+    """Count the pairs of systems that two runs order in the same way (type IV).
 
-    A tie is a finding too: it is upheld by a tie alone. Two systems that a run lacks, or has as
-    NaN, give no finding.
+    Every pair of systems is one finding. A tie is a finding too and is upheld only by a tie. A
+    system that is missing or NaN in either run contributes no findings.
 
     Args:
-        first: Value of each system, in one metric and one run.
-        second: In the other run.
+        first: Value of each system in one run, for one metric.
+        second: Value of each system in the other run.
     """
     shared = [s for s in first if s in second and not isnan(first[s]) and not isnan(second[s])]
     same = [
@@ -143,16 +146,17 @@ def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> 
 
 
 def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
-    """Fleiss' κ: agreement of several raters, or runs, on labels, beyond chance. Type III.
+    """Return Fleiss' κ, the chance-corrected agreement of several raters or runs (type III).
 
     Args:
-        labels: Shape (items, raters), each item with the label that each rater gave it.
+        labels: The label that each rater gave each item, shape (items, raters).
 
     Returns:
-        At most 1 (all agree); 0 is chance; NaN where only one label occurs at all.
+        1 if all raters agree, 0 at chance level, negative below it; NaN if only one label occurs.
 
     Raises:
-        ValueError: The items have not equally many labels, or fewer than two.
+        ValueError: There are no items, or items differ in their number of labels or have fewer
+            than two.
         ImportError: statsmodels is not installed.
     """
     try:
@@ -167,20 +171,22 @@ def krippendorff_alpha(
     ratings: Sequence[Sequence[str | float | None]],
     level: Literal["nominal", "ordinal", "interval", "ratio"] = "nominal",
 ) -> float:
-    """Krippendorff's α: agreement of several raters, or runs, some of them absent. Type III.
+    """Return Krippendorff's α, chance-corrected agreement with missing ratings (type III).
+
+    Only items with two or more ratings count.
 
     Args:
-        ratings: Shape (items, raters); labels where `level` is nominal, else numbers. None is a
-            rating that is missing.
-        level: Of measurement; how far two ratings are apart.
+        ratings: Shape (items, raters): labels for the nominal level, otherwise numbers. None
+            marks a missing rating.
+        level: Level of measurement, which sets the distance between two ratings.
 
     Returns:
-        At most 1 (all agree); 0 is chance; NaN where the items with two ratings or more, which
-        alone count, have only one rating or none.
+        1 if all raters agree, 0 at chance level, negative below it; NaN if fewer than two
+        different ratings remain.
 
     Raises:
-        ValueError: The items have not equally many ratings, or fewer than two; or a rating is no
-            number and `level` not nominal.
+        ValueError: There are no items, or items differ in their number of ratings or have fewer
+            than two; or a rating is not a number and `level` is not `"nominal"`.
         ImportError: krippendorff is not installed.
     """
     try:
@@ -193,7 +199,7 @@ def krippendorff_alpha(
     if level == "nominal":
         codes = {rating: float(i) for i, rating in enumerate(dict.fromkeys(present))}
     else:
-        codes = {rating: _number(rating, level) for rating in present}
+        codes = {rating: _numeric_rating(rating, level) for rating in present}
     if len(codes) < 2:
         return nan
     data = np.array([[nan if r is None else codes[r] for r in row] for row in rows]).T
@@ -201,24 +207,24 @@ def krippendorff_alpha(
 
 
 def _rectangle(ratings: Sequence[Sequence[Rating]]) -> list[list[Rating]]:
-    """Items × raters, where each item has the same number of ratings and that is 2 or more."""
+    """Return items × raters as lists; raise unless all items have the same 2 or more ratings."""
     rows = [list(row) for row in ratings]
     for i, row in enumerate(rows):
         if len(row) < 2 or len(row) != len(rows[0]):
             raise ValueError(
                 f"item {i} has {len(row)} ratings and item 0 has {len(rows[0])}: "
-                "give each item one of each rater, of 2 raters or more"
+                "give every item one rating from each of 2 or more raters"
             )
     if not rows:
         raise ValueError("there are no items: give one or more, each with its ratings")
     return rows
 
 
-def _number(rating: str | float, level: str) -> float:
+def _numeric_rating(rating: str | float, level: str) -> float:
     if isinstance(rating, str):
         raise ValueError(
-            f"the rating {rating!r} is no number: level = {level!r} takes numbers, and 'nominal' "
-            "takes labels"
+            f"rating {rating!r} is not a number: level = {level!r} takes numbers; for labels use "
+            "level = 'nominal'"
         )
     return float(rating)
 

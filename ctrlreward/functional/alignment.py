@@ -1,4 +1,8 @@
-"""Information alignment (CTC): from token embeddings to the aspects of a text."""
+"""Information alignment (CTC): token alignments folded into the aspects of a text.
+
+Deng et al. (2021), "Compression, Transduction, and Creation: A Unified Framework for Evaluating
+Natural Language Generation", https://arxiv.org/abs/2109.06379.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ Values = npt.NDArray[np.float64]
 
 
 def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
-    """The largest cosine of each row of a with a row of b.
+    """Return the largest cosine of each row of a with any row of b.
 
     Greedy matching of BERTScore (Zhang et al. 2020), https://arxiv.org/abs/1904.09675:
 
@@ -23,32 +27,32 @@ def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
         b: Token embeddings, shape (n, width).
 
     Returns:
-        Float64, shape (m,), -1 to 1; higher is better aligned. NaN where b has no rows, and
-        where a row of zeros, which has no direction, takes part.
+        Float64, shape (m,), -1 to 1; higher is better aligned. All NaN if b has no rows. A row of
+        zeros has no direction: in a it makes its own value NaN, in b it makes all values NaN.
     """
-    left, right = _unit(a), _unit(b)
+    left, right = _unit_rows(a), _unit_rows(b)
     if not len(right):
         return np.full(len(left), np.nan)
-    # Rounding can leave the cosine of equal vectors above 1 by a last digit.
+    # Rounding can leave the cosine of equal vectors just above 1.
     return np.asarray((left @ right.T).max(axis=1).clip(-1.0, 1.0))
 
 
 def content_tokens(
     text: str, spans: Sequence[tuple[int, int]], stop_words: Collection[str]
 ) -> npt.NDArray[np.bool_]:
-    """Which tokens of a text are no stop words.
+    """Return a mask of the tokens that are not stop words.
 
-    A token is compared as it stands in the text, in lower case and without white space around
-    it. The later pieces of a word never are stop words (the s of `word|s`), its first may be
-    one, as in Deng et al.'s package.
+    Tokens are compared in lower case and without surrounding white space. As in the package
+    released with the paper, only the first piece of a word can be a stop word: the `s` of
+    `word|s` never is.
 
     Args:
-        text: Any.
-        spans: First character and the one after the last of each token.
-        stop_words: In lower case.
+        text: The tokenized text.
+        spans: Start and end offset of each token, in characters, end exclusive.
+        stop_words: Words in lower case.
 
     Returns:
-        Shape (len(spans),).
+        Shape (len(spans),), True for content tokens.
     """
     content = []
     for start, end in spans:
@@ -59,12 +63,12 @@ def content_tokens(
 
 
 def mean_alignment(values: Values) -> float:
-    """The mean of a text's token alignments; NaN without any."""
+    """Return the mean of a text's token alignments; NaN if it has none."""
     return float(values.mean()) if values.size else float("nan")
 
 
 def sum_alignment(values: Values) -> float:
-    """The sum of a text's token alignments, which grows with what the text says; 0 of none."""
+    """Return the sum of a text's token alignments, which grows with its length; 0 for none."""
     return float(values.sum())
 
 
@@ -72,12 +76,14 @@ AGGREGATES = {"mean": mean_alignment, "sum": sum_alignment}
 
 
 def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
-    """How far text and source say the same: the harmonic mean of the two directions.
+    """Return how much of the content text and source share, as the mean of both directions.
 
-    Eq. 4 of Deng et al. (2021), https://arxiv.org/abs/2109.06379, with the factor 2 of a harmonic
-    mean, which the equation lacks, so that equal texts have 1:
+    Deng et al. (2021), eq. 4, as a harmonic mean:
 
         2 · align(y → x) · align(x → y) / (align(y → x) + align(x → y))
+
+    The printed equation lacks the factor 2. The released package has it and gives equal texts 1,
+    so the package is followed here.
 
     Args:
         output: Alignment of the text with the source, y → x.
@@ -85,29 +91,31 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
 
     Returns:
         Float64 of the broadcast shape, 0 to the larger of the two; higher is better. 0 where a
-        direction is 0 or below, of which there is no harmonic mean. NaN stays NaN.
+        direction is 0 or negative and the harmonic mean is undefined. NaN propagates.
     """
     both = np.stack(np.broadcast_arrays(output, source)).astype(np.float64)
     return np.asarray(hmean(np.maximum(both, 0.0), axis=0))
 
 
 def relevance(reference: npt.ArrayLike, output: npt.ArrayLike) -> Values:
-    """How far a text holds what matters of its source: eq. 3 of Deng et al. (2021).
+    """Return how much of the source's important content a text keeps.
+
+    Deng et al. (2021), eq. 3:
 
         align(r → y) · align(y → x)
 
     Args:
-        reference: Alignment of the reference with the text, r → y. Of several references the
-            paper's package takes the mean.
+        reference: Alignment of the reference with the text, r → y. For several references the
+            released package takes their mean.
         output: Alignment of the text with the source, y → x.
 
     Returns:
-        Float64 of the broadcast shape; higher is better. NaN stays NaN.
+        Float64 of the broadcast shape; higher is better. NaN propagates.
     """
     return np.asarray(np.multiply(reference, output, dtype=np.float64))
 
 
-def _unit(rows: npt.ArrayLike) -> Values:
+def _unit_rows(rows: npt.ArrayLike) -> Values:
     array = np.asarray(rows, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(array / np.linalg.norm(array, axis=1, keepdims=True))

@@ -1,20 +1,26 @@
-"""Inverse word frequency: how much a rare token counts in CTRLEval."""
+"""Inverse frequencies of tokens and words, which give rare ones more weight."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from math import log
 
 import numpy as np
 import numpy.typing as npt
 
 
 def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np.float64]:
-    """IWF(w) = log(1 + |C|) / f_w of CTRLEval (Ke et al., ACL 2022).
+    """Return IWF(w) = log(1 + |C|) / f_w, the inverse word frequency of CTRLEval.
+
+    Ke et al. (ACL 2022), https://aclanthology.org/2022.acl-long.164, §3.2.
 
     Args:
-        counts: f_w, how many sentences of the corpus hold token w, shape (vocabulary,).
-        sentences: |C|, how many sentences the corpus has.
+        counts: f_w, the number of corpus sentences that contain token w, shape (vocabulary,).
+        sentences: |C|, the number of sentences in the corpus.
 
     Returns:
-        Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for those that never occur.
+        Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
     """
     counts = np.asarray(counts, dtype=np.float64)
     seen = counts > 0
@@ -22,19 +28,49 @@ def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np
 
 
 def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np.float64]:
-    """log((1+|C|) / f_w): inverse frequency as information retrieval weighs words (idf).
+    """Return log((1 + |C|) / f_w), the inverse frequency on the scale of idf.
 
-    IWF spans as many orders of magnitude as the frequencies do, so that of two sentences the one
-    with the rarer word has nearly all the weight; this spans one, and an estimated frequency may
-    be wrong by half without harm.
+    IWF spans as many orders of magnitude as the frequencies do, so the sentence with the rarest
+    word takes nearly all the weight. This weight spans one order of magnitude, so an estimated
+    frequency that is off by half does little harm.
 
     Args:
-        counts: f_w, in how many sentences of the corpus token w is, shape (vocabulary,).
-        sentences: |C|, how many sentences the corpus has; no token is in more.
+        counts: f_w, the number of corpus sentences that contain token w, shape (vocabulary,); at
+            most |C|.
+        sentences: |C|, the number of sentences in the corpus.
 
     Returns:
-        Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for those that never occur.
+        Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
     """
     counts = np.asarray(counts, dtype=np.float64)
     seen = counts > 0
     return np.where(seen, np.log1p(sentences) - np.log(np.where(seen, counts, 1.0)), 0.0)
+
+
+def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, float]:
+    """Return idf(w) = log(N / df(w)), natural logarithm, without smoothing.
+
+    This is the word weight in the similarity of Pang & Gimpel (2019),
+    https://arxiv.org/abs/1810.11878, where the documents are the sentences of both styles.
+
+    Args:
+        documents: Words of each of N documents; iterated once.
+
+    Returns:
+        The idf of each word that occurs, from 0 for a word in every document to log(N).
+
+    Raises:
+        TypeError: A document is a string, which would be split into letters.
+        ValueError: There are no documents.
+    """
+    counts: Counter[str] = Counter()
+    total = 0
+    for total, words in enumerate(documents, 1):
+        if isinstance(words, str):
+            raise TypeError(
+                f"documents[{total - 1}] = {words[:40]!r} is a str: give a list of its words"
+            )
+        counts.update(set(words))
+    if total == 0:
+        raise ValueError("documents is empty: give at least one document")
+    return {word: log(total / count) for word, count in counts.items()}

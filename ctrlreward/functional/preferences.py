@@ -1,4 +1,7 @@
-"""Learning the thresholds of the adjusted geometric mean from what people prefer."""
+"""Thresholds of the adjusted geometric mean, fitted to pairwise human preferences.
+
+Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878; the mean itself is `transfer.adjusted_gm`.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,17 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Thresholds = tuple[float, float, float, float]
 
-# Thresholds that evolve together, and for how long at most.
+# Size of the population in differential evolution, and its largest number of generations.
 _POPULATION = 60
 _GENERATIONS = 200
 
 
-class Agreement(NamedTuple):
-    """How often the adjusted geometric mean prefers what people prefer.
+class PairwiseAgreement(NamedTuple):
+    """Agreement of the adjusted geometric mean with pairwise human preferences.
 
     Attributes:
         agreed: Share of pairs whose preferred side has the higher GM, 0 to 1; higher is better.
-        tied: Share of pairs whose sides have the same GM, most often 0. They are not agreed on.
+        tied: Share of pairs whose sides have the same GM, usually 0. They do not count as agreed.
     """
 
     agreed: float
@@ -34,21 +37,22 @@ class Agreement(NamedTuple):
 
 
 class GMFit(NamedTuple):
-    """Fitted thresholds and how they do on the pairs that they were fitted to.
+    """Fitted thresholds and their agreement with the pairs that they were fitted to.
 
     Attributes:
         thresholds: t1 to t4, as `adjusted_gm` takes them.
-        scale: What GM was multiplied by, 0 or more; 0 where nothing could be learned.
-        loss: Sum of the hinge losses, from 0 to the number of pairs where the scale was fitted.
-        agreement: With the pairs under these thresholds.
-        default_agreement: With the pairs under the paper's own, `GM_THRESHOLDS`.
+        scale: Factor c of GM in the loss, 0 or more; 0 if nothing could be learned.
+        loss: Sum of the hinge losses, 0 or more, lower is better; at most the number of pairs if
+            the scale was fitted.
+        agreement: Agreement under the fitted thresholds.
+        default_agreement: Agreement under the paper's thresholds, `GM_THRESHOLDS`.
     """
 
     thresholds: Thresholds
     scale: float
     loss: float
-    agreement: Agreement
-    default_agreement: Agreement
+    agreement: PairwiseAgreement
+    default_agreement: PairwiseAgreement
 
 
 def fit_gm(
@@ -58,41 +62,41 @@ def fit_gm(
     scale: float | None = None,
     seed: int = 0,
 ) -> GMFit:
-    """Learns t1 to t4 of eq. 1 from pairwise preferences, as Pang & Gimpel (2019) did.
+    """Fit t1 to t4 of eq. 1 to pairwise preferences, as Pang & Gimpel (2019) did.
 
-    https://arxiv.org/abs/1810.11878. It minimises the hinge loss over t, in the paper with c = 1:
+    Minimizes the hinge loss over t, and over c unless `scale` is given:
 
         Σ max(0, -c · GM(preferred) + c · GM(rejected) + 1)
 
-    GM has a unit, the cube root of perplexity's, so a margin of 1 means less where perplexities
-    are high, as those of single sentences are. Each wrongly ordered pair then costs so much that
-    the best t makes every GM 0, which costs 1 a pair and prefers nothing. Therefore c, which
-    changes no preference, is fitted along unless it is given.
+    The paper has c = 1. GM has a unit, the cube root of perplexity's, so a margin of 1 is small
+    when perplexities are high, as they are for single sentences. A wrongly ordered pair then
+    costs so much that the best t makes every GM 0, which costs 1 per pair and prefers nothing.
+    A factor c changes no preference and removes the problem, so the default is to fit it too.
 
-    Where a side is beyond its threshold GM has no gradient, so there is nothing to descend along:
-    differential evolution of the paper's and random thresholds finds the valley, and Nelder-Mead
-    its bottom. t1 and t2 stay within ±100, t3 and t4 within twice the largest perplexity.
+    GM has no gradient beyond a threshold. Differential evolution, started from the paper's and
+    random thresholds, finds a good region and Nelder-Mead refines it. t1 and t2 stay within ±100,
+    t3 and t4 within twice the largest perplexity.
 
-    Thresholds suit the classifier, encoder and language model behind the numbers. Judge them on
-    items that they were not fitted to (`pairwise_agreement`).
+    Fitted thresholds belong to one classifier, encoder and language model. Evaluate them on items
+    that were not used for the fit (`pairwise_agreement`).
 
     Args:
         preferred: Accuracy (or label probability), similarity and perplexity of the preferred
             side of each pair, shape (pairs, 3), in the units of `adjusted_gm`.
-        rejected: The same of the other side, shape (pairs, 3).
-        scale: c, above 0 and finite: 1 is the paper's loss to the letter. None fits it.
-        seed: Of the evolution; the same seed gives the same result.
+        rejected: The same for the rejected side, shape (pairs, 3).
+        scale: c, positive and finite; 1 is the paper's loss. None fits it.
+        seed: Random seed of the evolution; the same seed gives the same result.
 
     Raises:
-        ValueError: The shapes are wrong or differ, there is no pair, a number is NaN or outside
-            its range, or the scale is not positive and finite.
+        ValueError: The shapes are wrong or differ, there are no pairs, a number is NaN or out of
+            range, or the scale is not positive and finite.
     """
     if scale is not None and not 0 < scale < np.inf:
         raise ValueError(f"scale = {scale}: give a finite number above 0, or None to fit it")
     better, worse = _pairs(preferred, rejected)
-    # First, since it names a number outside its range, which the search would not.
+    # Before the search, because this raises if a number is out of range.
     default = pairwise_agreement(better, worse)
-    # One output is in many pairs: its GM is computed once.
+    # An output occurs in many pairs; its GM is computed once.
     outputs, places = np.unique(np.concatenate([better, worse]), axis=0, return_inverse=True)
     first, second = places.reshape(2, -1)
 
@@ -117,7 +121,7 @@ def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:
 
 
 def hinge_loss(gains: Floats, scale: float) -> float:
-    """Σ max(0, 1 - c · gain) over pairs, 0 or more; lower is better.
+    """Return Σ max(0, 1 - c · gain) over pairs, 0 or more; lower is better.
 
     Args:
         gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
@@ -127,16 +131,16 @@ def hinge_loss(gains: Floats, scale: float) -> float:
 
 
 def best_scale(gains: Floats) -> float:
-    """The c of 0 or more with the least `hinge_loss`, exactly.
+    """Return the c ≥ 0 with the smallest `hinge_loss`, exactly.
 
-    The loss is convex and piecewise linear in c. Its bends are the inverse positive gains, and the
-    least loss is at the first bend behind which it no longer falls.
+    The loss is convex and piecewise linear in c with kinks at 1 / gain of the positive gains. Its
+    minimum is at the first kink after which it no longer falls.
 
     Args:
         gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
     """
-    rising = np.sort(gains[gains > 0])  # the largest of them bends first
-    # How fast the loss falls while the k smallest gains are short of the margin, at place k.
+    rising = np.sort(gains[gains > 0])  # the largest gain has the first kink
+    # fall[k] is how fast the loss falls while only the k smallest gains miss the margin.
     fall = np.concatenate([[0.0], rising.cumsum()]) + gains[gains < 0].sum()
     if fall[-1] <= 0:
         return 0.0
@@ -145,43 +149,47 @@ def best_scale(gains: Floats) -> float:
 
 def pairwise_agreement(
     preferred: npt.ArrayLike, rejected: npt.ArrayLike, thresholds: Thresholds = GM_THRESHOLDS
-) -> Agreement:
-    """The share of pairs in which the preferred side has the higher GM (the paper: 0.86).
+) -> PairwiseAgreement:
+    """Return the share of pairs whose preferred side has the higher GM (0.86 in the paper).
 
     Args:
         preferred: Accuracy (or label probability), similarity and perplexity of the preferred
             side of each pair, shape (pairs, 3), in the units of `adjusted_gm`.
-        rejected: The same of the other side, shape (pairs, 3).
+        rejected: The same for the rejected side, shape (pairs, 3).
         thresholds: t1 to t4.
 
     Raises:
-        ValueError: As in `fit_gm`.
+        ValueError: The shapes are wrong or differ, there are no pairs, or a number is NaN or out
+            of range.
     """
     better, worse = _pairs(preferred, rejected)
     gain = _gm(better, thresholds) - _gm(worse, thresholds)
-    return Agreement(float((gain > 0).mean()), float((gain == 0).mean()))
+    return PairwiseAgreement(float((gain > 0).mean()), float((gain == 0).mean()))
 
 
 def pairwise_preferences(
     ratings: npt.ArrayLike, items: Sequence[Hashable], margin: float = 0.0
 ) -> tuple[Ints, Ints]:
-    """Which output is preferred to which, among rated outputs for the same item.
+    """Turn ratings into pairs of a preferred and a rejected output for the same item.
 
     Args:
-        ratings: One an output, shape (n,), higher is better; an output with NaN is in no pair.
-        items: What each output was made for, such as its source, shape (n,).
-        margin: Ratings that differ by this or less express no preference; 0 or more.
+        ratings: Rating of each output, shape (n,), higher is better; NaN leaves an output out.
+        items: Item that each output belongs to, for example its source, shape (n,).
+        margin: Ratings that differ by no more than this express no preference; 0 or more.
 
     Returns:
-        Places of the preferred and of the rejected outputs, shape (pairs,) each, so that
-        `fit_gm(scores[preferred], scores[rejected])` learns from them.
+        Indices of the preferred and of the rejected outputs, each of shape (pairs,). Fit to them
+        with `fit_gm(scores[preferred], scores[rejected])`.
 
     Raises:
         ValueError: The lengths differ, or the margin is negative.
     """
     rated = np.asarray(ratings, dtype=np.float64)
     if rated.shape != (len(items),):
-        raise ValueError(f"ratings has the shape {rated.shape} and items {len(items)} items")
+        raise ValueError(
+            f"ratings has shape {rated.shape} and items has {len(items)} items: give one of each "
+            "per output"
+        )
     if not margin >= 0:
         raise ValueError(f"margin = {margin}: give 0 or more")
     outputs = defaultdict(list)
@@ -201,35 +209,35 @@ def _pairs(preferred: npt.ArrayLike, rejected: npt.ArrayLike) -> tuple[Floats, F
         array = np.asarray(values, dtype=np.float64)
         if array.ndim != 2 or array.shape[1] != 3:
             raise ValueError(
-                f"{name} has the shape {array.shape}: give accuracy, similarity and perplexity of "
-                "each pair, (pairs, 3)"
+                f"{name} has shape {array.shape}: give accuracy, similarity and perplexity of each "
+                "pair, (pairs, 3)"
             )
         failed = np.flatnonzero(np.isnan(array).any(axis=1))
         if failed.size:
             raise ValueError(
-                f"{name}[{failed[0]}] = {array[failed[0]].tolist()} holds NaN: leave out the pairs "
-                "of samples that failed, with NaN for their ratings in pairwise_preferences"
+                f"{name}[{failed[0]}] = {array[failed[0]].tolist()} contains NaN: leave out pairs "
+                "with failed samples, for example by a NaN rating in pairwise_preferences"
             )
         sides.append(array)
     better, worse = sides
     if len(better) != len(worse) or not len(better):
         raise ValueError(
-            f"preferred has {len(better)} pairs and rejected {len(worse)}: give one or more, and "
-            "both sides of each"
+            f"preferred has {len(better)} pairs and rejected has {len(worse)}: give both sides of "
+            "one or more pairs"
         )
     return better, worse
 
 
 def _minimise(loss: Callable[[Floats], float], perplexities: Floats, seed: int) -> Floats:
-    """The best thresholds found, no worse than the paper's."""
+    """Return the best thresholds of the search, never worse than the paper's."""
     finite = perplexities[np.isfinite(perplexities)]
     reach = 2 * finite.max(initial=GM_THRESHOLDS[2])
     high = np.array([100.0, 100.0, reach, reach])
     bounds = list(zip(-high, high, strict=True))
     random = np.random.default_rng(seed)
-    found = [np.array(GM_THRESHOLDS)]
-    # Most perplexities lie far below the largest, so one population starts among them and one in
-    # the whole box: they find different valleys.
+    candidates = [np.array(GM_THRESHOLDS)]
+    # Most perplexities are far below the largest. One population starts near typical values and
+    # one covers the whole box, since they find different minima.
     whole = np.array([reach / 2])
     for typical in (finite if finite.size else whole, whole):
         evolved = differential_evolution(
@@ -241,14 +249,14 @@ def _minimise(loss: Callable[[Floats], float], perplexities: Floats, seed: int) 
             polish=False,
             seed=seed,
         ).x
-        found += [evolved, minimize(loss, evolved, method="Nelder-Mead", bounds=bounds).x]
-    return min(found, key=loss)
+        candidates += [evolved, minimize(loss, evolved, method="Nelder-Mead", bounds=bounds).x]
+    return min(candidates, key=loss)
 
 
 def _population(typical: Floats, high: Floats, random: np.random.Generator) -> Floats:
-    """The paper's and random thresholds, shape (population, 4), within ±high.
+    """Return the paper's and random thresholds, shape (population, 4), within ±high.
 
-    t3 lies between 0 and twice a typical perplexity, t4 below 0 as far.
+    t3 is between 0 and twice a typical perplexity, t4 between minus that and 0.
     """
     starts = random.uniform(-high, high, size=(_POPULATION, 4))
     shares = random.uniform([0.0, -2.0], [2.0, 0.0], size=(_POPULATION, 2))

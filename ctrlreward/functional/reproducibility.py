@@ -1,4 +1,7 @@
-"""How far whole tables of results agree: QRA++ by metric and by study."""
+"""Reproducibility of whole tables of results: QRA++ by metric and by study.
+
+The measures themselves are in `agreement` (Belz, 2025, https://arxiv.org/abs/2505.17043).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,13 @@ Table: TypeAlias = Mapping[str, Column]  # metric → system → value
 
 
 class Gap(NamedTuple):
-    """A value that could not be compared, and why."""
+    """A value that was left out of a comparison.
+
+    Attributes:
+        metric: Name of the metric.
+        system: Name of the system.
+        reason: Why it was left out, in words.
+    """
 
     metric: str
     system: str
@@ -30,14 +39,14 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class MetricAgreement:
-    """How far several runs agree in one metric.
+    """Agreement of several runs in one metric.
 
     Attributes:
-        cv_star: CV* of each system, per cent; NaN where it has none.
-        mean_cv_star: Their mean, NaN left out.
-        correlation: Between the systems' values in two runs; of more than two, the mean over
-            pairs of runs.
-        findings: Pairs of systems of which the same one is ahead.
+        cv_star: CV* of each system, per cent, lower is better; NaN where undefined.
+        mean_cv_star: Mean over systems, without NaN.
+        correlation: Correlation of the systems' values in two runs; for more than two runs the
+            mean over pairs of runs.
+        findings: Pairs of systems that the runs order in the same way, summed over pairs of runs.
     """
 
     cv_star: Mapping[str, float]
@@ -48,16 +57,16 @@ class MetricAgreement:
 
 @dataclass(frozen=True)
 class StudyAgreement:
-    """How far several runs of a study agree.
+    """Agreement of several runs of one study.
 
     Attributes:
-        metrics: Each metric's agreement.
-        mean_cv_star: Mean over metrics of their means, per cent; lower is better.
-        correlation: Mean over metrics; `n` counts the metrics that have one.
-        pooled: Correlation over all values of all metrics at once, which says something only
-            where the metrics share a scale.
-        findings: Of all metrics together.
-        gaps: What was left out.
+        metrics: Agreement in each metric.
+        mean_cv_star: Mean of the metrics' mean CV*, per cent; lower is better.
+        correlation: Mean over metrics; `n` is the number of metrics that have one.
+        pooled: Correlation over the values of all metrics at once, meaningful only if the
+            metrics share a scale.
+        findings: Findings of all metrics together.
+        gaps: Values left out.
     """
 
     metrics: Mapping[str, MetricAgreement]
@@ -69,14 +78,14 @@ class StudyAgreement:
 
 
 def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
-    """Types I, II and IV for the tables of results of n ≥ 2 runs of one study.
+    """Compare the tables of n ≥ 2 runs of one study by types I, II and IV of QRA++.
 
-    A value that a run lacks or has as NaN is left out everywhere. CV* is left out too where the
-    values lie on both sides of 0 or have the mean 0, for it is relative to the mean. Each of
-    these is a `Gap`.
+    A system whose value is missing or not finite in one run is left out of the metric for all
+    runs. CV* is relative to the mean, so it is also left out for values on both sides of 0 and
+    for values that are all 0. Each omission is reported as a `Gap`.
 
     Args:
-        tables: Metric → system → value, one table a run.
+        tables: One table per run, metric → system → value.
 
     Raises:
         ValueError: There are fewer than two tables, or they have no metric in common.
@@ -86,8 +95,8 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     names = list(dict.fromkeys(metric for table in tables for metric in table))
     if not any(all(metric in table for table in tables) for metric in names):
         raise ValueError(
-            f"the runs have no metric in common; run 1 has {', '.join(tables[0]) or 'none'}, "
-            f"run 2 has {', '.join(tables[1]) or 'none'}"
+            f"the runs have no metric in common: run 1 has {', '.join(tables[0]) or 'none'}, "
+            f"run 2 has {', '.join(tables[1]) or 'none'}; give runs of the same study"
         )
     columns = {metric: [table.get(metric, {}) for table in tables] for metric in names}
     shared = {metric: _shared(columns[metric]) for metric in names}
@@ -98,7 +107,7 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     ]
     return StudyAgreement(
         metrics,
-        _mean(agreement.mean_cv_star for agreement in metrics.values()),
+        _finite_mean(agreement.mean_cv_star for agreement in metrics.values()),
         _over_metrics([agreement.correlation for agreement in metrics.values()]),
         _over_pairs(pooled),
         _sum(agreement.findings for agreement in metrics.values()),
@@ -107,21 +116,21 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
 
 
 def compare_curves(curves: Sequence[Mapping[int, float]]) -> Correlation:
-    """Type II for one metric's values over the steps of n ≥ 2 training runs.
+    """Correlate one metric's values over the steps of n ≥ 2 training runs (type II).
 
     Args:
-        curves: Step → value, one curve a run.
+        curves: One curve per run, step → value.
 
     Returns:
-        Over the steps at which every run has a value, `n` of them; of more than two runs, the
-        mean over pairs of runs.
+        The correlation over the `n` steps at which every run has a finite value; for more than
+        two runs the mean over pairs of runs.
     """
     steps = sorted(step for step in curves[0] if all(isfinite(c.get(step, nan)) for c in curves))
     return _over_pairs([[curve[step] for step in steps] for curve in curves])
 
 
 def _shared(columns: Sequence[Column]) -> list[Column]:
-    """The columns cut to the systems of which every run has a value."""
+    """Restrict the columns to the systems with a finite value in every run."""
     kept = [system for system in _systems(columns) if not _lacking(columns, system)]
     return [{system: column[system] for system in kept} for column in columns]
 
@@ -138,7 +147,7 @@ def _systems(columns: Sequence[Column]) -> list[str]:
 
 
 def _lacking(columns: Sequence[Column], system: str) -> str:
-    """Which runs lack a value of the system, in words."""
+    """Return the runs without a finite value of the system, in words; empty if there are none."""
     reasons = []
     for run, column in enumerate(columns, 1):
         if system not in column:
@@ -153,28 +162,33 @@ def _compare_metric(columns: Sequence[Column]) -> MetricAgreement:
     spread = {s: nan if _no_cv_star(v) else cv_star(v) for s, v in values.items()}
     return MetricAgreement(
         spread,
-        _mean(spread.values()),
+        _finite_mean(spread.values()),
         _over_pairs([list(column.values()) for column in columns]),
         _sum(findings_upheld(a, b) for a, b in combinations(columns, 2)),
     )
 
 
 def _no_cv_star(values: Sequence[float]) -> str:
+    """Return the reason why the values have no CV*; empty if they have one."""
     if min(values) < 0 < max(values):
-        return "values on both sides of 0, so there is no CV*"
-    return "" if any(values) else "0 in all runs, so there is no CV*"
+        return "CV* is undefined for values on both sides of 0"
+    return "" if any(values) else "CV* is undefined if all values are 0"
 
 
 def _over_pairs(runs: Sequence[Sequence[float]]) -> Correlation:
-    """Of more than two runs, the mean over pairs of runs."""
-    found = [correlate(a, b) for a, b in combinations(runs, 2)]
-    pearson, spearman = _mean(c.pearson for c in found), _mean(c.spearman for c in found)
+    """Return the mean correlation over pairs of runs."""
+    pairs = [correlate(a, b) for a, b in combinations(runs, 2)]
+    pearson = _finite_mean(c.pearson for c in pairs)
+    spearman = _finite_mean(c.spearman for c in pairs)
     return Correlation(pearson, spearman, len(runs[0]))
 
 
-def _over_metrics(found: Sequence[Correlation]) -> Correlation:
-    told = [c for c in found if isfinite(c.pearson)]
-    return Correlation(_mean(c.pearson for c in told), _mean(c.spearman for c in told), len(told))
+def _over_metrics(correlations: Sequence[Correlation]) -> Correlation:
+    """Return the mean over metrics with a defined correlation; `n` is their number."""
+    defined = [c for c in correlations if isfinite(c.pearson)]
+    pearson = _finite_mean(c.pearson for c in defined)
+    spearman = _finite_mean(c.spearman for c in defined)
+    return Correlation(pearson, spearman, len(defined))
 
 
 def _sum(findings: Iterable[Findings]) -> Findings:
@@ -182,7 +196,7 @@ def _sum(findings: Iterable[Findings]) -> Findings:
     return Findings(sum(f.upheld for f in findings), sum(f.total for f in findings))
 
 
-def _mean(values: Iterable[float]) -> float:
-    """Mean of those that are not NaN; NaN where all are."""
+def _finite_mean(values: Iterable[float]) -> float:
+    """Return the mean of the finite values; NaN if there are none."""
     finite = [value for value in values if isfinite(value)]
     return sum(finite) / len(finite) if finite else nan

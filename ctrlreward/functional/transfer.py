@@ -1,4 +1,4 @@
-"""Style transfer: accuracy, similarity and perplexity folded into one number."""
+"""Style transfer quality: accuracy, similarity and perplexity folded into one number."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ def adjusted_gm(
     perplexity: npt.ArrayLike,
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
 ) -> npt.NDArray[np.float64]:
-    """Adjusted geometric mean of the three sides of transfer quality; higher is better.
+    """Return the adjusted geometric mean of style transfer quality; higher is better.
 
-    Eq. 1 of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, with [x]+ = max(x, 0):
+    Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, eq. 1, with [x]+ = max(x, 0):
 
         GM = ([100 Acc - t1]+ · [100 Sim - t2]+ · min([t3 - PP]+, [PP - t4]+)) ^ (1/3)
 
-    The minimum punishes an abnormally low perplexity, which short and dull sentences have, as
-    well as a high one. One side at or beyond its threshold makes the whole 0.
+    The minimum penalizes a high perplexity and also an abnormally low one, which is typical of
+    short and dull sentences. GM is 0 as soon as one of the three is at or beyond its threshold.
 
     Args:
-        accuracy: Share of texts with the wanted style, or a label probability, 0 to 1.
-        similarity: Cosine between text and source, -1 to 1; below t2 per cent it counts as t2.
-        perplexity: Perplexity of the texts under a language model, at least 1; may be infinite.
-        thresholds: t1 to t4: the first two in per cent, the others in units of perplexity.
+        accuracy: Share of texts with the target style, or the probability of the target label,
+            0 to 1.
+        similarity: Cosine of text and source, -1 to 1.
+        perplexity: Perplexity of the texts under a language model, 1 or more; may be infinite.
+        thresholds: t1 to t4; t1 and t2 in per cent, t3 and t4 in units of perplexity.
 
     Returns:
-        Float64 of the arguments' broadcast shape, 0 or more. NaN in an argument gives NaN.
+        Float64 of the broadcast shape, 0 or more. NaN propagates.
 
     Raises:
-        ValueError: A value is outside its range.
+        ValueError: A value is out of range.
     """
     acc = _in_range("accuracy", accuracy, 0.0, 1.0, "give a share, not per cent")
     sim = _in_range("similarity", similarity, -1.0, 1.0, "give a cosine, not per cent")

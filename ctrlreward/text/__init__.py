@@ -1,4 +1,4 @@
-"""Text without models: sentences, words and stop words."""
+"""Text processing without models: sentences, words and stop words."""
 
 from ctrlreward.text.sentences import split_sentences
 

@@ -1,4 +1,4 @@
-"""Text into sentences: a splitter of a few rules, and other libraries' by name."""
+"""Sentence splitting, by a few rules or by an optional library."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-# The last marks of a word that may end a sentence, and the quotes and brackets closed after them.
+# Final marks of a word that may end a sentence, and the quotes and brackets that close after them.
 _END = re.compile(r"([.!?…]+)([\"'”’»)\]]*)$")
 _OPENING = "\"'“‘«([-–—*"
 
-# A full stop after these never ends a sentence, whatever follows: names and figures do.
+# A full stop after these never ends a sentence, since a name or a figure follows.
 _LEADING = frozenset(
     "mr mrs ms dr prof st mt rev hon pres gov sen rep gen col maj capt lt sgt adm "
     "vs e.g i.e cf viz approx ca fig figs vol pp".split()
 )
-# After these it does, unless the next word starts in lower case.
+# After these it does, unless the next word starts with a lower-case letter.
 _TRAILING = frozenset("etc jr sr inc ltd co corp dept est al a.m p.m ph.d".split())
 _INITIALS = re.compile(r"[A-HJ-Z]|[A-Z](\.[A-Z])+")  # "I." is a sentence's last word
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of an English text, by punctuation and a short list of abbreviations.
+    """Split English text into sentences by punctuation and a short list of abbreviations.
 
-    Sentences end only where there is whitespace, and nothing else is lost: joined by a space they
-    are the text again, up to whitespace. On the texts of the CTRLEval paper this splits as NLTK
-    does, with which its numbers were computed, and it needs no trained data.
+    Sentences end only at whitespace, and only whitespace is lost: joined by spaces, the sentences
+    are the text up to whitespace. On the texts of the CTRLEval paper the result equals that of
+    NLTK, which produced the published numbers, and no trained data is needed.
 
     Args:
-        text: May be empty.
+        text: Any text; may be empty.
 
     Returns:
-        Stripped, none empty; as many as there are, none for a text of whitespace.
+        Stripped sentences, none of them empty; an empty list for empty or blank text.
     """
     words = re.finditer(r"\S+", text)
     starts = [b.start() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]
     return _stripped(text[a:b] for a, b in pairwise([0, *starts, len(text)]))
 
 
-def sentence_splitter(
+def find_splitter(
     splitter: str | Callable[[str], list[str]] | None = None,
 ) -> Callable[[str], list[str]]:
-    """A splitter by name, or the callable itself.
+    """Return the sentence splitter of a name; a callable is returned unchanged.
 
     Args:
-        splitter: A function of one text, or one of
-            - `"rules"` (None is the same): `split_sentences`;
-            - `"sentencex"`: Wikimedia's library, in English; splits also where the space after a
-              sentence is missing;
-            - `"nltk"`: NLTK's Punkt, which the CTRLEval paper used; its data are downloaded
-              apart (`python -m nltk.downloader punkt_tab`).
+        splitter: A function from a text to its sentences, or one of
+            - `"rules"` (same as None): `split_sentences`;
+            - `"sentencex"`: Wikimedia's library with its English rules; also splits where the
+              space between sentences is missing;
+            - `"nltk"`: NLTK's Punkt, which the CTRLEval paper used; its data is a separate
+              download (`python -m nltk.downloader punkt_tab`).
 
     Raises:
-        ValueError: The name is unknown; lists the known ones.
-        ImportError: The library of that name is not installed.
+        ValueError: The name is unknown.
+        ImportError: The library is not installed.
     """
     if callable(splitter):
         return splitter
@@ -74,18 +74,19 @@ def sentence_splitter(
 
 
 def _ends_sentence(word: str, following: str) -> bool:
+    """Return whether a sentence ends between two adjacent words."""
     end = _END.search(word)
     if end is None:
         return False
     marks, closing = end.groups()
-    goes_on = following.lstrip(_OPENING)[:1].islower()
+    lower_case = following.lstrip(_OPENING)[:1].islower()
     if marks == "." and not closing:
         stem = word[: end.start()].lstrip(_OPENING)
         if stem.lower() in _LEADING or _INITIALS.fullmatch(stem):
             return False
-        return not (goes_on and stem.lower() in _TRAILING)
-    # “Really?” she said … and went on.
-    return not (goes_on and (closing or marks[-2:] == ".." or marks == "…"))
+        return not (lower_case and stem.lower() in _TRAILING)
+    # “Really?” she said; well... it works.
+    return not (lower_case and (closing or marks[-2:] == ".." or marks == "…"))
 
 
 def _stripped(pieces: Iterable[str]) -> list[str]:

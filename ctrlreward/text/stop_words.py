@@ -1,4 +1,4 @@
-"""English function words, which say nothing of what a text is about."""
+"""English function words, which carry no content."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ _BEFORE_ENDINGS = "i you he she it we they that there here who what"
 
 
 def _contractions() -> set[str]:
-    """Don't and they're, and what is left of them where a tokenizer splits at the apostrophe."""
+    """Return contractions and the pieces left if a tokenizer splits them at the apostrophe.
+
+    For example `don't`, `don` and `t`; `they're` and `re`.
+    """
     endings = _ENDINGS.split()
-    found = {"t", *endings}
+    words = {"t", *endings}
     for verb in _BEFORE_NOT.split():
-        found |= {f"{verb}n", f"{verb}n't"}
+        words |= {f"{verb}n", f"{verb}n't"}
     for word in _BEFORE_ENDINGS.split():
-        found |= {f"{word}'{ending}" for ending in endings}
-    return found
+        words |= {f"{word}'{ending}" for ending in endings}
+    return words
 
 
 ENGLISH_STOP_WORDS = frozenset(

@@ -1,11 +1,12 @@
-"""Words of a text, for models that read words and not subword tokens."""
+"""Words of a text, for models that read words instead of subword tokens."""
 
 from __future__ import annotations
 
 
 def split_words(text: str) -> list[str]:
-    """The lower-case words between white space, as in corpora whose punctuation stands apart.
+    """Split at white space and convert to lower case.
 
-    Text that was not tokenised in this way (`great.`) is to be tokenised before.
+    Punctuation must already be separated from words, as in tokenized corpora: `great.` is one
+    word.
     """
     return text.lower().split()

@@ -169,7 +169,7 @@ def test_many_gaps_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str
     [
         (["absent", "b.json"], "absent: there is no such file or folder"),
         (["a.json", "b.json", "--metrics", "z"], "no metric is named z: there are x"),
-        (["a.json", "b.json"], "the runs have no metric in common; run 1 has x, run 2 has y"),
+        (["a.json", "b.json"], "the runs have no metric in common: run 1 has x, run 2 has y"),
         (["a.json", "c.csv"], "the runs have no study in common; there are"),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),

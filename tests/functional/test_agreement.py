@@ -83,7 +83,7 @@ def test_nan_stays_nan() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"values has 1 item: CV\* compares 2 or more"):
         cv_star([1.0])
-    with pytest.raises(ValueError, match=r"values = \[-1\.0, 1\.0\] have the mean 0"):
+    with pytest.raises(ValueError, match=r"values = \[-1\.0, 1\.0\] have mean 0"):
         cv_star([-1.0, 1.0])
     with pytest.raises(ValueError, match=r"n = 1: a sample standard deviation takes 2 or more"):
         c4(1)
@@ -263,7 +263,7 @@ def test_a_package_that_is_not_installed_is_named(
 
 
 def test_more_errors() -> None:
-    with pytest.raises(ValueError, match="first has 1 values and second 2"):
+    with pytest.raises(ValueError, match="first has 1 values and second has 2"):
         correlate([1.0], [1.0, 2.0])
-    with pytest.raises(ValueError, match="the rating 'good' is no number: level = 'ordinal'"):
+    with pytest.raises(ValueError, match="rating 'good' is not a number: level = 'ordinal'"):
         krippendorff_alpha([["good", "bad"]], "ordinal")

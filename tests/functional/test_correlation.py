@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.functional.correlation import (
-    Correlations,
-    Estimate,
+    RatingCorrelations,
     sample_correlations,
     system_correlations,
 )
@@ -139,7 +139,7 @@ def test_large_problems_are_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     x, y = random.normal(size=(2, 50)).round(1)
     clusters = random.integers(0, 12, size=50).tolist()
     whole = sample_correlations(x, y, clusters, resamples=30)
-    monkeypatch.setattr("ctrlreward.functional.bootstrap_correlation._PIECE", 700)
+    monkeypatch.setattr("ctrlreward.functional.bootstrap._PIECE", 700)
     assert sample_correlations(x, y, clusters, resamples=30) == whole
 
 
@@ -163,9 +163,9 @@ def test_rows_of_no_system_are_left_out_and_counted() -> None:
     assert found.pearson.value == pytest.approx(stats.pearsonr([2, 4, 3], [3, 2, 5])[0])
 
 
-def nothing(n: int, failed: int, note: str) -> Correlations:
+def nothing(n: int, failed: int, note: str) -> RatingCorrelations:
     empty = Estimate(NAN, NAN, NAN)
-    return Correlations(n, failed, empty, empty, empty, note)
+    return RatingCorrelations(n, failed, empty, empty, empty, note)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def nothing(n: int, failed: int, note: str) -> Correlations:
     [
         (
             lambda: sample_correlations([1, 2, NAN], [1, 2, 3]),
-            nothing(2, 1, "of 3 or more rows that a correlation takes, there are 2"),
+            nothing(2, 1, "2 rows: a correlation takes 3 or more"),
         ),
         (
             lambda: sample_correlations([NAN], [1]),
-            nothing(0, 1, "of 3 or more rows that a correlation takes, there are 0"),
+            nothing(0, 1, "0 rows: a correlation takes 3 or more"),
         ),
         (
             lambda: sample_correlations([0.1] * 4, [1, 2, 3, 4]),
@@ -189,16 +189,16 @@ def nothing(n: int, failed: int, note: str) -> Correlations:
         ),
         (
             lambda: system_correlations([1, 2, 3, 4], [1, 2, 3, 4], list("aabb")),
-            nothing(2, 0, "of 3 or more systems that a correlation takes, there are 2"),
+            nothing(2, 0, "2 systems: a correlation takes 3 or more"),
         ),
         (
             lambda: system_correlations([NAN] * 3, [1, 2, 3], list("abc")),
-            nothing(0, 3, "of 3 or more systems that a correlation takes, there are 0"),
+            nothing(0, 3, "0 systems: a correlation takes 3 or more"),
         ),
     ],
 )
 def test_what_has_no_correlation_says_why(
-    found: Callable[[], Correlations], expected: Correlations
+    found: Callable[[], RatingCorrelations], expected: RatingCorrelations
 ) -> None:
     assert repr(found()) == repr(expected)  # NaN is not equal to itself
 
@@ -211,7 +211,7 @@ def test_one_cluster_has_values_and_no_intervals() -> None:
     ):
         assert found.kendall.value == pytest.approx(1 / 3)
         assert np.isnan([found.kendall.low, found.kendall.high, found.pearson.low]).all()
-        assert found.note.endswith("of one cluster: no intervals")
+        assert found.note.endswith("belong to one cluster: no intervals")
 
 
 def test_no_interval_where_no_draw_has_a_correlation() -> None:
@@ -221,7 +221,7 @@ def test_no_interval_where_no_draw_has_a_correlation() -> None:
     found = system_correlations(*random.normal(size=(2, 80)), systems, resamples=5)
     assert np.isfinite(found.pearson.value)
     assert np.isnan([found.pearson.low, found.kendall.high]).all()
-    assert found.note == "in no draw do all systems have rows and both sides vary: no intervals"
+    assert found.note == "no draw has rows of every system and varies on both sides: no intervals"
 
 
 def test_equal_means_of_different_sums_are_ties() -> None:
@@ -245,8 +245,8 @@ def test_draws_that_are_constant_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], [1]), r"scores has the shape \(2,\) and ratings \(1,\)"),
-        (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite: give numbers, NaN for failed"),
+        (([1, 2], [1]), r"scores has shape \(2,\) and ratings has \(1,\)"),
+        (([1, 2], [1, np.inf]), r"ratings\[1\] is infinite: give numbers, NaN for failed samples"),
         (([1, 2], [1, 2], "a"), "clusters has 1 items for 2 rows: give one per row"),
         (([1, 2], [1, 2], "ab", 95), r"confidence = 95 and resamples = 1000: give"),
         (([1, 2], [1, 2], "ab", 0.9, 0), r"confidence = 0\.9 and resamples = 0"),

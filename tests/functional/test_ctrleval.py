@@ -11,55 +11,16 @@ from hypothesis.extra import numpy as npst
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
     label_probabilities,
-    normalised,
+    normalize_weights,
     relevance_evaluators,
     weighted_mean,
 )
-from ctrlreward.models.tasks import Blank
-from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
 
 LOG_PROBS = st.floats(-30, 0)
 SHAPES = npst.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6)
 COUNTS = st.shared(st.integers(1, 8), key="n")
 SCORES = npst.arrays(np.float64, COUNTS, elements=LOG_PROBS)
 WEIGHTS = npst.arrays(np.float64, COUNTS, elements=st.just(0.0) | st.floats(1e-3, 100))
-
-
-# The patterns.
-
-
-def test_each_sentence_is_blanked_in_turn() -> None:
-    assert coherence_blanks(["One.", "Two.", "Three."]) == [
-        Blank(" ", " Two. Three.", ("One.",), ends=True),
-        Blank("One. ", " Three.", ("Two.",), ends=True),
-        Blank("One. Two. ", " ", ("Three.",), ends=True),
-    ]
-    assert coherence_blanks([]) == []
-
-
-def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
-    assert consistency_blanks("The food was good.", "The food") == [
-        Blank("The food ", "", (" was good.",), ends=False, joined=True),
-        Blank("", "  was good.", ("The food",), ends=False),
-    ]
-
-
-def test_the_text_stands_in_each_prompt() -> None:
-    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
-    assert relevance_blanks("A meal.", prompts, ["good", "bad"]) == [
-        Blank("A meal. It was ", ".", ("good", "bad"), closing="."),
-        Blank("Just ", "! A meal.", ("good", "bad"), closing="!"),
-    ]
-
-
-@given(
-    st.text(st.sampled_from("a ."), max_size=3), st.permutations(["<gen_result>", "<mask_token>"])
-)
-def test_a_text_may_hold_the_names_of_the_slots(around: str, slots: list[str]) -> None:
-    text = around + "".join(slots) + around
-    for prompt in ("<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"):
-        (blank,) = relevance_blanks(text, [prompt], ["good"])
-        assert {blank.left, blank.right} in ({f"{text} It was ", "."}, {"It was ", f". {text}"})
 
 
 # Coherence and consistency.
@@ -116,7 +77,7 @@ def test_a_weighting_gives_the_score_that_it_is_named_for(
         weights = WEIGHTINGS[name](scores, beta)
         expected = twin(scores.tolist(), beta.tolist())
         assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-        shares = normalised(weights)
+        shares = normalize_weights(weights)
         assert (shares >= 0).all()
         assert shares.sum() == pytest.approx(1)
         assert shares @ scores == pytest.approx(expected, rel=1e-9, abs=1e-12)
@@ -151,7 +112,7 @@ def test_scores_and_weights_of_the_evaluators_of_a_label(log_probs: np.ndarray) 
     for row, score in zip(np.exp(log_probs), scores, strict=True):
         np.testing.assert_allclose(score, row / sum(row), rtol=1e-9)
     sums = np.exp(log_probs).sum(axis=1)
-    np.testing.assert_allclose(normalised(beta), sums / sum(sums), rtol=1e-9)
+    np.testing.assert_allclose(normalize_weights(beta), sums / sum(sums), rtol=1e-9)
     assert beta.max() == 1
 
 

@@ -189,11 +189,11 @@ def test_two_zeros_are_a_tie_and_not_agreed_on() -> None:
 @pytest.mark.parametrize(
     ("preferred", "rejected", "message"),
     [
-        ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred has the shape \(3,\): give accuracy, "),
-        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected has the shape \(1, 2\)"),
-        ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "preferred has 2 pairs and rejected 1: give"),
-        (np.empty((0, 3)), np.empty((0, 3)), "preferred has 0 pairs and rejected 0"),
-        ([[0.9, 0.9, 30]], [[0.1, NAN, 30]], r"rejected\[0\] = \[0.1, nan, 30.0\] holds NaN"),
+        ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred has shape \(3,\): give accuracy, "),
+        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected has shape \(1, 2\)"),
+        ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "preferred has 2 pairs and rejected has 1: give"),
+        (np.empty((0, 3)), np.empty((0, 3)), "preferred has 0 pairs and rejected has 0"),
+        ([[0.9, 0.9, 30]], [[0.1, NAN, 30]], r"rejected\[0\] = \[0.1, nan, 30.0\] contains NaN"),
         ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy = 90 is outside 0 to 1"),
     ],
 )
@@ -242,7 +242,7 @@ def test_no_preferences_give_empty_arrays() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], ["a"]), r"ratings has the shape \(2,\) and items 1 items"),
+        (([1, 2], ["a"]), r"ratings has shape \(2,\) and items has 1 items: give one"),
         (([1, 2], ["a", "a"], -0.5), r"margin = -0\.5: give 0 or more"),
     ],
 )

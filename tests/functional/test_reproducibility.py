@@ -99,8 +99,8 @@ def test_what_cannot_be_compared_is_left_out_and_named() -> None:
     assert found.gaps == (
         Gap("x", "b", "missing in run 2"),
         Gap("x", "c", "nan in run 1"),
-        Gap("x", "d", "values on both sides of 0, so there is no CV*"),
-        Gap("x", "e", "0 in all runs, so there is no CV*"),
+        Gap("x", "d", "CV* is undefined for values on both sides of 0"),
+        Gap("x", "e", "CV* is undefined if all values are 0"),
         Gap("x", "f", "missing in run 1"),
         Gap("only first", "a", "missing in run 2"),
     )
@@ -133,5 +133,7 @@ def test_curves_meet_at_common_steps() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match="tables has 1 item: give the tables of 2 or more runs"):
         compare_tables([{"x": {"a": 1.0}}])
-    with pytest.raises(ValueError, match="no metric in common; run 1 has x, run 2 has none"):
+    with pytest.raises(
+        ValueError, match="no metric in common: run 1 has x, run 2 has none; give runs of"
+    ):
         compare_tables([{"x": {"a": 1.0}}, {}])

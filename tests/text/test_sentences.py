@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.text.sentences import sentence_splitter, split_sentences
+from ctrlreward.text.sentences import find_splitter, split_sentences
 
 # Text that is dense in what the rules look at, beside any text at all.
 fragments = st.lists(
@@ -62,26 +62,26 @@ def test_splits_the_paper_s_texts_as_nltk_does(golden_dir: Path) -> None:
 
 
 def test_a_callable_is_itself_and_none_is_the_default() -> None:
-    assert sentence_splitter(str.split) == str.split
-    assert sentence_splitter() is sentence_splitter("rules") is split_sentences
+    assert find_splitter(str.split) == str.split
+    assert find_splitter() is find_splitter("rules") is split_sentences
 
 
 def test_sentencex() -> None:
-    assert sentence_splitter("sentencex")("One is. \n Two is.") == ["One is.", "Two is."]
+    assert find_splitter("sentencex")("One is. \n Two is.") == ["One is.", "Two is."]
 
 
 def test_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
     nltk = SimpleNamespace(sent_tokenize=lambda text: text.split("|"))
     monkeypatch.setitem(sys.modules, "nltk", nltk)
-    assert sentence_splitter("nltk")("One. | |Two.") == ["One.", "Two."]
+    assert find_splitter("nltk")("One. | |Two.") == ["One.", "Two."]
 
 
 def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk", None)
     with pytest.raises(ImportError, match=r"'nltk' needs .* pip install 'ctrlreward\[sentences\]'"):
-        sentence_splitter("nltk")
+        find_splitter("nltk")
 
 
 def test_an_unknown_name() -> None:
     with pytest.raises(ValueError, match=r"= 'punkt': give .*'rules', 'sentencex', 'nltk'"):
-        sentence_splitter("punkt")
+        find_splitter("punkt")

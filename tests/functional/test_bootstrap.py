@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.statistics import paired_bootstrap
+from ctrlreward.functional.bootstrap import paired_bootstrap
 
 NAN = float("nan")
 
@@ -33,7 +33,7 @@ def test_ends_are_those_of_all_possible_draws(
     interval = paired_bootstrap(before, after, clusters.tolist(), confidence, resamples=50_000)
     for end, at in ((interval.low, (1 - confidence) / 2), (interval.high, (1 + confidence) / 2)):
         assert np.quantile(exact, at - 0.01) <= end <= np.quantile(exact, at + 0.01)
-    assert interval.difference == pytest.approx(after.mean() - before.mean())
+    assert interval.value == pytest.approx(after.mean() - before.mean())
 
 
 def test_many_clusters_of_one_row_are_the_normal_interval() -> None:
@@ -41,8 +41,8 @@ def test_many_clusters_of_one_row_are_the_normal_interval() -> None:
     before, after = random.normal(size=(2, 400))
     error = (after - before).std() / 20
     interval = paired_bootstrap(before, after, range(400))
-    assert interval.low == pytest.approx(interval.difference - 1.96 * error, abs=0.1 * error)
-    assert interval.high == pytest.approx(interval.difference + 1.96 * error, abs=0.1 * error)
+    assert interval.low == pytest.approx(interval.value - 1.96 * error, abs=0.1 * error)
+    assert interval.high == pytest.approx(interval.value + 1.96 * error, abs=0.1 * error)
 
 
 scores = st.lists(st.floats(-100, 100), min_size=6, max_size=6)
@@ -61,7 +61,7 @@ def test_sides_exchanged_turn_the_sign(
 ) -> None:
     one = paired_bootstrap(before, after, clusters, resamples=50)
     other = paired_bootstrap(after, before, clusters, resamples=50)
-    assert other == pytest.approx((-one.difference, -one.high, -one.low), abs=1e-9)
+    assert other == pytest.approx((-one.value, -one.high, -one.low), abs=1e-9)
     assert one.low <= one.high
 
 
@@ -86,11 +86,14 @@ def test_a_draw_without_scores_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([1, 2], [1], "ab"), r"after has the shape \(1,\) and clusters 2 items"),
-        (([NAN, NAN], [1, 2], "ab"), "before holds no score"),
-        (([1, 2], [1, float("inf")], "ab"), "after holds no score or an infinite one"),
-        (([1, 2], [1, 2], "aa"), "all rows have the cluster 'a': give two"),
-        (([], [], ""), "before holds no score"),
+        (([1, 2], [1], "ab"), r"after has shape \(1,\) and clusters has 2 items: give"),
+        (([NAN, NAN], [1, 2], "ab"), "before has no valid score"),
+        (
+            ([1, 2], [1, float("inf")], "ab"),
+            "after has no valid score or an infinite one: give numbers",
+        ),
+        (([1, 2], [1, 2], "aa"), "all rows have cluster 'a': give two"),
+        (([], [], ""), "before has no valid score"),
         (([1, 2], [1, 2], "ab", 95), r"confidence = 95 and resamples = 10000: give"),
         (([1, 2], [1, 2], "ab", 0.9, 0), r"confidence = 0\.9 and resamples = 0"),
     ],

@@ -1,0 +1,223 @@
+"""Cluster bootstrap: draws of whole clusters, and means and correlations of all draws at once.
+
+A draw is stored as the number of times that it contains each cluster, which is all that matters
+for the statistics below: each is computed from weighted rows instead of resampled ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# Approximate size of a working array, in numbers. Larger problems are done in pieces.
+_PIECE = 2_000_000
+
+
+class Estimate(NamedTuple):
+    """A statistic and its confidence interval; NaN where undefined.
+
+    Attributes:
+        value: The statistic of the data.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+def paired_bootstrap(
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    clusters: Sequence[Hashable],
+    confidence: float = 0.95,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Estimate:
+    """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
+
+    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement,
+    as many as the data have, and the same ones for both sides. Both means of a draw are taken
+    over all rows of its clusters. The interval is the percentile interval of the difference
+    (Efron and Tibshirani, 1993, ch. 13).
+
+    Args:
+        before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.
+        after: Scores, shape (n,), of rows with the same clusters as those of `before`.
+        clusters: Cluster of each row, for example its prefix, shape (n,).
+        confidence: Share of the draws inside the interval, in (0, 1).
+        resamples: Number of draws.
+        seed: Random seed; the same seed gives the same interval.
+
+    Raises:
+        ValueError: The lengths differ, a side has no valid score or an infinite one, there are
+            fewer than two clusters, or `confidence` or `resamples` is out of range.
+    """
+    first = _scores("before", before, len(clusters))
+    second = _scores("after", after, len(clusters))
+    check_options(confidence, resamples)
+    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
+    if len(places) < 2:
+        raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
+    members = np.array([places[cluster] for cluster in clusters])
+    draws = draw_clusters(len(places), resamples, seed)
+    differences = _means(second, members, draws) - _means(first, members, draws)
+    tail = (1 - confidence) / 2
+    low, high = np.nanquantile(differences, [tail, 1 - tail])
+    return Estimate(float(np.nanmean(second) - np.nanmean(first)), float(low), float(high))
+
+
+def check_options(confidence: float, resamples: int) -> None:
+    """Raise a ValueError unless 0 < confidence < 1 and resamples ≥ 1."""
+    if not (0 < confidence < 1 and resamples > 0):
+        raise ValueError(
+            f"confidence = {confidence} and resamples = {resamples}: give a confidence between 0 "
+            "and 1, and 1 or more resamples"
+        )
+
+
+def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
+    """Return how often each draw contains each cluster, shape (resamples, clusters)."""
+    chances = np.full(clusters, 1 / clusters)
+    return np.random.default_rng(seed).multinomial(clusters, chances, size=resamples)
+
+
+def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
+    """Yield how often each draw contains each row, a block of draws at a time.
+
+    Args:
+        draws: Number of times that a draw contains a cluster, shape (draws, clusters).
+        members: Cluster of each row, shape (n,).
+
+    Yields:
+        Shape (block of draws, n).
+    """
+    size = max(1, _PIECE // len(members))
+    for start in range(0, len(draws), size):
+        yield draws[start : start + size, members].astype(np.float64)
+
+
+def weighted_pearson_and_spearman(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Return Pearson's r and Spearman's ρ of each draw.
+
+    Args:
+        x: One side, shape (n,).
+        y: The other side, shape (n,).
+        weights: How often each draw contains each row, shape (draws, n).
+
+    Returns:
+        Shape (draws, 2), NaN where a side is constant within a draw.
+    """
+    pearson = _pearson(x[None], y[None], weights)
+    spearman = _pearson(_ranks(x, weights), _ranks(y, weights), weights)
+    return np.stack([pearson, spearman], axis=1)
+
+
+def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats:
+    """Return Kendall's τ-b of each draw, shape (draws,).
+
+    With d_e the number of times that a draw contains cluster e, and c(i) the cluster of row i,
+    the draw has Σ d_c(i) d_e K_ie more concordant than discordant pairs, summed over rows i and
+    clusters e, where K_ie sums sgn(x_i - x_j) · sgn(y_i - y_j) over the rows j of e. The pairs
+    not tied in x, or in y, are counted in the same way.
+
+    Args:
+        x: One side, shape (n,).
+        y: The other side, shape (n,).
+        members: Cluster of each row, shape (n,).
+        draws: Number of times that a draw contains a cluster, shape (draws, clusters).
+    """
+    order = np.argsort(members, kind="stable")
+    x, y, members = x[order], y[order], members[order]
+    starts = np.searchsorted(members, np.arange(draws.shape[1]))
+    often = draws.astype(np.float32)  # sums of pairs stay below 2^24, exact in float32
+    sums = np.zeros((3, len(draws)))
+    step = max(1, _PIECE // len(x))
+    for first in range(0, len(x), step):
+        rows = slice(first, first + step)
+        signs_x, signs_y = (np.sign(side[rows, None] - side).astype(np.float32) for side in (x, y))
+        for total, pairs in zip(
+            sums, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
+        ):
+            by_clusters = np.add.reduceat(pairs, starts, axis=1)
+            total += (often @ by_clusters.T * draws[:, members[rows]]).sum(axis=1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums[0] / np.sqrt(sums[1] * sums[2]))
+
+
+def rowwise_correlations(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+    """Return Pearson's r, Spearman's ρ and Kendall's τ-b of each row of x with that row of y.
+
+    Args:
+        x: Shape (draws, systems).
+        y: Shape (draws, systems).
+
+    Returns:
+        Three arrays of shape (draws,), NaN where a row is constant.
+    """
+    if not len(x):
+        return (np.empty(0),) * 3
+    ones = np.ones_like(x)
+    pearson = _pearson(x, y, ones)
+    spearman = _pearson(stats.rankdata(x, axis=1), stats.rankdata(y, axis=1), ones)
+    concordance, pairs_x, pairs_y = np.zeros((3, len(x)))
+    for place in range(x.shape[1]):
+        signs_x, signs_y = (np.sign(side - side[:, place, None]) for side in (x, y))
+        concordance += (signs_x * signs_y).sum(axis=1)
+        pairs_x += np.abs(signs_x).sum(axis=1)
+        pairs_y += np.abs(signs_y).sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return pearson, spearman, concordance / np.sqrt(pairs_x * pairs_y)
+
+
+def _scores(name: str, scores: npt.ArrayLike, rows: int) -> Floats:
+    array = np.asarray(scores, dtype=np.float64)
+    if array.shape != (rows,):
+        raise ValueError(
+            f"{name} has shape {array.shape} and clusters has {rows} items: give one of each "
+            "per row"
+        )
+    if np.isnan(array).all() or np.isinf(array).any():
+        raise ValueError(
+            f"{name} has no valid score or an infinite one: give numbers, NaN for failed samples"
+        )
+    return array
+
+
+def _means(scores: Floats, members: Ints, draws: Ints) -> Floats:
+    """Return the mean score of each draw, shape (draws,); NaN if its clusters have no score."""
+    scored = ~np.isnan(scores)
+    sums = np.bincount(members, weights=np.where(scored, scores, 0.0))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(draws @ sums / (draws @ np.bincount(members, weights=scored)))
+
+
+def _pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
+    """Return weighted correlations along the rows of arrays that broadcast to (draws, n)."""
+    total = weights.sum(axis=1, keepdims=True)
+    from_x, from_y = (s - (weights * s).sum(axis=1, keepdims=True) / total for s in (x, y))
+    product = (weights * from_x * from_y).sum(axis=1)
+    deviations = 1.0
+    for side, centred in ((x, from_x), (y, from_y)):
+        deviation = np.sqrt((weights * np.square(centred)).sum(axis=1))
+        # A constant side deviates from its mean by rounding alone.
+        deviation[deviation <= 1e-12 * np.abs(side).max(axis=1) * total[:, 0]] = np.nan
+        deviations = deviations * deviation
+    return np.asarray(product / deviations)
+
+
+def _ranks(values: Floats, weights: Floats) -> Floats:
+    """Return the mean rank of each row among the weighted rows of each draw, shape (draws, n)."""
+    distinct, places = np.unique(values, return_inverse=True)
+    order = np.argsort(places, kind="stable")
+    starts = np.searchsorted(places[order], np.arange(len(distinct)))
+    often = np.add.reduceat(weights[:, order], starts, axis=1)
+    return (often.cumsum(axis=1) - (often - 1) / 2)[:, places]

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.models.tasks import Blank
+from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+
+
+def test_each_sentence_is_blanked_in_turn() -> None:
+    assert coherence_blanks(["One.", "Two.", "Three."]) == [
+        Blank(" ", " Two. Three.", ("One.",), ends=True),
+        Blank("One. ", " Three.", ("Two.",), ends=True),
+        Blank("One. Two. ", " ", ("Three.",), ends=True),
+    ]
+    assert coherence_blanks([]) == []
+
+
+def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
+    assert consistency_blanks("The food was good.", "The food") == [
+        Blank("The food ", "", (" was good.",), ends=False, joined=True),
+        Blank("", "  was good.", ("The food",), ends=False),
+    ]
+
+
+def test_the_text_stands_in_each_prompt() -> None:
+    prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
+    assert relevance_blanks("A meal.", prompts, ["good", "bad"]) == [
+        Blank("A meal. It was ", ".", ("good", "bad"), closing="."),
+        Blank("Just ", "! A meal.", ("good", "bad"), closing="!"),
+    ]
+
+
+@given(
+    st.text(st.sampled_from("a ."), max_size=3), st.permutations(["<gen_result>", "<mask_token>"])
+)
+def test_a_text_may_hold_the_names_of_the_slots(around: str, slots: list[str]) -> None:
+    text = around + "".join(slots) + around
+    for prompt in ("<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"):
+        (blank,) = relevance_blanks(text, [prompt], ["good"])
+        assert {blank.left, blank.right} in ({f"{text} It was ", "."}, {"It was ", f". {text}"})
