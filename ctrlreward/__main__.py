@@ -1,4 +1,4 @@
-"""`python -m ctrlreward`: the command line."""
+"""Entry point of `python -m ctrlreward`."""
 
 from ctrlreward.cli import main
 

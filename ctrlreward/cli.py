@@ -1,4 +1,4 @@
-"""The command line: `ctrlreward COMMAND ...`."""
+"""Command line of the package: `ctrlreward COMMAND ...`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import importlib
 import os
 import sys
 
-# Read once, at the import of these libraries: a run's log is for what the run does.
+# Both libraries read these when they are imported. They keep warnings out of a run's log.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-# Each command is a module with `run(arguments)`, imported only when it is asked for.
+# Each command is a module with `run(arguments)`, which is imported only when it is used.
 COMMANDS = {
-    "train": "runs a training job: train --config FILE [--ckpt_path last]",
-    "score": "scores the texts of a JSONL or CSV file",
-    "meta-eval": "says how well scores agree with human ratings",
-    "compare": "says how well two runs agree (QRA++)",
-    "iwf": "counts a corpus into a table of inverse word frequencies",
+    "train": "run a training job: train --config FILE [--ckpt_path last]",
+    "score": "score the texts of a JSONL, CSV or Parquet file",
+    "meta-eval": "measure how well scores agree with human ratings",
+    "compare": "measure how well two runs agree (QRA++)",
+    "iwf": "compute inverse word frequencies from a corpus",
 }
 
 USAGE = "\n".join(
@@ -24,29 +24,36 @@ USAGE = "\n".join(
         "usage: ctrlreward COMMAND ...",
         "",
         "commands:",
-        *(f"  {name:<11}{what}" for name, what in COMMANDS.items()),
+        *(f"  {name:<11}{description}" for name, description in COMMANDS.items()),
         "",
-        "ctrlreward COMMAND --help lists a command's options.",
+        "Run 'ctrlreward COMMAND --help' to see the options of a command.",
     ]
 )
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point; `arguments` without the program's name."""
+    """Run a command.
+
+    Args:
+        arguments: The command and its options; None takes them from `sys.argv`.
+
+    Raises:
+        SystemExit: With status 2 after an unknown command or a wrong option.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] in (["-h"], ["--help"]):
         print(USAGE)
     elif arguments and arguments[0] in COMMANDS:
         command, *options = arguments
         module = importlib.import_module(f"ctrlreward.commands.{command.replace('-', '_')}")
-        module.run(options if command == "train" else [_spelled(option) for option in options])
+        module.run(options if command == "train" else [_underscored(o) for o in options])
     else:
         print(USAGE, file=sys.stderr)
         raise SystemExit(2)
 
 
-def _spelled(argument: str) -> str:
-    """An option as it is defined, whether with dashes or with underscores; its value as it is."""
+def _underscored(argument: str) -> str:
+    """Replace dashes in an option's name by underscores, and leave its value as it is."""
     option, equals, value = argument.partition("=")
     if not option.startswith("--"):
         return argument

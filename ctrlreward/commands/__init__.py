@@ -1,1 +1,1 @@
-"""The subcommands of `ctrlreward`, a module each with `run(arguments)`."""
+"""Commands of the `ctrlreward` command line, each a module with `run(arguments)`."""

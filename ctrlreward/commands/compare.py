@@ -1,4 +1,4 @@
-"""`ctrlreward compare`: how well two runs, or more, agree (QRA++)."""
+"""Command `ctrlreward compare`: agreement of two or more runs (QRA++)."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ from ctrlreward.functional.reproducibility import (
     compare_tables,
 )
 
-_DESCRIPTION = """How reproducible is a result? Compares runs of the same experiment by QRA++: CV*
-of each metric and its means, correlations, and the share of pairwise findings that are upheld."""
+_DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
+QRA++: CV* of each metric and its means, correlations, and the share of pairwise findings that are
+upheld."""
 
 
 def run(arguments: list[str]) -> None:
-    """Reads the runs, writes the file that was asked for, and prints the comparison."""
+    """Read the runs, write the JSON file if requested, and print the comparison."""
     parser = _parser()
     options = parser.parse_args(arguments)
     names = [options.run_a, options.run_b, *options.runs]
     with user_errors(parser):
         runs = [read_run(name, options.system_columns, options.metric_columns) for name in names]
-        comparison = compare(runs, options.metrics)
+        comparison = compare_runs(runs, options.metrics)
         if options.output:
             write_whole(Path(options.output), to_json(comparison))
     print_comparison(plain_console(), comparison)
 
 
-def compare(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
-    """Compares runs study by study, and curve by curve.
+def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
+    """Compare runs study by study and curve by curve.
 
     Args:
         runs: Two or more.
-        patterns: Which metrics, as file names are matched: `score/*`.
+        patterns: Metrics to compare, as patterns of file names: `score/*`.
 
     Raises:
-        ValueError: The runs have no study in common, or in one of them no metric.
+        ValueError: The runs have no study in common, or a study has no metric in common.
     """
-    every = list(dict.fromkeys(study for run in runs for study in run.studies))
-    shared = [study for study in every if all(study in run.studies for run in runs)]
+    all_studies = list(dict.fromkeys(study for run in runs for study in run.studies))
+    shared = [study for study in all_studies if all(study in run.studies for run in runs)]
     if not shared:
-        raise ValueError(f"the runs have no study in common; there are {', '.join(every)}")
+        raise ValueError(f"the runs have no study in common: there are {', '.join(all_studies)}")
     studies = {
         study: compare_tables([_matching(run.studies[study], patterns) for run in runs])
         for study in shared
@@ -65,32 +66,37 @@ def compare(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison
         for metric in metrics
         if all(metric in run.curves for run in runs)
     }
-    return Comparison(runs, studies, curves, [study for study in every if study not in shared])
+    missing = [study for study in all_studies if study not in shared]
+    return Comparison(runs, studies, curves, missing)
 
 
 def to_json(comparison: Comparison) -> str:
-    """Everything that was compared, NaN as null."""
+    """Encode a comparison as JSON; NaN is null."""
     content = {
         "runs": [run.name for run in comparison.runs],
-        "studies": {study: asdict(found) for study, found in comparison.studies.items()},
+        "studies": {study: asdict(agreement) for study, agreement in comparison.studies.items()},
         "curves": comparison.curves,
         "missing_studies": list(comparison.missing),
     }
-    return json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_json_value(content), indent=2, ensure_ascii=False) + "\n"
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="ctrlreward compare", description=_DESCRIPTION)
-    where = (
-        "CSV file (system, metric, value; or one system a row), JSON file ({system: {metric: "
-        "value}}) or a logger's folder (HistoryLogger, CSVLogger, W&B); FILE.csv:column=value "
-        "takes some rows of a file"
+    run_help = (
+        "a CSV file (columns system, metric and value, or one system per row), a JSON file "
+        "({system: {metric: value}}) or the folder of a logger (HistoryLogger, CSVLogger, W&B); "
+        "FILE.csv:column=value selects rows of a file"
     )
-    parser.add_argument("run_a", metavar="RUN_A", type=str, help=where)
+    parser.add_argument("run_a", metavar="RUN_A", type=str, help=run_help)
     parser.add_argument("run_b", metavar="RUN_B", type=str, help="a run of the same experiment")
-    parser.add_argument("--runs", nargs="+", type=str, default=[], help="further runs")
+    parser.add_argument("--runs", nargs="+", type=str, default=[], help="more runs to compare")
     parser.add_argument(
-        "--metrics", nargs="+", type=str, default=["*"], help="which ones: 'score/*' 'after/*'"
+        "--metrics",
+        nargs="+",
+        type=str,
+        default=["*"],
+        help="metrics to compare, by name or pattern: 'score/*' 'after/*'",
     )
     parser.add_argument(
         "--system_columns",
@@ -106,27 +112,25 @@ def _parser() -> ArgumentParser:
         default=["metric"],
         help="columns of a long CSV file that together name a metric",
     )
-    parser.add_argument("--output", type=str | None, default=None, help="writes a JSON file")
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
     return parser
 
 
 def _matching(table: Table, patterns: Sequence[str]) -> Table:
     kept = {m: c for m, c in table.items() if any(fnmatchcase(m, p) for p in patterns)}
     if not kept:
-        raise ValueError(
-            f"no metric is named {' or '.join(patterns)}: there are {', '.join(table)}"
-        )
+        raise ValueError(f"no metric matches {' or '.join(patterns)}: there are {', '.join(table)}")
     return kept
 
 
-def _plain(value: Any) -> Any:
-    """What JSON has words for: objects for named tuples, null for NaN."""
+def _json_value(value: Any) -> Any:
+    """Convert named tuples to objects, and NaN and infinity to null."""
     if isinstance(value, Findings):
         value = {**value._asdict(), "share": value.share}
     elif isinstance(value, Correlation | Gap):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _json_value(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""`ctrlreward meta-eval`: how well scores agree with human ratings."""
+"""Command `ctrlreward meta-eval`: agreement of scores with human ratings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,23 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, auto_cli
 
-import ctrlreward.scorers  # noqa: F401 — so that scorers are known by their short names
-from ctrlreward.commands.meta_report import Outputs, fit_halves, report, report_halves, score_rated
+import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.commands.formats.rated_files import Rated, read_ctc, read_ctrleval, read_li2018
+from ctrlreward.commands.formats.tables import (
+    Columns,
+    Row,
+    number_column,
+    read_rows,
+    to_samples,
+)
+from ctrlreward.commands.meta_report import (
+    Outputs,
+    fit_gm_held_out,
+    report_correlations,
+    report_gm_fit,
+    score_rated,
+)
 from ctrlreward.commands.score import name_components
-from ctrlreward.commands.formats.tables import Columns, Record, numbers, read_records, to_samples
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
@@ -22,14 +34,17 @@ from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.transfer import TransferQuality
 
+_DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
+ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 %% intervals."""
+
 
 def run(arguments: list[str]) -> None:
-    """Scores a rated file and says how well the scores agree with the ratings."""
+    """Score a rated file, and report the correlations of scores and ratings."""
     commands: dict[str, Any] = {"ctrleval": ctrleval, "ctc": ctc, "li2018": li2018, "rated": rated}
     prog = "ctrlreward meta-eval"
     given = ["--fit_gm=true" if argument == "--fit_gm" else argument for argument in arguments]
     with user_errors(ArgumentParser(prog=prog)):
-        auto_cli(commands, args=given, prog=prog, description=__doc__, as_positional=False)
+        auto_cli(commands, args=given, prog=prog, description=_DESCRIPTION, as_positional=False)
 
 
 def ctrleval(
@@ -46,27 +61,27 @@ def ctrleval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> None:
-    """CTRLEval's aspects on a file of its form: label, prefix, text and the three ratings.
+    """Evaluate CTRLEval on its rated files (label, prefix, text and three ratings).
 
     Args:
-        data: Tab-separated, without a header, such as data_senti.txt.
-        task: Whose labels the file has: sentiment, topic, or a YAML file.
-        model: Local folder, hub id or short name of an encoder-decoder or decoder-only model.
-        iwf: Table of inverse word frequencies; by default those of the wordfreq package.
-        device: Where the model runs.
-        dtype: float32, bfloat16 or float16; by default what suits the device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
-        output: File for the correlations, .json.
-        scores: File for the scores of each row, .jsonl, .csv or .parquet.
-        plot: File for scatter plots, .png.
-        resamples: Draws of the bootstrap for the 95 % intervals.
-        seed: Of the draws.
+        data: Tab-separated file without a header, such as data_senti.txt.
+        task: Task that defines the file's labels: sentiment, topic, or a YAML file.
+        model: Encoder-decoder or decoder-only model: a local folder, Hugging Face id or short name.
+        iwf: Table of inverse word frequencies; by default from the wordfreq package.
+        device: Device of the model.
+        dtype: float32, bfloat16 or float16; by default chosen for the device.
+        batch_tokens: Token budget of a forward pass; by default chosen for the device.
+        output: JSON file for the correlations.
+        scores: File for the scores of each row: .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
     """
     outputs = Outputs(output, scores, plot, resamples, seed)
     scorer = CTRLEval(model, task, iwf=iwf, device=device, dtype=dtype, batch_tokens=batch_tokens)
     file = read_ctrleval(data)
     components = name_components([scorer], None)
-    report(file, score_rated(file, components, outputs), components, outputs)
+    report_correlations(file, score_rated(file, components, outputs), components, outputs)
 
 
 def ctc(
@@ -84,39 +99,40 @@ def ctc(
     resamples: int = 1000,
     seed: int = 0,
 ) -> None:
-    """CTC's aspects on its rated files: dialog responses (persona_chat) or summaries (qags_xsum).
+    """Evaluate CTC on its rated files (dialog responses or summaries).
 
-    Of responses, engagingness and groundedness are judged as sums over tokens, as in the paper,
-    and also as means over tokens, unless `--aggregate` is given.
+    Engagingness and groundedness of responses are evaluated as sums over tokens, as in the paper,
+    and also as means over tokens (`engagingness_mean`), unless `--aggregate` is given.
 
     Args:
-        data: A JSON list, such as persona_chat.json or qags_xsum.json.
-        model: Local folder, hub id or short name: an encoder, or an aligner trained for `method`.
-        method: embedding, discriminative or regression.
-        stop_words: File of the words that engagingness and groundedness leave out, one a line.
-        aggregate: mean or sum; by default the paper's for each aspect.
-        device: Where the model runs.
-        dtype: float32, bfloat16 or float16; by default what suits the device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
-        output: File for the correlations, .json.
-        scores: File for the scores of each row, .jsonl, .csv or .parquet.
-        plot: File for scatter plots, .png.
-        resamples: Draws of the bootstrap for the 95 % intervals.
-        seed: Of the draws.
+        data: JSON list, such as persona_chat.json or qags_xsum.json.
+        model: Encoder, or aligner trained for the method: a local folder, Hugging Face id or short
+            name.
+        method: Alignment method: embedding, discriminative or regression.
+        stop_words: File of words that engagingness and groundedness ignore, one per line.
+        aggregate: mean or sum over tokens; by default the paper's choice for each aspect.
+        device: Device of the model.
+        dtype: float32, bfloat16 or float16; by default chosen for the device.
+        batch_tokens: Token budget of a forward pass; by default chosen for the device.
+        output: JSON file for the correlations.
+        scores: File for the scores of each row: .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
     """
     outputs = Outputs(output, scores, plot, resamples, seed)
     file = read_ctc(data)
     dialog = file.samples.histories is not None
     aspects = ("engagingness", "groundedness") if dialog else ("consistency",)
 
-    def alignment(how: str | None) -> Alignment:
-        return Alignment(aspects, model, method, stop_words, how, device, dtype, batch_tokens)
+    def alignment(fold: str | None) -> Alignment:
+        return Alignment(aspects, model, method, stop_words, fold, device, dtype, batch_tokens)
 
     components = name_components([alignment(aggregate)], None)
     if dialog and aggregate is None:
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
-    report(file, score_rated(file, components, outputs), components, outputs)
+    report_correlations(file, score_rated(file, components, outputs), components, outputs)
 
 
 def li2018(
@@ -136,29 +152,29 @@ def li2018(
     resamples: int = 1000,
     seed: int = 0,
 ) -> None:
-    """Preservation, and GM with its parts, on the rated style transfers of Li et al. (2018).
+    """Evaluate preservation and GM on the rated style transfers of Li et al. (2018).
 
     Args:
         data: Their rated sentences, human_ratings_yelp.csv.
-        classifier: Local folder or hub id of a style classifier with the labels positive and
-            negative; without one, only preservation is judged.
-        model: Language model of the perplexity.
-        similarity: Sentence encoder of the similarity.
-        aligner: Model of preservation: an encoder, or an aligner trained for `method`.
-        method: How it aligns: embedding, discriminative or regression.
-        fit_gm: Also learn the thresholds of GM from one half of the items (every other one), and
-            compare them with the paper's on the other half.
-        device: Where the models run.
-        dtype: float32, bfloat16 or float16; by default what suits the device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
-        output: File for the correlations, .json.
-        scores: File for the scores of each row, .jsonl, .csv or .parquet.
-        plot: File for scatter plots, .png.
-        resamples: Draws of the bootstrap for the 95 % intervals.
-        seed: Of the draws, and of the search for thresholds.
+        classifier: Style classifier with the labels positive and negative: a local folder or
+            Hugging Face id. Without one, only preservation is evaluated.
+        model: Language model for the perplexity.
+        similarity: Sentence encoder for the similarity.
+        aligner: Model for preservation: an encoder, or an aligner trained for the method.
+        method: Alignment method: embedding, discriminative or regression.
+        fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
+            with the paper's on the rest.
+        device: Device of the models.
+        dtype: float32, bfloat16 or float16; by default chosen for the device.
+        batch_tokens: Token budget of a forward pass; by default chosen for the device.
+        output: JSON file for the correlations.
+        scores: File for the scores of each row: .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap, and of the search for thresholds.
     """
     if fit_gm and classifier is None:
-        raise ValueError("--fit-gm takes a --classifier")
+        raise ValueError("--fit-gm needs GM: give a --classifier")
     outputs = Outputs(output, scores, plot, resamples, seed)
     scorers: list[Scorer] = [
         Alignment(
@@ -180,12 +196,12 @@ def li2018(
         )
     file = read_li2018(data)
     components = name_components(scorers, None)
-    for name in ("accuracy", "log_likelihood"):  # what GM does not look at
+    for name in ("accuracy", "log_likelihood"):  # not inputs of GM
         components.pop(name, None)
     values = score_rated(file, components, outputs)
-    record = report(file, values, components, outputs)
+    record = report_correlations(file, values, components, outputs)
     if fit_gm:
-        report_halves(fit_halves(file, values, seed), record, outputs)
+        report_gm_fit(fit_gm_held_out(file, values, seed), record, outputs)
 
 
 def rated(
@@ -203,56 +219,57 @@ def rated(
     resamples: int = 1000,
     seed: int = 0,
 ) -> None:
-    """Any scores on a rated file of your own.
+    """Evaluate any scores on your own rated file.
 
     Args:
-        data: A file that ends in .jsonl, .csv or .parquet.
+        data: The texts and ratings: a .jsonl, .csv or .parquet file.
         ratings: Columns of the ratings: `--ratings=[fluency,overall]`.
-        scorers: What to score, by class and options, as in `ctrlreward score`.
-        names: A name for each scorer, put before those of its scores with a dot.
-        metrics: Columns of scores that the file has already, such as those that `ctrlreward
-            score` wrote, to be judged as well.
-        columns: Which column of the file holds what.
-        cluster: Column of what rows that are alike have in common, such as a prefix or document.
-        system: Column of the system that wrote each text.
-        output: File for the correlations, .json.
-        scores: File for the scores of each row, .jsonl, .csv or .parquet.
-        plot: File for scatter plots, .png.
-        resamples: Draws of the bootstrap for the 95 % intervals.
-        seed: Of the draws.
+        scorers: The scorers and their options, as in `ctrlreward score`.
+        names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
+        metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
+        columns: Column names of the file.
+        cluster: Column that related rows share, such as a prefix or document; the bootstrap draws
+            clusters.
+        system: Column of the system that wrote each text, for correlations at system level.
+        output: JSON file for the correlations.
+        scores: File for the scores of each row: .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
     """
     if not (ratings and (scorers or metrics)):
-        raise ValueError("give --ratings, and --scorers or --metrics (columns of the file) or both")
+        raise ValueError("give --ratings, and --scorers, --metrics (columns of the file) or both")
     if scores and not scorers:
-        raise ValueError("--scores takes --scorers: the file has its --metrics already")
+        raise ValueError("--scores needs --scorers: the file already has its --metrics")
     outputs = Outputs(output, scores, plot, resamples, seed)
-    records = read_records(data)
-    found = {name: numbers(records, name) for name in metrics or ()}
+    rows = read_rows(data)
+    existing = {name: number_column(rows, name) for name in metrics or ()}
     components = name_components(scorers, names) if scorers else {}
-    twice = sorted(found.keys() & components.keys())
-    if twice:
-        raise ValueError(f"{', '.join(twice)} is both a column and a score: give --names")
+    duplicates = sorted(existing.keys() & components.keys())
+    if duplicates:
+        raise ValueError(f"{', '.join(duplicates)} is both a column and a score: give --names")
     file = Rated(
         data.name,
-        to_samples(records, columns) if scorers else Samples([""] * len(records)),  # none is read
-        {name: numbers(records, name) for name in ratings},
-        _clusters(records, cluster) if cluster else None,
-        _systems(records, system) if system else None,
+        to_samples(rows, columns) if scorers else Samples([""] * len(rows)),  # texts are not used
+        {name: number_column(rows, name) for name in ratings},
+        _clusters(rows, cluster) if cluster else None,
+        _optional_cells(rows, system) if system else None,
     )
-    report(file, found | score_rated(file, components, outputs), components, outputs)
+    values = existing | score_rated(file, components, outputs)
+    report_correlations(file, values, components, outputs)
 
 
-def _clusters(records: list[Record], name: str) -> tuple[str, ...]:
-    column = _systems(records, name)
-    for row, cluster in enumerate(column):
+def _clusters(rows: list[Row], name: str) -> tuple[str, ...]:
+    column = _optional_cells(rows, name)
+    for i, cluster in enumerate(column):
         if cluster is None:
-            raise ValueError(f"{name}[{row}] is empty: give each row its cluster")
+            raise ValueError(f"{name}[{i}] is empty: give each row its cluster")
     return tuple(str(cluster) for cluster in column)
 
 
-def _systems(records: list[Record], name: str) -> tuple[str | None, ...]:
-    """The cells as text; None where a row has none."""
-    if not any(name in record for record in records):
-        raise ValueError(f"there is no column {name!r}: the file has {', '.join(records[0])}")
-    cells = (record.get(name) for record in records)
+def _optional_cells(rows: list[Row], name: str) -> tuple[str | None, ...]:
+    """Return a column as strings; None for rows that lack it or have an empty cell."""
+    if not any(name in row for row in rows):
+        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+    cells = (row.get(name) for row in rows)
     return tuple(None if cell in ("", None) else str(cell) for cell in cells)

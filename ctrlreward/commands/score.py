@@ -1,43 +1,46 @@
-"""`ctrlreward score`: scores the texts of a file."""
+"""Command `ctrlreward score`: scores for a file of texts."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jsonargparse import ArgumentParser
+from rich.table import Table
 
-import ctrlreward.scorers  # so that scorers are known by their short names
-from ctrlreward.commands.chunked_scoring import ScoreLog, alone, score_in_chunks, summary
+import ctrlreward.scorers  # lets the parser accept scorers by their short names
+from ctrlreward.commands.chunked_scoring import ScoreLog, output_lock, score_in_chunks
 from ctrlreward.commands.formats.tables import (
     Columns,
-    Record,
+    Row,
     check_suffix,
-    encode,
-    parse_records,
-    read_records,
+    encode_rows,
+    parse_rows,
+    read_rows,
     to_samples,
 )
-from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
+from ctrlreward.scorers.base import Scores
 
-# Where, in what portions and how a scorer runs may change between a run and its continuation.
+# Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
 
 
 def run(arguments: list[str]) -> None:
-    """Scores a file, or goes on with one that was cut off."""
+    """Score a file, or resume an interrupted run."""
     parser = ArgumentParser(
         prog="ctrlreward score",
         parser_mode="yaml",
-        description="Scores the texts of a JSONL, CSV or Parquet file. A run that was cut off goes "
-        "on where it stopped when the same command is given again.",
+        description="Score the texts of a JSONL, CSV or Parquet file. Repeat the command to resume "
+        "an interrupted run.",
     )
-    parser.add_argument("--config", action="config", help="options as a YAML file")
+    parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
     config = parser.parse_args(arguments)
     identity = _identity(config.as_dict()["scorers"])
@@ -57,80 +60,80 @@ def score_file(
     chunk: int = 256,
     identity: Any = None,
 ) -> None:
-    """Scores the texts of a file.
+    """Score the texts of a file and print a summary.
 
     Args:
-        input: A file that ends in .jsonl, .csv or .parquet; its columns are carried through.
-        output: The same with scores, .jsonl, .csv or .parquet. What is scored until then lies in
-            OUTPUT.partial.jsonl.
-        scorers: What to score, by class and options: `--scorers+=CTRLEval --scorers.task=topic
-            --scorers+=Perplexity`, or as a list in the YAML file.
-        names: A name for each scorer, put before those of its scores with a dot: for two scorers
-            whose scores have the same names.
-        columns: Which column of the file holds what.
-        chunk: Rows that are scored, and stored, at a time.
-        identity: What the scorers are, for a run that goes on.
+        input: The texts: a .jsonl, .csv or .parquet file.
+        output: File for the input's columns and the scores: .jsonl, .csv or .parquet. Until it is
+            complete, scores are kept in OUTPUT.partial.jsonl.
+        scorers: The scorers and their options: `--scorers+=CTRLEval --scorers.task=topic
+            --scorers+=Perplexity`, or a list in the YAML file.
+        names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
+            Needed where two scorers have scores of the same name.
+        columns: Column names of the input file.
+        chunk: Rows to score before their scores are saved.
+        identity: Configuration of the scorers, which a resumed run must share.
 
     Raises:
-        ValueError: Two scores, or a score and a column of the input, have the same name; or a run
-            can't go on because input, columns or scorers have changed; or the output is there and
-            is not that of this input; or another process is writing it.
+        ValueError: Two scores, or a score and a column of the input, have the same name; the run
+            can't be resumed because the input, the columns or the scorers have changed; the output
+            exists and does not belong to this input; or another process is writing it.
     """
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give a positive number of rows")
     check_suffix(output)
     components = name_components(scorers, names)
     content = input.read_bytes()
-    records = parse_records(content, input)
-    samples = to_samples(records, columns)
-    taken = [name for name in components if any(name in record for record in records)]
-    if taken:
-        raise ValueError(
-            f"{input} has columns that are named like scores, {', '.join(taken)}: give the scorers "
-            "--names, one each, which are put before the names of their scores"
-        )
-    carried = encode(output.suffix, records, {})  # what can't be stored fails before it is scored
+    rows = parse_rows(content, input)
+    samples = to_samples(rows, columns)
+    _refuse_score_columns(input, rows, components)
+    carried = encode_rows(output.suffix, rows, {})  # raises before scoring, not after it
     partial = output.with_name(f"{output.name}.partial.jsonl")
-    with alone(output):
+    with output_lock(output):
         if output.exists() and not partial.exists():
-            _require_finished(output, parse_records(carried, output), components)
+            _require_complete(output, parse_rows(carried, output), components)
             print(
-                f"{output} is finished: delete it to score {input} again, as with other --columns "
-                "or other options of the scorers, which are not compared"
+                f"{output} is already complete: delete it to score {input} again. Changes of "
+                "--columns or of the scorers' options are not detected"
             )
             return
-        run = {
+        settings = {
             "input": hashlib.sha256(content).hexdigest(),
             "columns": asdict(columns),
             "scorers": [identity, list(components)],
         }
-        scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, run))
-        write_whole(output, encode(output.suffix, records, scores))
+        scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, settings))
+        write_whole(output, encode_rows(output.suffix, rows, scores))
         partial.unlink()
-    specs = {name: component.spec for name, component in components.items()}
-    plain_console().print(summary(scores, specs))
+    plain_console().print(_means_table(scores, components))
 
 
 def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> dict[str, Component]:
-    """All scores of the scorers by their names, or by `scorer's name.score's name`.
+    """Return all scores of some scorers by name.
+
+    Args:
+        scorers: One or more.
+        names: One per scorer, for keys such as `"small.coherence"`; None uses the scores' own
+            names.
 
     Raises:
-        ValueError: There is no scorer, not one name each, or two scores have the same name.
+        ValueError: There are no scorers, not one distinct name per scorer, or two scores have the
+            same name.
     """
     if not scorers:
-        raise ValueError(f"scorers is empty: give some of {', '.join(_known_scorers())}")
+        raise ValueError(f"scorers is empty: give one or more of {', '.join(_known_scorers())}")
     if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
         raise ValueError(
-            f"names = {list(names)} for {len(scorers)} scorers: give each one of its own"
+            f"names = {list(names)} for {len(scorers)} scorers: give one distinct name per scorer"
         )
     components: dict[str, Component] = {}
-    for place, scorer in enumerate(scorers):
+    for position, scorer in enumerate(scorers):
         for score in scorer.specs:
-            name = f"{names[place]}.{score}" if names else score
+            name = f"{names[position]}.{score}" if names else score
             if name in components:
                 raise ValueError(
-                    f"two scorers have a score {name!r}: give them --names, one each, which are "
-                    "put before the names of their scores"
+                    f"two scorers have a score {name!r}: give --names, one per scorer, to prefix "
+                    "the names of their scores"
                 )
             components[name] = scorer[score]
     return components
@@ -142,7 +145,7 @@ def _known_scorers() -> list[str]:
 
 
 def _identity(configuration: Any) -> Any:
-    """A configuration without what does not change the scores."""
+    """Drop the options that don't change the scores from a configuration."""
     if isinstance(configuration, dict):
         return {k: _identity(v) for k, v in configuration.items() if k not in _NOT_IDENTITY}
     if isinstance(configuration, list | tuple):
@@ -150,23 +153,56 @@ def _identity(configuration: Any) -> Any:
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
 
 
-def _require_finished(
-    output: Path, carried: list[Record], components: dict[str, Component]
+def _refuse_score_columns(
+    path: Path, rows: Sequence[Row], components: Mapping[str, Component]
 ) -> None:
-    """Raises where a file has not the scores, or not the columns that the input would give it."""
-    found = read_records(output)
-    lacking = [name for name in components if name not in found[0]]
-    if lacking or len(found) != len(carried):
+    """Raise if a column of the input has the name of a score."""
+    taken = [name for name in components if any(name in row for row in rows)]
+    if taken:
         raise ValueError(
-            f"{output} exists and is no finished output of this command: it has {len(found)} "
-            f"rows for {len(carried)} and lacks {', '.join(lacking) or 'no score'}. Name another "
-            "file, or delete it"
+            f"{path} already has columns with the names of scores ({', '.join(taken)}): give "
+            "--names, one per scorer, to prefix the names of their scores"
         )
-    for place, (row, wanted) in enumerate(zip(found, carried, strict=True)):
-        for name, value in wanted.items():
-            if repr(row.get(name)) != repr(value):  # as text, in which NaN is like NaN
+
+
+def _require_complete(
+    output: Path, carried: Sequence[Row], components: Mapping[str, Component]
+) -> None:
+    """Raise if an existing output lacks scores or was made from another input.
+
+    Args:
+        output: The existing file.
+        carried: Rows of the input as they would be read back from the output.
+        components: The scores that the output must have.
+    """
+    existing = read_rows(output)
+    lacking = [name for name in components if name not in existing[0]]
+    if lacking or len(existing) != len(carried):
+        raise ValueError(
+            f"{output} exists but is not a complete output of this command: it has "
+            f"{len(existing)} of {len(carried)} rows and lacks {', '.join(lacking) or 'no score'}. "
+            "Give another output, or delete it"
+        )
+    for i, (row, expected) in enumerate(zip(existing, carried, strict=True)):
+        for name, value in expected.items():
+            if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
                 raise ValueError(
-                    f"{output} exists and was made from other rows: {name}[{place}] is "
-                    f"{row.get(name)!r} in it, and would be {value!r}. Name another file, or "
-                    "delete it to score anew"
+                    f"{output} exists but was made from other rows: {name}[{i}] is "
+                    f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
+                    "score again"
                 )
+
+
+def _means_table(scores: Mapping[str, Scores], components: Mapping[str, Component]) -> Table:
+    """Return a table of each score's direction, mean and number of failed rows."""
+    table = Table(title="Means (↑ higher is better, ↓ lower is better)")
+    table.add_column("score")
+    for heading in ("mean", "rows", "failed"):
+        table.add_column(heading, justify="right")
+    for name, values in scores.items():
+        scored = values[~np.isnan(values)]
+        mean = f"{scored.mean():.4f}" if len(scored) else "–"
+        failed = len(values) - len(scored)
+        label = f"{name} {direction_arrow(components[name].spec)}"
+        table.add_row(label, mean, str(len(values)), str(failed))
+    return table

@@ -1,4 +1,4 @@
-"""What all commands do at the terminal: errors in a line, and output as it is."""
+"""Terminal output that all commands share: one-line errors, plain text, score directions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
+from ctrlreward.scorers.base import ScoreSpec
+
 
 @contextmanager
 def user_errors(parser: ArgumentParser) -> Iterator[None]:
-    """Ends the process as a wrong option does, where what the user gave can't be used."""
+    """Print errors in the user's input as the parser prints a wrong option, and exit with 2."""
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -19,9 +21,14 @@ def user_errors(parser: ArgumentParser) -> Iterator[None]:
 
 
 def plain_console(width: int | None = None) -> Console:
-    """A console that prints names as they are: `acc[train]` and `x:a:` are no markup.
+    """Return a console that prints names such as `acc[train]` and `x:a:` without markup.
 
     Args:
-        width: None for the terminal's.
+        width: Columns; None takes the terminal's width.
     """
     return Console(width=width, markup=False, emoji=False, highlight=False)
+
+
+def direction_arrow(spec: ScoreSpec) -> str:
+    """Return ↑ for a score where higher is better, else ↓."""
+    return "↑" if spec.higher_is_better else "↓"

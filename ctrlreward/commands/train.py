@@ -1,4 +1,4 @@
-"""`ctrlreward train`: runs a training job from a YAML file."""
+"""Command `ctrlreward train`: a training job from a YAML file."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from transformers.utils import logging as transformers_logging
 
-# What would be said at every start and asks nothing of the user.
+# Warnings at every start that a user can do nothing about.
 _KNOWN_WARNINGS = (
-    ".*args parameter is intended to run.*",  # the command's name is taken off first
-    ".*does not have many workers.*",  # prompts need none
-    ".*overridden `transfer_batch_to_device`.*",  # text stays where it is
+    ".*args parameter is intended to run.*",  # the command's name is already removed
+    ".*does not have many workers.*",  # prompts need no worker processes
+    ".*overridden `transfer_batch_to_device`.*",  # batches of text stay on the CPU
     ".*is_gradient_checkpointing.*",  # between transformers and Lightning
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
 
 
 class TrainCLI(LightningCLI):
-    """Lightning's command line for `Trainer.fit`, with any model, data and callbacks by name."""
+    """Lightning's command line for `Trainer.fit`, with model, data and callbacks by class path."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Adds where to go on from."""
+        """Add `--ckpt_path`."""
         parser.add_argument(
             "--ckpt_path",
             type=str | None,
             default=None,
-            help="a checkpoint to go on from; 'last' for the run's own last one",
+            help="checkpoint to resume from; 'last' is the last one of this run",
         )
 
 
 def build(arguments: list[str]) -> TrainCLI:
-    """Trainer, model and data of `ctrlreward train` with these arguments; nothing is run."""
+    """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
     return TrainCLI(
         args=arguments,
         run=False,
@@ -46,14 +46,14 @@ def build(arguments: list[str]) -> TrainCLI:
 
 
 def run(arguments: list[str]) -> None:
-    """Runs a training job.
+    """Run a training job.
 
     Raises:
-        SystemExit: 143 where a SIGTERM ended it: Lightning alone would say that all went well.
+        SystemExit: With status 143 after a SIGTERM, where Lightning alone would exit with 0.
     """
     for message in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    transformers_logging.disable_progress_bar()  # loading takes a second
+    transformers_logging.disable_progress_bar()  # models load in a second
     cli = build(arguments)
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)

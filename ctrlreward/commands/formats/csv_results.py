@@ -1,4 +1,4 @@
-"""CSV files of results, long (one value a row) or wide (one system a row)."""
+"""CSV files of results: long (one value per row) or wide (one system per row)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from math import nan
 from pathlib import Path
 from typing import TypeAlias
 
-from ctrlreward.commands.formats.parsing import CsvRow, decode, parse_csv
+from ctrlreward.commands.formats.parsing import CsvRow, decode_utf8, parse_csv
 from ctrlreward.functional.reproducibility import Table
 
+SINGLE_SYSTEM = "run"  # name of the system where the results name none
+
 # Line number, study, metric, system, value.
-_Cell: TypeAlias = tuple[int, str, str, str, float]
+_Result: TypeAlias = tuple[int, str, str, str, float]
 
 _SELECTION = re.compile(r"(?P<file>.+\.csv):(?P<cells>[^/\\=]+=[^=]*(?:,[^/\\=]+=[^=]*)*)")
 _STUDY = "study"
 
 
 def split_selection(name: str) -> tuple[Path, dict[str, str]]:
-    """The path of `FILE.csv:column=value,…`, and the values that its rows must have."""
+    """Split `FILE.csv:column=value,…` into the path and the values of the rows to keep."""
     match = _SELECTION.fullmatch(name)
     if match is None or Path(name).exists():
         return Path(name), {}
@@ -27,96 +29,104 @@ def split_selection(name: str) -> tuple[Path, dict[str, str]]:
     return Path(match["file"]), {column.strip(): value.strip() for column, value in cells}
 
 
-def read_csv(path: Path, wanted: Mapping[str, str]) -> tuple[list[str], list[CsvRow]]:
-    """The header, and the rows that have the wanted cells.
+def read_selected_rows(path: Path, selection: Mapping[str, str]) -> tuple[list[str], list[CsvRow]]:
+    """Read the header of a CSV file and the rows that match a selection.
+
+    Args:
+        path: The file.
+        selection: Values that a row must have, by column.
 
     Raises:
-        ValueError: The file is no CSV, it lacks a column, or no row is wanted.
+        ValueError: The file is not CSV, lacks a column of the selection, or no row matches.
     """
-    header, rows = parse_csv(decode(path.read_bytes(), path), path)
-    for column in wanted:
-        _check_column(path, header, column)
-    kept = [(n, row) for n, row in rows if all(row[c] == value for c, value in wanted.items())]
+    header, rows = parse_csv(decode_utf8(path.read_bytes(), path), path)
+    for column in selection:
+        _require_column(path, header, column)
+    kept = [(n, row) for n, row in rows if all(row[c] == v for c, v in selection.items())]
     if not kept:
-        asked = ", ".join(f"{column} = {value}" for column, value in wanted.items())
-        raise ValueError(f"{path} has no row{' with ' + asked if asked else ' beside the header'}")
+        condition = ", ".join(f"{column} = {value}" for column, value in selection.items())
+        where = f"with {condition}" if condition else "below the header"
+        raise ValueError(f"{path} has no rows {where}")
     return header, kept
 
 
-def studies(
+def to_studies(
     path: Path,
     header: Sequence[str],
     rows: Sequence[CsvRow],
     system_columns: Sequence[str],
     metric_columns: Sequence[str],
-    single: str,
 ) -> Mapping[str, Table]:
-    """Study → metric → system → value.
+    """Arrange the results of a file as study → metric → system → value.
 
-    A file with the column `value` is long: a row is one value. Any other is wide: a row is one
-    system, and each column that names neither system nor study is a metric.
+    A file with a column `value` is long: each row is one value. Any other file is wide: each row is
+    one system, and each column that names neither system nor study is a metric. A column `study`
+    is optional in both.
 
     Args:
-        path: Of the file, for errors.
+        path: The file, for errors.
         header: Its columns.
         rows: Its rows.
-        system_columns: Together they name the system.
-        metric_columns: Together they name the metric, where the file is long.
-        single: The system's name where there is no column for it.
+        system_columns: Columns whose cells, joined by spaces, name the system. The default
+            `("system",)` may be missing; the system is then `SINGLE_SYSTEM`.
+        metric_columns: Columns of a long file whose cells, joined by spaces, name the metric.
 
     Raises:
-        ValueError: A column is absent, a value is no number, or a value is there twice.
+        ValueError: A column is missing, a value is not a number, or two rows have values for the
+            same study, metric and system.
     """
     if tuple(system_columns) == ("system",) and "system" not in header:
         system_columns = ()
-    for column in (*system_columns, *(metric_columns if "value" in header else ())):
-        _check_column(path, header, column)
-    cells = _long if "value" in header else _wide
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    is_long = "value" in header
+    for column in (*system_columns, *(metric_columns if is_long else ())):
+        _require_column(path, header, column)
+    if is_long:
+        results = _long_results(path, rows, system_columns, metric_columns)
+    else:
+        results = _wide_results(path, rows, system_columns)
+    studies: dict[str, dict[str, dict[str, float]]] = {}
     lines: dict[tuple[str, str, str], int] = {}
-    for line, study, metric, system, value in cells(path, rows, system_columns, metric_columns):
-        system = system or single
+    for line, study, metric, system, value in results:
+        system = system or SINGLE_SYSTEM
         first = lines.setdefault((study, metric, system), line)
         if first != line:
             raise ValueError(
-                f"{path}:{line} gives {metric!r} of {system!r} again, after line {first}: name "
-                f"the columns that tell them apart with --system_columns or --metric_columns "
-                f"(there are {', '.join(header)}), or take rows with {path}:column=value"
+                f"{path}:{line} repeats {metric!r} of {system!r} from line {first}: name the "
+                f"columns that distinguish them with --system_columns or --metric_columns (of "
+                f"{', '.join(header)}), or select rows with {path}:column=value"
             )
-        found.setdefault(study, {}).setdefault(metric, {})[system] = value
-    return found
+        studies.setdefault(study, {}).setdefault(metric, {})[system] = value
+    return studies
 
 
-def number(path: Path, line: int, column: str, text: str) -> float:
-    """The number in a cell; an empty one is NaN.
+def parse_number(path: Path, line: int, column: str, text: str) -> float:
+    """Parse the number in a cell; an empty cell is NaN.
 
     Raises:
-        ValueError: It is no number.
+        ValueError: The cell is not a number.
     """
     try:
         return float(text) if text.strip() else nan
     except ValueError:
         raise ValueError(
-            f"{path}:{line}: {column} = {text!r} is no number: give numbers, and name columns "
-            "that hold none with --system_columns"
+            f"{path}:{line}: {column} = {text!r} is not a number: give numbers, and name the "
+            "columns that hold text with --system_columns"
         ) from None
 
 
-def _long(
+def _long_results(
     path: Path, rows: Sequence[CsvRow], systems: Sequence[str], metrics: Sequence[str]
-) -> Iterator[_Cell]:
+) -> Iterator[_Result]:
     for line, row in rows:
-        value = number(path, line, "value", row["value"])
+        value = parse_number(path, line, "value", row["value"])
         yield line, row.get(_STUDY, ""), _joined(row, metrics), _joined(row, systems), value
 
 
-def _wide(
-    path: Path, rows: Sequence[CsvRow], systems: Sequence[str], _: Sequence[str]
-) -> Iterator[_Cell]:
+def _wide_results(path: Path, rows: Sequence[CsvRow], systems: Sequence[str]) -> Iterator[_Result]:
     for line, row in rows:
         for metric, text in row.items():
             if metric not in (*systems, _STUDY):
-                value = number(path, line, metric, text)
+                value = parse_number(path, line, metric, text)
                 yield line, row.get(_STUDY, ""), metric, _joined(row, systems), value
 
 
@@ -124,6 +134,6 @@ def _joined(row: Mapping[str, str], columns: Sequence[str]) -> str:
     return " ".join(row[column] for column in columns)
 
 
-def _check_column(path: Path, header: Sequence[str], column: str) -> None:
+def _require_column(path: Path, header: Sequence[str], column: str) -> None:
     if column not in header:
         raise ValueError(f"{path} has no column {column!r}: it has {', '.join(header)}")

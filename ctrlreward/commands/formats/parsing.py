@@ -1,4 +1,4 @@
-"""Text files as commands read them: UTF-8, JSON and CSV, with errors that name file and line."""
+"""UTF-8, JSON and CSV parsers whose errors name file and line."""
 
 from __future__ import annotations
 
@@ -9,61 +9,66 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# Line number in the file, and its cells by column.
+# Line number in the file, and the cells by column name.
 CsvRow: TypeAlias = tuple[int, dict[str, str]]
 
-_LONGEST_CELL = 2**31 - 1  # of CSV; the library's own limit is shorter than some documents
+_LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter than some documents
 
 
-def decode(content: bytes, path: Path, line: int = 1) -> str:
-    """UTF-8 as text, without the mark that some programs begin a file with.
+def decode_utf8(content: bytes, path: Path, line: int = 1) -> str:
+    """Decode UTF-8 and drop a byte order mark at the start of the file.
 
     Args:
-        content: A file, or the part of it that begins at `line`.
-        path: Of the file, for errors.
-        line: From 1.
+        content: The file, or a part of it that starts at `line`.
+        path: The file, for errors.
+        line: Line number of the first byte, from 1.
 
     Raises:
-        ValueError: It is no UTF-8; names the line.
+        ValueError: The content is not UTF-8; names the line.
     """
     try:
         return content.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
         line += content.count(b"\n", 0, error.start)
         raise ValueError(
-            f"{path}:{line} is no UTF-8 text: convert the file, as with iconv -t utf-8"
+            f"{path}:{line} is not UTF-8 text: convert the file, for example with iconv -t utf-8"
         ) from None
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a text, without their ends, and their numbers from 1."""
+    """Yield line numbers from 1 and lines without their line ends."""
     for number, line in enumerate(io.StringIO(text, newline=None), 1):
         yield number, line.rstrip("\n")
 
 
-def parse_json(text: str, path: Path, first: int = 1) -> Any:
-    """A JSON value; `first` is the number of the text's first line in the file.
+def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
+    """Parse one JSON value.
+
+    Args:
+        text: The value.
+        path: The file, for errors.
+        first_line: Line number of the text's first line in the file, from 1.
 
     Raises:
-        ValueError: It is none; names the line.
+        ValueError: The text is not JSON; names the line.
     """
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        line = first + error.lineno - 1
+        line = first_line + error.lineno - 1
         raise ValueError(f"{path}:{line} is not JSON: {error.msg}") from None
 
 
 def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
-    """The header of a CSV file, and the rows below it.
+    """Parse a CSV file into its header and rows; blank lines are skipped.
 
     Raises:
-        ValueError: The header repeats a column, or a row has not as many cells as the header or is
-            no CSV; names the line.
+        ValueError: The header repeats a column, a row has more or fewer cells than the header, or
+            the text is not CSV; names the line.
     """
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    filled = filter(None, reader)  # a blank line is no row
+    filled = filter(None, reader)
     rows: list[CsvRow] = []
     try:
         header = next(filled, [])
@@ -73,10 +78,10 @@ def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
         for cells in filled:
             if len(cells) != len(header):
                 raise ValueError(
-                    f"{path}:{reader.line_num} has not the {len(header)} columns of the header: "
-                    f"{', '.join(header)}"
+                    f"{path}:{reader.line_num} has {len(cells)} cells, but the header has "
+                    f"{len(header)} columns ({', '.join(header)}): quote cells that contain commas"
                 )
             rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
     except csv.Error as error:
-        raise ValueError(f"{path}:{reader.line_num} is no CSV: {error}") from None
+        raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
     return header, rows

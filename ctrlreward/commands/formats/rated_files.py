@@ -1,4 +1,4 @@
-"""Rated files as the papers published them, and what the papers found on them."""
+"""Files of texts with human ratings, in the formats in which papers published them."""
 
 from __future__ import annotations
 
@@ -10,59 +10,29 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.commands.formats.parsing import decode, numbered_lines, parse_csv, parse_json
-from ctrlreward.commands.formats.tables import numbers
+from ctrlreward.commands.formats.parsing import (
+    decode_utf8,
+    numbered_lines,
+    parse_csv,
+    parse_json,
+)
+from ctrlreward.commands.formats.tables import number_column
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 
 @dataclass(frozen=True)
-class Published:
-    """A figure of a paper.
-
-    Attributes:
-        file: Name of the rated file that it is about.
-        score: As the scorer names it.
-        rating: As `Rated` names it.
-        statistic: `"pearson"`, `"spearman"` or `"kendall"`.
-        level: `"sample"` or `"system"`.
-        value: -1 to 1.
-        by: The paper and its model.
-    """
-
-    file: str
-    score: str
-    rating: str
-    statistic: str
-    level: str
-    value: float
-    by: str
-
-
-PUBLISHED = tuple(
-    Published(
-        "data_senti.txt", aspect, aspect, "kendall", "sample", value, "CTRLEval, PEGASUS-568M"
-    )
-    for aspect, value in (
-        ("coherence", 0.3044),
-        ("consistency", 0.2235),
-        ("attribute_relevance", 0.2111),
-    )
-)
-
-
-@dataclass(frozen=True)
 class Rated:
-    """Texts that people have rated.
+    """Texts with human ratings.
 
     Attributes:
         file: The file's name.
-        samples: The texts, and what scorers read beside them.
-        ratings: Each rating by name, float64 of shape (n,); NaN where there is none.
-        clusters: What the rows that are alike have in common, for the bootstrap; None for no
-            such rows.
-        systems: Which system wrote each text, None where that is not known; None where the file
-            does not say.
+        samples: The texts and the other columns that scorers read.
+        ratings: Each rating by name, float64 of shape (n,); NaN where a row has none.
+        clusters: Id of the cluster of each row, shape (n,): rows that share a prefix, dialog,
+            document or item. The bootstrap draws clusters. None draws rows.
+        systems: System that wrote each text, shape (n,), None where it is unknown. None if the
+            file names no systems.
     """
 
     file: str
@@ -73,17 +43,17 @@ class Rated:
 
 
 def read_ctrleval(path: Path) -> Rated:
-    """CTRLEval's form: label, prefix, text, coherence, consistency and attribute relevance.
+    """Read CTRLEval's format: label, prefix, text, coherence, consistency, attribute relevance.
 
-    A row a line, separated by tabs, without a header. Clusters are the prefixes. The file does
-    not name the systems that wrote the texts.
+    The file has one row per line, separated by tabs, without a header. Clusters are the prefixes.
+    The file does not name the systems.
 
     Raises:
-        ValueError: A line has not these six columns.
+        ValueError: A line does not have these six columns.
     """
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
-    for number, line in numbered_lines(decode(path.read_bytes(), path)):
+    for number, line in numbered_lines(decode_utf8(path.read_bytes(), path)):
         if not line.strip():
             continue
         cells = line.split("\t")
@@ -98,110 +68,107 @@ def read_ctrleval(path: Path) -> Rated:
                 f"ratings {', '.join(names)} as numbers, separated by tabs"
             ) from None
         rows.append((text, prefix, label))
-    texts, prefixes, labels = _transposed(rows, path)
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    texts, prefixes, labels = zip(*rows, strict=True)
     columns = dict(zip(names, np.array(ratings).T, strict=True))
     return Rated(path.name, Samples(texts, prefixes, labels), columns, prefixes, None)
 
 
 def read_ctc(path: Path) -> Rated:
-    """CTC's forms: rated dialog responses (persona_chat) or summaries (qags_xsum), a JSON list.
+    """Read CTC's formats: JSON lists of dialog responses (persona_chat) or summaries (qags_xsum).
 
     Clusters are dialogs and documents.
 
     Raises:
-        ValueError: The file has neither's keys, or a text is null.
+        ValueError: The rows have the keys of neither file, or a text is null.
     """
-    records = parse_json(decode(path.read_bytes(), path), path)
-    if not (isinstance(records, list) and records and all(isinstance(r, dict) for r in records)):
-        raise ValueError(f"{path} is no JSON list of rated outputs")
+    rows = parse_json(decode_utf8(path.read_bytes(), path), path)
+    if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
+        raise ValueError(f"{path} is not a JSON list of objects: give a list of rated texts")
     names: tuple[str, ...]
-    if "response" in records[0]:
+    if "response" in rows[0]:
         samples = Samples(
-            _strings(records, "response", path),
-            histories=_strings(records, "dialog_history", path),
-            contexts=_strings(records, "fact", path),
+            _strings(rows, "response", path),
+            histories=_strings(rows, "dialog_history", path),
+            contexts=_strings(rows, "fact", path),
         )
         pairs = zip(samples.histories or (), samples.contexts or (), strict=True)
         clusters = tuple("\n".join(pair) for pair in pairs)
-        systems, names = _strings(records, "model", path), ("engaging", "uses_knowledge")
+        systems, names = _strings(rows, "model", path), ("engaging", "uses_knowledge")
     else:
-        documents = _strings(records, "document", path)
-        samples = Samples(_strings(records, "summary", path), sources=documents)
-        clusters, systems = documents, _strings(records, "system", path)
+        documents = _strings(rows, "document", path)
+        samples = Samples(_strings(rows, "summary", path), sources=documents)
+        clusters, systems = documents, _strings(rows, "system", path)
         names = ("consistency",)
-    return Rated(path.name, samples, _ratings(records, names, path), clusters, systems)
+    return Rated(path.name, samples, _ratings(rows, names, path), clusters, systems)
 
 
 def read_li2018(path: Path) -> Rated:
-    """Li et al.'s rated style transfers: a CSV file with a header.
+    """Read the rated style transfers of Li et al. (2018): a CSV file with a header.
 
-    The column system names all systems that wrote the same text (`fader|multi_decoder`), as many
-    rows as systems: they are dealt out in that order. Where a row names none and its item lacks
-    one system, it is that one's. `mean` is the mean of the three ratings; clusters are items.
+    If several systems wrote the same text, the column `system` names all of them
+    (`fader|multi_decoder`), and the text has one row per system; `assign_systems` gives each row
+    one of them. The rating `mean` is the mean of the three ratings. Clusters are the items.
 
     Raises:
-        ValueError: A column is absent, or a rating is no number.
+        ValueError: A column is missing, or a rating is not a number.
     """
-    records = [row for _, row in parse_csv(decode(path.read_bytes(), path), path)[1]]
-    if not records:
+    rows = [row for _, row in parse_csv(decode_utf8(path.read_bytes(), path), path)[1]]
+    if not rows:
         raise ValueError(f"{path} has no rows")
-    sources = _strings(records, "source", path)
+    sources = _strings(rows, "source", path)
     samples = Samples(
-        _strings(records, "output", path), labels=_strings(records, "target", path), sources=sources
+        _strings(rows, "output", path), labels=_strings(rows, "target", path), sources=sources
     )
-    items = _strings(records, "item", path)
+    items = _strings(rows, "item", path)
     clusters = tuple(f"{item}\n{source}" for item, source in zip(items, sources, strict=True))
-    ratings = _ratings(records, ("topic", "sentiment", "grammaticality"), path)
+    ratings = _ratings(rows, ("topic", "sentiment", "grammaticality"), path)
     ratings["mean"] = np.mean(list(ratings.values()), axis=0)
-    systems = deal_systems(_strings(records, "system", path), clusters)
+    systems = assign_systems(_strings(rows, "system", path), clusters)
     return Rated(path.name, samples, ratings, clusters, systems)
 
 
-def deal_systems(names: Sequence[str], items: Sequence[str]) -> tuple[str | None, ...]:
-    """One system for each row, from names like `a|b` that stand at as many rows of an item.
+def assign_systems(names: Sequence[str], items: Sequence[str]) -> tuple[str | None, ...]:
+    """Return one system per row, where rows with the same text name several systems (`a|b`).
+
+    Of an item's rows named `a|b`, the first is assigned to a and the second to b. A row without a
+    name is assigned to the only system that its item lacks.
 
     Args:
-        names: Systems that wrote the row's text, empty where none is named, shape (n,).
-        items: What the systems were given, shape (n,); each system wrote once for each.
+        names: Systems that wrote the row's text, empty if none is named, shape (n,).
+        items: Input of the systems, shape (n,); each system has one row per item.
 
     Returns:
         Shape (n,); None where a row without a name could be of several systems.
     """
-    everyone = {name for row in names for name in row.split("|") if name}
+    systems = {name for row in names for name in row.split("|") if name}
     seen: Counter[tuple[str, str]] = Counter()
-    dealt: list[str | None] = []
-    missing: dict[str, set[str]] = defaultdict(everyone.copy)
+    assigned: list[str | None] = []
+    missing: dict[str, set[str]] = defaultdict(systems.copy)
     for row, item in zip(names, items, strict=True):
         candidates = row.split("|")
         name = candidates[seen[item, row] % len(candidates)]
         seen[item, row] += 1
         missing[item].discard(name)
-        dealt.append(name or None)
+        assigned.append(name or None)
     return tuple(
         next(iter(missing[item])) if name is None and len(missing[item]) == 1 else name
-        for name, item in zip(dealt, items, strict=True)
+        for name, item in zip(assigned, items, strict=True)
     )
 
 
-def _transposed(rows: Sequence[tuple[str, ...]], path: Path) -> list[tuple[str, ...]]:
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    return list(zip(*rows, strict=True))
+def _strings(rows: Sequence[dict[str, Any]], key: str, path: Path) -> tuple[str, ...]:
+    for i, row in enumerate(rows):
+        if key not in row:
+            raise ValueError(f"{path}: row {i} lacks {key!r}: it has {', '.join(row)}")
+        if row[key] is None:
+            raise ValueError(f"{path}: {key}[{i}] is null: give a text, or drop the row")
+    return tuple(str(row[key]) for row in rows)
 
 
-def _strings(records: Sequence[dict[str, Any]], key: str, path: Path) -> tuple[str, ...]:
-    for row, record in enumerate(records):
-        if key not in record:
-            raise ValueError(f"{path}: row {row} lacks {key!r}; it has {', '.join(record)}")
-        if record[key] is None:
-            raise ValueError(f"{path}: row {row} has null as {key!r}: give a text, or drop the row")
-    return tuple(str(record[key]) for record in records)
-
-
-def _ratings(
-    records: Sequence[dict[str, Any]], keys: Sequence[str], path: Path
-) -> dict[str, Scores]:
+def _ratings(rows: Sequence[dict[str, Any]], keys: Sequence[str], path: Path) -> dict[str, Scores]:
     try:
-        return {key: numbers(records, key) for key in keys}
+        return {key: number_column(rows, key) for key in keys}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

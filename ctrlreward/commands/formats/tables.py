@@ -1,4 +1,4 @@
-"""Files of texts: JSONL, CSV and Parquet in, `Samples` between, the same with scores out."""
+"""Tables of texts in JSONL, CSV and Parquet: read into `Samples`, written with scores."""
 
 from __future__ import annotations
 
@@ -13,30 +13,37 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.commands.formats.parsing import decode, numbered_lines, parse_csv, parse_json
+from ctrlreward.commands.formats.parsing import (
+    decode_utf8,
+    numbered_lines,
+    parse_csv,
+    parse_json,
+)
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Scores
 
-Record: TypeAlias = dict[str, Any]
+Row: TypeAlias = dict[str, Any]  # cells by column name
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column of the file holds what. One that the file lacks is not read, but text is;
-    null leaves one aside that the file has.
+    """Column names in the file (null ignores a column).
+
+    Only the text is required. A column under its default name is used if the file has it; a
+    renamed column must exist.
 
     Args:
-        text: The generated texts, prefix included.
-        prefix: What each text begins with.
-        label: The wanted attribute.
-        source: The input of a transfer or a summary.
+        text: Generated texts, prefix included.
+        prefix: The prefix that each text continues.
+        label: The target attribute, such as a sentiment or topic.
+        source: The input of a style transfer or a summary.
         reference: A human-written target.
-        context: Knowledge that the text should draw on.
+        context: Knowledge that the text should use.
         history: The dialog before the text.
-        prompt: What the generator read.
-        group: Which texts answer the same prompt.
+        prompt: The full prompt that the generator was given.
+        group: Group ids; texts of one group answer the same prompt.
     """
 
     text: str = "text"
@@ -51,10 +58,10 @@ class Columns:
 
 
 def check_suffix(path: Path) -> None:
-    """Raises where a file is of a form that can't be read or written.
+    """Raise if a file's format is unknown or can't be read and written here.
 
     Raises:
-        ValueError: The suffix is none of `SUFFIXES`.
+        ValueError: The suffix is not one of `SUFFIXES`.
         ImportError: It is Parquet, and pyarrow is not installed.
     """
     if path.suffix not in SUFFIXES:
@@ -63,114 +70,124 @@ def check_suffix(path: Path) -> None:
         _parquet()
 
 
-def read_records(path: Path) -> list[Record]:
-    """The rows of a file, as `parse_records` gives them."""
+def read_rows(path: Path) -> list[Row]:
+    """Read a table from a file; see `parse_rows`."""
     check_suffix(path)
-    return parse_records(path.read_bytes(), path)
+    return parse_rows(path.read_bytes(), path)
 
 
-def parse_records(content: bytes, path: Path) -> list[Record]:
-    """The rows of a file, by its suffix; the values of a CSV file are strings.
+def parse_rows(content: bytes, path: Path) -> list[Row]:
+    """Parse a table in the format that the file's suffix names.
 
     Args:
-        content: Of the file.
+        content: The file's content.
         path: The file.
 
+    Returns:
+        One or more rows; the values of a CSV file are strings.
+
     Raises:
-        ValueError: The suffix is unknown, there is no row, or one is not like the others; names
-            the line.
+        ValueError: The suffix is unknown, the file has no rows, or it is malformed; names the line.
     """
     check_suffix(path)
     if path.suffix == ".parquet":
-        records = _parse_parquet(content, path)
+        rows = _parse_parquet(content, path)
     elif path.suffix == ".csv":
-        records = [row for _, row in parse_csv(decode(content, path), path)[1]]
+        rows = [row for _, row in parse_csv(decode_utf8(content, path), path)[1]]
     else:
-        records = _parse_jsonl(decode(content, path), path)
-    if not records:
+        rows = _parse_jsonl(decode_utf8(content, path), path)
+    if not rows:
         raise ValueError(f"{path} has no rows")
-    return records
+    return rows
 
 
-def to_samples(records: Sequence[Record], columns: Columns) -> Samples:
-    """The columns that scorers read.
+def to_samples(rows: Sequence[Row], columns: Columns) -> Samples:
+    """Return the columns that scorers read.
 
     Raises:
-        ValueError: The text, or a column that was renamed, is not there (lists those that are),
-            or a row lacks a column that the first has.
-        TypeError: A value is no string; names the row.
+        ValueError: The text column or a renamed column is missing (lists the file's columns), or
+            a row lacks a column that the first row has.
+        TypeError: A value is not a string; names the row.
     """
     present = {}
     for key, name in asdict(columns).items():
-        if name in records[0]:
+        if name in rows[0]:
             present[key] = name
         elif key == "text" or (name is not None and name != key):
             raise ValueError(
-                f"there is no column {name!r} for {key}: the file has {', '.join(records[0])}; "
+                f"there is no column {name!r} for {key}: the file has {', '.join(rows[0])}; "
                 f"name it with --columns.{key}"
             )
     return Samples(
         **{
-            name: [_string(records, i, present[key], key) for i in range(len(records))]
+            name: [_string(rows, i, present[key], key) for i in range(len(rows))]
             for name, key in JSON_KEYS.items()
             if key in present
         }
     )
 
 
-def numbers(records: Sequence[Record], name: str) -> Scores:
-    """A column of numbers, float64 of shape (n,); NaN where it is empty or null.
+def number_column(rows: Sequence[Row], name: str) -> Scores:
+    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null.
 
     Raises:
-        ValueError: There is no such column (lists those that are), or a row lacks it or has
-            something else in it (names the row).
+        ValueError: The column is missing (lists the file's columns), or a row lacks it or has
+            a value that is not a number (names the row).
     """
-    if name not in records[0]:
-        raise ValueError(f"there is no column {name!r}: the file has {', '.join(records[0])}")
-    values = np.full(len(records), np.nan)
-    for i in range(len(records)):
-        value = _value(records, i, name)
+    if name not in rows[0]:
+        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+    values = np.full(len(rows), np.nan)
+    for i in range(len(rows)):
+        value = _value(rows, i, name)
         if value not in ("", None):
             try:
                 values[i] = float(value)
             except (TypeError, ValueError):
-                raise ValueError(f"{name}[{i}] = {value!r} is no number") from None
+                raise ValueError(
+                    f"{name}[{i}] = {value!r} is not a number: give a number or an empty cell"
+                ) from None
     return values
 
 
-def encode(suffix: str, records: Sequence[Record], scores: Mapping[str, Scores]) -> bytes:
-    """The content of a file: every column of the records, then the scores.
+def encode_rows(suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores]) -> bytes:
+    """Encode a table: all columns of the rows, then the scores.
 
-    NaN is null in JSONL and Parquet and an empty cell in CSV. Lists and objects of a JSONL file
-    are written as JSON into cells of CSV.
+    NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON
+    in the cells of a CSV file.
+
+    Args:
+        suffix: The format, one of `SUFFIXES`.
+        rows: n rows.
+        scores: Arrays of shape (n,) by column name.
 
     Raises:
-        ValueError: A column can't be stored: in Parquet because its values differ in type, in JSON
-            because it has no form for them (dates, infinity).
+        ValueError: The format can't hold a column: values of several types in Parquet; dates or
+            infinity in JSON.
     """
     lists = {name: [None if np.isnan(v) else float(v) for v in s] for name, s in scores.items()}
     if suffix == ".parquet":
-        return _encode_parquet(records, lists)
-    rows = [
-        {**record, **{name: values[i] for name, values in lists.items()}}
-        for i, record in enumerate(records)
+        return _encode_parquet(rows, lists)
+    scored = [
+        {**row, **{name: values[i] for name, values in lists.items()}} for i, row in enumerate(rows)
     ]
     if suffix == ".jsonl":
-        return "".join(_json_line(row) for row in rows).encode()
-    return _csv(_names([*records, lists]), rows).encode()
+        return "".join(_json_line(row) for row in scored).encode()
+    return _csv(_names([*rows, lists]), scored).encode()
 
 
-def _parse_jsonl(text: str, path: Path) -> list[Record]:
-    records = []
+def _parse_jsonl(text: str, path: Path) -> list[Row]:
+    rows = []
     for number, line in numbered_lines(text):
-        record = parse_json(line, path, number)
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}:{number} is no JSON object: {line[:40]}")
-        records.append(record)
-    return records
+        row = parse_json(line, path, number)
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{path}:{number} = {line[:40]} is not a JSON object: give one object per line"
+            )
+        rows.append(row)
+    return rows
 
 
-def _parse_parquet(content: bytes, path: Path) -> list[Record]:
+def _parse_parquet(content: bytes, path: Path) -> list[Row]:
     parquet = _parquet()
     import pyarrow
 
@@ -180,51 +197,52 @@ def _parse_parquet(content: bytes, path: Path) -> list[Record]:
         raise ValueError(f"{path} can't be read as Parquet: {error}") from None
 
 
-def _value(records: Sequence[Record], row: int, name: str) -> Any:
-    if name not in records[row]:
-        raise ValueError(f"row {row} has no {name!r}, which the first row has")
-    return records[row][name]
+def _value(rows: Sequence[Row], i: int, name: str) -> Any:
+    if name not in rows[i]:
+        raise ValueError(f"row {i} has no {name!r}, but the first row has: give it in all rows")
+    return rows[i][name]
 
 
-def _string(records: Sequence[Record], row: int, name: str, key: str) -> str:
-    value = _value(records, row, name)
+def _string(rows: Sequence[Row], i: int, name: str, key: str) -> str:
+    value = _value(rows, i, name)
     if not isinstance(value, str):
-        aside = "" if key == "text" else f", or leave the column aside with --columns.{key}=null"
-        kind = type(value).__name__
-        raise TypeError(f"{name}[{row}] = {value!r} is a {kind}: give strings{aside}")
+        ignore = "" if key == "text" else f", or ignore the column with --columns.{key}=null"
+        raise TypeError(
+            f"{name}[{i}] = {value!r} is of type {type(value).__name__}: give strings{ignore}"
+        )
     return value
 
 
-def _names(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All columns, in the order in which they first occur."""
-    return list(dict.fromkeys(name for record in records for name in record))
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return all column names in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _json_line(row: Record) -> str:
+def _json_line(row: Row) -> str:
     cells = (f"{json.dumps(name, ensure_ascii=False)}: {_json(row[name], name)}" for name in row)
     return "{" + ", ".join(cells) + "}\n"
 
 
 def _json(value: Any, name: str) -> str:
-    """A value of the column `name`; NaN, of which Parquet and Python's JSON know, is null."""
+    """Encode a value of column `name`; NaN, which Parquet and Python's JSON allow, is null."""
     try:
         missing = isinstance(value, float) and np.isnan(value)
         return json.dumps(None if missing else value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         raise ValueError(
-            f"the column {name!r} holds {str(value)[:40]}, for which JSON has no form: write "
+            f"the column {name!r} holds {str(value)[:40]}, which JSON can't represent: write "
             ".parquet instead"
         ) from None
 
 
-def _csv(names: Sequence[str], rows: Sequence[Record]) -> str:
+def _csv(names: Sequence[str], rows: Sequence[Row]) -> str:
     buffer = io.StringIO(newline="")
-    plain = csv.writer(buffer, lineterminator="\n")
-    # The other leaves a lone \r bare, which ends a line for whoever reads the file.
+    minimal = csv.writer(buffer, lineterminator="\n")
+    # Minimal quoting leaves a lone \r unquoted, and readers take it for a line end.
     quoting = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_ALL)
     for cells in (names, *([_cell(row.get(name), name) for name in names] for row in rows)):
-        bare = any(isinstance(cell, str) and "\r" in cell for cell in cells)
-        (quoting if bare else plain).writerow(cells)
+        has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (quoting if has_return else minimal).writerow(cells)
     return buffer.getvalue()
 
 
@@ -236,20 +254,18 @@ def _parquet() -> ModuleType:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ImportError(
-            "a Parquet file takes pyarrow: pip install 'ctrlreward[parquet]'"
-        ) from None
+        raise ImportError("Parquet files need pyarrow: pip install 'ctrlreward[parquet]'") from None
     return pyarrow.parquet
 
 
-def _encode_parquet(records: Sequence[Record], scores: Mapping[str, Sequence[Any]]) -> bytes:
+def _encode_parquet(rows: Sequence[Row], scores: Mapping[str, Sequence[Any]]) -> bytes:
     parquet = _parquet()
     import pyarrow
 
     arrays = {}
-    for name in _names(records):
+    for name in _names(rows):
         try:
-            arrays[name] = pyarrow.array([record.get(name) for record in records])
+            arrays[name] = pyarrow.array([row.get(name) for row in rows])
         except pyarrow.ArrowException as error:
             raise ValueError(
                 f"the column {name!r} can't be stored in Parquet ({error}): write .jsonl instead"

@@ -1,4 +1,4 @@
-"""The `.wandb` file, in which W&B keeps a run that was logged offline."""
+"""History of an offline W&B run, read from its `.wandb` file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ _WHOLE, _LAST = 1, 4  # kinds of pieces that end a record
 
 
 def read_wandb_history(path: Path) -> list[dict[str, Any]]:
-    """What was logged but tables and pictures, one dictionary a step; `_step` counts them.
+    """Read the logged values of a run, without tables and images.
 
     Args:
         path: `run-….wandb` in a folder `offline-run-…`.
 
+    Returns:
+        One dictionary per logging call; `_step` counts the calls.
+
     Raises:
-        ValueError: It is no such file.
+        ValueError: It is not a W&B file.
         ImportError: wandb is not installed.
     """
     try:
@@ -32,37 +35,38 @@ def read_wandb_history(path: Path) -> list[dict[str, Any]]:
     for record in _records(path):
         items = Record.FromString(record).history.item
         if items:
-            named = {tuple(i.nested_key) or (i.key,): json.loads(i.value_json) for i in items}
-            rows.append(_without_media(named))
+            values = {tuple(i.nested_key) or (i.key,): json.loads(i.value_json) for i in items}
+            rows.append(_without_media(values))
     return rows
 
 
 def _without_media(items: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Numbers alone: a table or a picture is several items under one key, `_type` among them."""
+    """Drop tables and images, each of which is several items under one key, one named `_type`."""
     media = {key[:-1] for key in items if len(key) > 1 and key[-1] == "_type"}
     return {"/".join(key): value for key, value in items.items() if key[:-1] not in media}
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    """The records, put together from their pieces: LevelDB's log format behind a file header.
+    """Yield the records of a file in LevelDB's log format, after a file header.
 
-    A piece never crosses the end of a block, and what is too short for a header is padding. A
-    run that was killed leaves an unfinished record at the end, which is left out.
+    A record is split into pieces that never cross the end of a block; a rest of a block that is
+    too short for a header is padding. A killed run leaves an incomplete record at the end, which
+    is skipped.
     """
     content = path.read_bytes()
     if content[:4] != b":W&B":
-        raise ValueError(f"{path} is no file of W&B: it does not begin with ':W&B'")
-    place, record = _FILE_HEADER, b""
-    while place + _PIECE_HEADER.size <= len(content):
-        left = _BLOCK - place % _BLOCK
+        raise ValueError(f"{path} is not a W&B file: it does not start with ':W&B'")
+    position, record = _FILE_HEADER, b""
+    while position + _PIECE_HEADER.size <= len(content):
+        left = _BLOCK - position % _BLOCK
         if left < _PIECE_HEADER.size:
-            place += left
+            position += left
             continue
-        _, length, kind = _PIECE_HEADER.unpack_from(content, place)
-        place += _PIECE_HEADER.size + length
-        if place > len(content):
+        _, length, kind = _PIECE_HEADER.unpack_from(content, position)
+        position += _PIECE_HEADER.size + length
+        if position > len(content):
             return
-        record += content[place - length : place]
+        record += content[position - length : position]
         if kind in (_WHOLE, _LAST):
             yield record
             record = b""
