@@ -2,14 +2,14 @@
 
     python benchmarks/ctc.py [--texts 200] [--runs 5] [--curve]
 
-Dialog responses against their histories on MiniLM in float32, the mean alignment of both
-directions; as in real data several responses share a history. Needs the data folder
-(CTRLREWARD_DATA) and the packages: pip install 'ctrlreward[bench]'.
+The mean alignment in both directions of dialog responses and their histories, on MiniLM in float32.
+As in real data, several responses share a history. Needs the data folder (CTRLREWARD_DATA) and the
+packages: pip install 'ctrlreward[bench]'.
 
-ctc_score reads a pair at a time, and each direction anew; special tokens take no part. bert-score
-reads each distinct text once, in batches; special tokens count nothing in its means, but a token
-may be aligned with them, and no cosine is less than 0. So its numbers are others, and agreement is
-stated with that convention on our side, too.
+ctc_score encodes one pair at a time, twice for the two directions, and ignores special tokens.
+bert-score encodes each distinct text once, in batches. It leaves special tokens out of its means,
+but a token may be aligned with them, and negative cosines count as 0. Its numbers therefore differ
+from ours; the agreement is reported for our embeddings under its convention.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import floor
 import numpy as np
-from side_by_side import DATA, Work, compare, cost_curve, header, options
+from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_header
 
 from ctrlreward import Samples
 from ctrlreward.functional.alignment import best_cosines
@@ -35,7 +35,7 @@ LAYERS = 6
 
 
 def dialogs(count: int) -> Samples:
-    """The first responses, each with what was said before."""
+    """Return the first responses with their dialog histories."""
     rows = json.loads((DATA / "ctc" / "persona_chat.json").read_text(encoding="utf-8"))[:count]
     return Samples(
         texts=[row["response"].strip() for row in rows],
@@ -44,7 +44,7 @@ def dialogs(count: int) -> Samples:
 
 
 def scoring(scorer: Alignment, samples: Samples) -> Work:
-    """Both directions, y → x and x → y, one after the other."""
+    """Return a callable that scores both directions, y → x and x → y."""
     scorer.load()
 
     def work() -> np.ndarray:
@@ -55,21 +55,21 @@ def scoring(scorer: Alignment, samples: Samples) -> Work:
 
 
 def reversed_words(text: str) -> str:
-    """A source that no other text has, as long as the text."""
+    """Reverse the words of a text, to make a distinct source of the same length."""
     return " ".join(reversed(text.split()))
 
 
 def peers() -> tuple[Any, Any]:
-    """The packages' own classes for embedding alignment, on our model.
+    """Return the packages' classes for embedding alignment, with our model.
 
     Raises:
-        SystemExit: One is not installed.
+        SystemExit: A package is not installed.
     """
     try:
         import nltk
 
         with tempfile.TemporaryDirectory() as folder:
-            # ctc_score reads NLTK's stop words when it is imported, though E's mean needs none.
+            # ctc_score loads NLTK's stop words at import, although the mean of E does not use them.
             words = Path(folder) / "corpora" / "stopwords"
             words.mkdir(parents=True)
             text = (DATA / "stopwords_english.txt").read_text(encoding="utf-8")
@@ -80,8 +80,8 @@ def peers() -> tuple[Any, Any]:
         from bert_score import BERTScorer
     except ImportError as error:
         raise SystemExit(f"{error}: pip install 'ctrlreward[bench]'") from error
-    given = {"model_type": resolve(MODEL), "num_layers": LAYERS, "device": "cpu"}
-    return BERTAligner(aggr_type="mean", **given), BERTScorer(**given)
+    model = {"model_type": resolve(MODEL), "num_layers": LAYERS, "device": "cpu"}
+    return BERTAligner(aggr_type="mean", **model), BERTScorer(**model)
 
 
 def by_ctc_score(aligner: Any, samples: Samples) -> np.ndarray:
@@ -96,47 +96,47 @@ def by_bert_score(scorer: Any, samples: Samples) -> np.ndarray:
 
 
 def with_special_tokens(encoder: Encoder, samples: Samples) -> np.ndarray:
-    """Ours, as bert-score would have it: special tokens may be aligned with, and 0 is the least."""
+    """Score by bert-score's convention: special tokens can be aligned with; no negative cosines."""
     texts = list(dict.fromkeys([*samples.texts, *samples.sources]))
-    found = dict(zip(texts, encoder.token_embeddings(texts), strict=True))
+    embeddings = dict(zip(texts, encoder.token_embeddings(texts), strict=True))
     pairs = list(zip(samples.texts, samples.sources, strict=True))
     return np.array(
         [
-            best_cosines(found[a][1:-1], found[b]).clip(0.0).mean()
+            best_cosines(embeddings[a][1:-1], embeddings[b]).clip(0.0).mean()
             for a, b in [*pairs, *((x, y) for y, x in pairs)]
         ]
     )
 
 
 def main() -> None:
-    given = options(__doc__, 200)
+    options = parse_options(__doc__, 200)
     scorer = Alignment(("preservation",), MODEL, dtype="float32")
-    if given.curve:
-        header()
+    if options.curve:
+        print_header()
         cost_curve(
             *(SUITE, "E, both directions"),
             lambda texts: scoring(
                 scorer, Samples(texts=texts, sources=list(map(reversed_words, texts)))
             ),
-            *(given.curve_texts, given.curve_words),
+            *(options.curve_texts, options.curve_words),
         )
         return
     package, batched = peers()
-    header()
-    samples = dialogs(given.texts)
+    print_header()
+    samples = dialogs(options.texts)
     ours = scoring(scorer, samples)
-    needed = floor.unpadded(scorer.aligner.encoder, ours)
+    needed = floor.unpadded(scorer.loaded_model.encoder, ours)
     compare(
-        *(SUITE, "E, ctc_score", ours, lambda: by_ctc_score(package, samples), given.runs),
+        *(SUITE, "E, ctc_score", ours, lambda: by_ctc_score(package, samples), options.runs),
         *("ctc_score 0.1.3", needed),
     )
     compare(
-        *(SUITE, "E, bert-score", ours, lambda: by_bert_score(batched, samples), given.runs),
+        *(SUITE, "E, bert-score", ours, lambda: by_bert_score(batched, samples), options.runs),
         *("bert-score 0.3.13", needed),
     )
-    alike = with_special_tokens(scorer.aligner.encoder, samples)
-    difference = float(np.abs(alike - by_bert_score(batched, samples)).max())
-    print(f"# largest difference from bert-score by its own convention: {difference:.1e}")
+    aligned = with_special_tokens(scorer.loaded_model.encoder, samples)
+    difference = float(np.abs(aligned - by_bert_score(batched, samples)).max())
+    print(f"# largest difference from bert-score under its convention: {difference:.1e}")
     record = {
         "suite": SUITE,
         "case": "E, bert-score by its convention",

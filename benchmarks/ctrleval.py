@@ -1,11 +1,11 @@
-"""CTRLEval against the published procedure: one pattern a row, batches of 8, the given order.
+"""CTRLEval against the published procedure: one pattern per row, batches of 8 in the given order.
 
-    python benchmarks/ctrleval.py [--texts 8] [--runs 5] [--reference PATH] [--compiled] [--curve]
+    python benchmarks/ctrleval.py [--texts 8] [--runs 5] [--reference PATH] [--curve]
 
-A seeded PEGASUS (4 + 4 layers, width 256) with the real vocabulary, and SmolLM2-135M, for which
-two more peers stand: our engine asked for one prompt at a time, and plain forward passes over as
-many tokens as the patterns have when each shared beginning counts once. Needs the data folder
-(CTRLREWARD_DATA) for tokenizer, texts and word frequencies.
+Models are a randomly initialised PEGASUS (4 + 4 layers, width 256) with the real vocabulary, and
+SmolLM2-135M. SmolLM2-135M is also compared with our engine on one prompt at a time, and with plain
+forward passes over as many tokens as the prefix tree of all patterns has. Needs the data folder
+(CTRLREWARD_DATA) for the tokenizer, texts and word frequencies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import floor
 import numpy as np
 import published
 import torch
-from side_by_side import DATA, Work, compare, cost_curve, header, options, running_texts
+from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_header, running_texts
 from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGeneration
 
 from ctrlreward import Samples
@@ -37,11 +37,11 @@ SUITE = "ctrleval"
 ASPECTS = ("attribute_relevance", "coherence", "consistency")
 CAUSAL = "smollm2-135m"
 IWF = DATA / "ctrleval" / "iwf_full.txt"
-PLAIN_ROW = 128  # tokens of a row of the plain passes, 64 rows a pass
+PLAIN_ROW = 128  # tokens per row of the plain forward passes, which have 64 rows
 
 
 def seeded_pegasus(folder: str) -> None:
-    """Saves a model with random weights and the real tokenizer."""
+    """Save a randomly initialised PEGASUS with the real tokenizer."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / "pegasus")
     config = PegasusConfig(
@@ -55,7 +55,7 @@ def seeded_pegasus(folder: str) -> None:
 
 
 def rated_texts(count: int) -> Samples:
-    """The first texts of the paper's sentiment data."""
+    """Return the first texts of the paper's sentiment data."""
     with open(DATA / "ctrleval" / "data_senti.txt", encoding="utf-8") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:count]
     return Samples(
@@ -64,19 +64,19 @@ def rated_texts(count: int) -> Samples:
 
 
 def labelled(samples: Samples, labels: Sequence[str]) -> Samples:
-    """The same texts, each with the next of the labels."""
-    own = [label for label, _ in zip(cycle(labels), samples.texts, strict=False)]
-    return Samples(texts=samples.texts, prefixes=samples.prefixes, labels=own)
+    """Return the samples with the given labels in turn."""
+    cycled = [label for label, _ in zip(cycle(labels), samples.texts, strict=False)]
+    return Samples(texts=samples.texts, prefixes=samples.prefixes, labels=cycled)
 
 
-def made_of(texts: list[str], labels: Sequence[str]) -> Samples:
-    """Running texts, of which the first three words are the prefix."""
+def with_prefixes(texts: list[str], labels: Sequence[str]) -> Samples:
+    """Return samples in which the first three words of each text are its prefix."""
     prefixes = [" ".join(text.split()[:3]) for text in texts]
     return labelled(Samples(texts=texts, prefixes=prefixes), labels)
 
 
 def scoring(scorer: CTRLEval, samples: Samples) -> Work:
-    """All of a scorer's aspects, one after the other."""
+    """Return a callable that scores all aspects and concatenates them."""
     scorer.load()
 
     def work() -> np.ndarray:
@@ -91,27 +91,27 @@ def pegasus_rows(folder: str, samples: Samples, runs: int) -> None:
         ("sentiment", aspect) for aspect in ASPECTS[1:]
     )):  # fmt: skip
         scorer = CTRLEval(folder, task, (aspect,), iwf=IWF, dtype="float32")
-        own = samples if task == "sentiment" else labelled(samples, scorer.labels)
-        ours = scoring(scorer, own)
+        task_samples = samples if task == "sentiment" else labelled(samples, scorer.labels)
+        ours = scoring(scorer, task_samples)
         compare(
             SUITE,
             f"pegasus {aspect}" + " of topic" * (task == "topic"),
             ours,
-            lambda s=scorer, a=aspect, o=own: published.by_infilling(s, a, o),
+            lambda s=scorer, a=aspect, t=task_samples: published.by_infilling(s, a, t),
             runs,
             "published procedure",
-            floor.unpadded(scorer.infiller, ours),
+            floor.unpadded(scorer.loaded_model, ours),
         )
 
 
 def causal_rows(samples: Samples, runs: int) -> None:
     task = Task.load("sentiment")
-    behind = Task([p for p in task.prompts if p.startswith(TEXT_SLOT)], task.verbalizers)
-    scorer = CTRLEval(CAUSAL, behind, ("attribute_relevance",), dtype="float32")
+    after_text = Task([p for p in task.prompts if p.startswith(TEXT_SLOT)], task.verbalizers)
+    scorer = CTRLEval(CAUSAL, after_text, ("attribute_relevance",), dtype="float32")
     ours = scoring(scorer, samples)
-    needed = floor.unpadded(scorer.infiller.lm, ours)
+    needed = floor.unpadded(scorer.loaded_model.lm, ours)
     for name, peer in (
-        ("a pass a prompt", published.prompt_by_prompt),
+        ("one pass per prompt", published.prompt_by_prompt),
         ("published procedure", published.by_continuing),
     ):
         compare(
@@ -121,13 +121,13 @@ def causal_rows(samples: Samples, runs: int) -> None:
 
 
 def sharing_row(count: int, runs: int) -> None:
-    """All aspects of 60-word texts: what goes through the model over what sharing allows."""
+    """Compare all aspects of 60-word texts with plain passes over the nodes of the prefix tree."""
     scorer = CTRLEval(CAUSAL, dtype="float32")
-    samples = made_of(running_texts(count, 60), scorer.labels)
+    samples = with_prefixes(running_texts(count, 60), scorer.labels)
     ours = scoring(scorer, samples)
-    lm = scorer.infiller.lm
-    nodes, longest_sum = trie_nodes(lm, asked_of(lm, ours))
-    with floor.counted() as cost:
+    lm = scorer.loaded_model.lm
+    nodes, unshared = prefix_tree_size(lm, recorded_continuations(lm, ours))
+    with floor.count_cost() as cost:
         ours()
     ids = torch.randint(len(lm.tokenizer), (math.ceil(nodes / PLAIN_ROW), PLAIN_ROW))
 
@@ -138,54 +138,54 @@ def sharing_row(count: int, runs: int) -> None:
 
     row = compare(
         *(SUITE, "causal aspects: plain passes", ours, plain, runs),
-        *("forward passes over as many tokens", floor.unpadded(lm, ours)),
+        *("plain passes over as many tokens", floor.unpadded(lm, ours)),
     )
     record = {
         "suite": SUITE,
         "case": "causal aspects: sharing",
-        "tokens_without_sharing": longest_sum,
+        "tokens_without_sharing": unshared,
         "trie_nodes": nodes,
         "tokens_read": cost.embedded,
         "read_over_nodes": cost.embedded / nodes,
         "time_over_plain": 1 / row.ratio,
     }
     print(
-        f"# causal aspects: {cost.embedded} tokens read, {nodes} nodes of the trie "
-        f"(×{record['read_over_nodes']:.2f}), {longest_sum} unshared; "
+        f"# causal aspects: {cost.embedded} tokens read, {nodes} nodes in the prefix tree "
+        f"(×{record['read_over_nodes']:.2f}), {unshared} tokens without sharing; "
         f"time ×{record['time_over_plain']:.2f} of plain passes"
     )
     print(json.dumps(record), flush=True)
 
 
-def asked_of(lm: CausalLM, work: Work) -> list[Continuation]:
-    """What the model is asked to score while the work runs."""
-    asked: list[Continuation] = []
-    own = lm.log_probs
+def recorded_continuations(lm: CausalLM, work: Work) -> list[Continuation]:
+    """Return the continuations that the model scores during the work."""
+    recorded: list[Continuation] = []
+    original = lm.log_probs
 
     def record(continuations: Sequence[Continuation]) -> list:
-        asked.extend(continuations)
-        return own(continuations)
+        recorded.extend(continuations)
+        return original(continuations)
 
     lm.log_probs = record
     try:
         work()
     finally:
         del lm.log_probs
-    return asked
+    return recorded
 
 
-def trie_nodes(lm: CausalLM, asked: list[Continuation]) -> tuple[int, int]:
-    """Tokens to read where each shared beginning is read once, and where each row is read alone."""
+def prefix_tree_size(lm: CausalLM, continuations: list[Continuation]) -> tuple[int, int]:
+    """Return the number of tokens to read with shared prefixes read once, and without sharing."""
     start = start_token(lm.tokenizer)
-    texts = [context + target for context, target in asked]
+    texts = [context + target for context, target in continuations]
     rows = lm.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
-    read = [[*start, *ids][:-1] for ids in rows]  # the last token is only predicted
-    nodes = {path for ids in read for path in accumulate(ids, lambda path, i: hash((path, i)))}
-    return len(nodes), sum(len(ids) for ids in read)
+    inputs = [[*start, *ids][:-1] for ids in rows]  # the last token is only predicted
+    nodes = {path for ids in inputs for path in accumulate(ids, lambda path, i: hash((path, i)))}
+    return len(nodes), sum(len(ids) for ids in inputs)
 
 
 def reference_rows(path: Path, folder: str, samples: Samples, runs: int) -> None:
-    """The user's own checkout, with its prompts, words and frequencies."""
+    """Compare with a checkout of CTRLEval, using its prompts, verbalizers and frequencies."""
     module = published.load_reference(path)
     files = [
         path / "iwf_full.txt",
@@ -196,13 +196,13 @@ def reference_rows(path: Path, folder: str, samples: Samples, runs: int) -> None
         reference = module.CTRLEval(*map(str, files), device="cpu", model_name_or_path=folder)
     except (OSError, ImportError, ValueError, TypeError, AttributeError) as error:
         raise SystemExit(
-            f"--reference {path} doesn't run with what is installed here: {error}. It was written "
-            "for transformers 4; leave --reference out, or run it in an environment of its own"
+            f"--reference {path} fails with the installed packages: {error}. It was written for "
+            "transformers 4: drop --reference, or use an environment with that version"
         ) from error
     task = Task.from_published(files[1], files[2])
     for short, aspect in zip(("ar", "coh", "cons"), ASPECTS, strict=True):
         scorer = CTRLEval(folder, task, (aspect,), iwf=files[0], dtype="float32")
-        # The same sentences on both sides, whatever NLTK data are there.
+        # The same sentence splitter on both sides, independent of installed NLTK data.
         module.sent_tokenize = scorer.split
         ours = scoring(scorer, samples)
         compare(
@@ -210,58 +210,41 @@ def reference_rows(path: Path, folder: str, samples: Samples, runs: int) -> None
             lambda a=short: np.array(
                 reference.score(a, samples.texts, samples.prefixes, samples.labels, 8)
             ),
-            *(runs, "checkout of CTRLEval", floor.unpadded(scorer.infiller, ours)),
+            *(runs, "checkout of CTRLEval", floor.unpadded(scorer.loaded_model, ours)),
         )
 
 
-def curves(folder: str, given: argparse.Namespace) -> None:
+def curves(folder: str, options: argparse.Namespace) -> None:
     for name, model in (("pegasus", folder), ("causal", CAUSAL)):
         scorer = CTRLEval(model, iwf=IWF if name == "pegasus" else None, dtype="float32")
         cost_curve(
             *(SUITE, f"{name}, three aspects"),
-            lambda texts, s=scorer: scoring(s, made_of(texts, s.labels)),
-            *(given.curve_texts, given.curve_words),
+            lambda texts, s=scorer: scoring(s, with_prefixes(texts, s.labels)),
+            *(options.curve_texts, options.curve_words),
         )
 
 
-def compiled_rows(folder: str, samples: Samples, runs: int) -> None:
-    """All aspects by layers that torch has compiled, against the same layers as they are."""
-    for name, model in (("pegasus", folder), ("causal", CAUSAL)):
-        iwf = IWF if name == "pegasus" else None
-        compiled, plain = (
-            scoring(CTRLEval(model, iwf=iwf, dtype="float32", compiled=how), samples)
-            for how in (True, False)
-        )
-        compare(SUITE, f"{name} aspects: compiled", compiled, plain, runs, "not compiled")
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--reference", type=Path, help="time this checkout of CTRLEval, too")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--reference", type=Path, help="also time this checkout of CTRLEval")
     parser.add_argument(
-        "--compiled", action="store_true", help="compiled layers against plain ones"
-    )
-    parser.add_argument(
-        "--causal-texts", type=int, default=4, help="texts of the rows of SmolLM2-135M; 0: none"
+        "--causal-texts", type=int, default=4, help="number of texts for SmolLM2-135M; 0 skips it"
     )
 
 
 def main() -> None:
-    given = options(__doc__, 8, arguments)
-    header()
+    options = parse_options(__doc__, 8, add_options)
+    print_header()
     with tempfile.TemporaryDirectory() as folder:
         seeded_pegasus(folder)
-        if given.curve:
-            curves(folder, given)
+        if options.curve:
+            curves(folder, options)
             return
-        if given.compiled:
-            compiled_rows(folder, rated_texts(given.texts), given.runs)
-            return
-        if given.reference is not None:
-            reference_rows(given.reference, folder, rated_texts(given.texts), given.runs)
-        pegasus_rows(folder, rated_texts(given.texts), given.runs)
-    if given.causal_texts:
-        causal_rows(rated_texts(given.causal_texts), given.runs)
-        sharing_row(given.causal_texts, given.runs)
+        if options.reference is not None:
+            reference_rows(options.reference, folder, rated_texts(options.texts), options.runs)
+        pegasus_rows(folder, rated_texts(options.texts), options.runs)
+    if options.causal_texts:
+        causal_rows(rated_texts(options.causal_texts), options.runs)
+        sharing_row(options.causal_texts, options.runs)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Perplexity against the sliding-window loop of Hugging Face's documentation, text by text.
+"""Perplexity against the sliding-window loop in the documentation of transformers.
 
     python benchmarks/perplexity.py [--texts 32] [--runs 5] [--curve]
 
-SmolLM2-135M in float32, paragraphs of WikiText-2 of 20 to 80 words. Both sides read the same start
-token, so that the first word counts on both. Needs the data folder (CTRLREWARD_DATA).
+SmolLM2-135M in float32 on paragraphs of WikiText-2 with 20 to 80 words. Both sides prepend the same
+start token, so that the first word counts too. Needs the data folder (CTRLREWARD_DATA).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import floor
 import numpy as np
 import torch
-from side_by_side import Work, compare, cost_curve, header, options, running_texts
+from side_by_side import Work, compare, cost_curve, parse_options, print_header, running_texts
 
 from ctrlreward import Samples
 from ctrlreward.models.tokenization import start_token
@@ -27,53 +27,53 @@ def scoring(scorer: Perplexity, texts: list[str]) -> Work:
     return lambda: scorer.score(samples)["log_likelihood"]
 
 
-@floor.plain_products()
+@floor.pytorch_products()
 def documented(scorer: Perplexity, texts: list[str]) -> np.ndarray:
-    """Each text alone, in windows of the model's context: the loss of the tokens that are new."""
-    model, tokenizer = scorer.language_model.model, scorer.language_model.tokenizer
+    """Score one text at a time in windows of the model's context, counting only new tokens."""
+    model, tokenizer = scorer.loaded_model.model, scorer.loaded_model.tokenizer
     window = model.config.max_position_embeddings
     start = start_token(tokenizer)
     values = []
     for text in texts:
         ids = torch.tensor([start + tokenizer(text, add_special_tokens=False).input_ids])
-        total, counted, seen = 0.0, 0, 0
+        total, count, scored_until = 0.0, 0, 0
         for begin in range(0, ids.shape[1], STRIDE):
             end = min(begin + window, ids.shape[1])
-            read = ids[:, begin:end]
-            labels = read.clone()
-            labels[:, : read.shape[1] - (end - seen)] = -100
+            window_ids = ids[:, begin:end]
+            labels = window_ids.clone()
+            labels[:, : window_ids.shape[1] - (end - scored_until)] = -100
             with torch.no_grad():
-                loss = model(read, labels=labels).loss
-            # Labels are moved by one inside the model, so a window's first token has no loss.
-            scored = int((labels[:, 1:] != -100).sum())
-            total, counted, seen = total - loss.item() * scored, counted + scored, end
+                loss = model(window_ids, labels=labels).loss
+            # The model shifts the labels by one, so the first token of a window has no loss.
+            new = int((labels[:, 1:] != -100).sum())
+            total, count, scored_until = total - loss.item() * new, count + new, end
             if end == ids.shape[1]:
                 break
-        values.append(total / counted)
+        values.append(total / count)
     return np.array(values)
 
 
 def paragraphs(count: int) -> list[str]:
-    """Texts of 20, 40, 60, 80, 20 … words."""
+    """Return texts of 20, 40, 60, 80, 20, … words."""
     texts = running_texts(count, 80)
     return [" ".join(text.split()[: 20 + 20 * (i % 4)]) for i, text in enumerate(texts)]
 
 
 def main() -> None:
-    given = options(__doc__, 32)
-    header()
+    options = parse_options(__doc__, 32)
+    print_header()
     scorer = Perplexity("smollm2-135m", dtype="float32")
-    if given.curve:
+    if options.curve:
         cost_curve(
             *(SUITE, "smollm2-135m", lambda texts: scoring(scorer, texts)),
-            *(given.curve_texts, given.curve_words),
+            *(options.curve_texts, options.curve_words),
         )
         return
-    texts = paragraphs(given.texts)
+    texts = paragraphs(options.texts)
     ours = scoring(scorer, texts)
     compare(
-        *(SUITE, "smollm2-135m", ours, lambda: documented(scorer, texts), given.runs),
-        *("loop of the documentation", floor.unpadded(scorer.language_model, ours)),
+        *(SUITE, "smollm2-135m", ours, lambda: documented(scorer, texts), options.runs),
+        *("loop in the documentation", floor.unpadded(scorer.loaded_model, ours)),
     )
 
 

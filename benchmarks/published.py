@@ -1,5 +1,5 @@
-"""CTRLEval's published procedure, written plainly: one pattern with one target a row, eight rows a
-pass, padded in the given order, logits over the whole vocabulary."""
+"""CTRLEval's published procedure, reimplemented: one pattern and target per row, eight rows per
+forward pass in the given order, with padding and logits over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
-from floor import plain_products
+from floor import pytorch_products
 from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
@@ -25,40 +25,40 @@ from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT
 BATCH = 8
 
 
-@plain_products()
+@pytorch_products()
 def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
-    """An aspect's scores by an encoder-decoder of PEGASUS' kind."""
+    """Score an aspect with an encoder-decoder such as PEGASUS."""
     words = [w for words in scorer.task.verbalizers.values() for w in words]
-    make: dict[str, Callable[[int], list[Blank]]] = {
+    blanks_of: dict[str, Callable[[int], list[Blank]]] = {
         "coherence": lambda i: coherence_blanks(scorer.split(samples.texts[i])),
         "consistency": lambda i: consistency_blanks(samples.texts[i], samples.prefixes[i]),
         "attribute_relevance": lambda i: relevance_blanks(
             samples.texts[i], scorer.task.prompts, words
         ),
     }
-    groups = [make[aspect](i) for i in range(len(samples))]
+    groups = [blanks_of[aspect](i) for i in range(len(samples))]
     rows = [
         (blank.left + "<mask_1>" + blank.right, target, blank.ends)
         for group in groups
         for blank in group
         for target in blank.targets
     ]
-    found = iter(_infilled(scorer, rows))
+    targets = iter(_infilled(scorer, rows))
     values = []
     for i, group in enumerate(groups):
-        own = np.array([next(found) for blank in group for _ in blank.targets])
+        scored = np.array([next(targets) for blank in group for _ in blank.targets])
         if aspect == "attribute_relevance":
-            by_label = own[:, 0].reshape(len(group), len(scorer.labels), -1).swapaxes(1, 2)
-            chances = label_probabilities(by_label.reshape(-1, len(scorer.labels)))
-            values.append(chances[scorer.labels.index(samples.labels[i])])
+            by_label = scored[:, 0].reshape(len(group), len(scorer.labels), -1).swapaxes(1, 2)
+            probabilities = label_probabilities(by_label.reshape(-1, len(scorer.labels)))
+            values.append(probabilities[scorer.labels.index(samples.labels[i])])
         else:
-            values.append(weighted_mean(own[:, 0], own[:, 1]))
+            values.append(weighted_mean(scored[:, 0], scored[:, 1]))
     return np.array(values)
 
 
-@plain_products()
+@pytorch_products()
 def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
-    """Attribute relevance by a decoder-only model, of prompts that stand behind the text."""
+    """Score attribute relevance with a decoder-only model and prompts that follow the text."""
     rows = []
     verbalizers = list(zip(*scorer.task.verbalizers.values(), strict=True))
     for text in samples.texts:
@@ -70,32 +70,34 @@ def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
     means = np.array(_continued(scorer, rows)).reshape(shape)
     return np.array(
         [
-            label_probabilities(own, mean_weights)[scorer.labels.index(label)]
-            for own, label in zip(means, samples.labels, strict=True)
+            label_probabilities(text_means, mean_weights)[scorer.labels.index(label)]
+            for text_means, label in zip(means, samples.labels, strict=True)
         ]
     )
 
 
 def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
-    """The same with our engine asked for one prompt of one text at a time, all words at once."""
+    """Score attribute relevance with our engine, one request per text and prompt."""
     values = []
     for text, label in zip(samples.texts, samples.labels, strict=True):
         means = []
         for prompt in scorer.task.prompts:
             words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
             blanks = relevance_blanks(text, [prompt], words)
-            ((found,),) = run_requests([scorer.infiller.requests(blanks)])
-            means += [word.log_probs.mean() for word in found]
-        chances = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), mean_weights)
-        values.append(chances[scorer.labels.index(label)])
+            ((word_scores,),) = run_requests([scorer.loaded_model.requests(blanks)])
+            means += [word.log_probs.mean() for word in word_scores]
+        probabilities = label_probabilities(
+            np.reshape(means, (-1, len(scorer.labels))), mean_weights
+        )
+        values.append(probabilities[scorer.labels.index(label)])
     return np.array(values)
 
 
 def load_reference(folder: Path) -> ModuleType:
-    """The module of a user's own checkout of the published CTRLEval.
+    """Import `ctrleval.py` from a checkout of the published CTRLEval.
 
     Raises:
-        SystemExit: It is not there, or what it imports is not installed.
+        SystemExit: The file is missing, or a package that it imports is not installed.
     """
     path = folder / "ctrleval.py"
     if not path.is_file():
@@ -109,13 +111,13 @@ def load_reference(folder: Path) -> ModuleType:
             f"--reference {folder} can't be imported here: {error}. Install what it needs, or "
             "leave --reference out"
         ) from error
-    module.tqdm = lambda items: items  # a bar for each call
+    module.tqdm = lambda items: items  # no progress bars
     return module
 
 
 def _infilled(scorer: CTRLEval, rows: list[tuple[str, str, bool]]) -> list[tuple[float, float]]:
-    """Mean log-probability and weight of each row's target."""
-    infiller = scorer.infiller
+    """Return mean log-probability and weight of each row's target."""
+    infiller = scorer.loaded_model
     scores: list[tuple[float, float]] = []
     for start in range(0, len(rows), BATCH):
         batch = rows[start : start + BATCH]
@@ -138,8 +140,8 @@ def _infilled(scorer: CTRLEval, rows: list[tuple[str, str, bool]]) -> list[tuple
 
 
 def _continued(scorer: CTRLEval, rows: list[tuple[str, str]]) -> list[float]:
-    """Mean log-probability of each row's target after its context."""
-    tokenizer, model = scorer.infiller.tokenizer, scorer.infiller.lm.model
+    """Return the mean log-probability of each row's target after its context."""
+    tokenizer, model = scorer.loaded_model.tokenizer, scorer.loaded_model.lm.model
     begin = start_token(tokenizer)
     means = []
     for start in range(0, len(rows), BATCH):
@@ -163,7 +165,9 @@ def _continued(scorer: CTRLEval, rows: list[tuple[str, str]]) -> list[float]:
         for row, losses, (context, _) in zip(
             encoded, loss.view(len(encoded), -1), rows[start : start + BATCH], strict=True
         ):
-            # As in our engine, a token that reaches into the target counts as the target's.
-            own = [k for k, (_, end) in enumerate(row.offset_mapping) if end > len(context)]
-            means.append(-losses[own].mean().item())
+            # As in our engine, a token that overlaps the target belongs to the target.
+            target_tokens = [
+                k for k, (_, end) in enumerate(row.offset_mapping) if end > len(context)
+            ]
+            means.append(-losses[target_tokens].mean().item())
     return means

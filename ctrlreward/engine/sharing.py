@@ -1,4 +1,4 @@
-"""Models that all scorers share which name them alike, each used by one thread at a time."""
+"""Models shared by all scorers that name them alike, each used by one thread at a time."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from threading import Lock, RLock
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 Model = TypeVar("Model")
 
 _models: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
 _loading = RLock()
-_locks: WeakKeyDictionary[Any, Lock] = WeakKeyDictionary()
+
+# Lock of each object in use, by its id. A lock lives while a thread holds it or waits for it.
+_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_locks_lock = Lock()
 
 
 def shared_model(build: Callable[..., Model], *arguments: Hashable) -> Model:
@@ -26,8 +29,11 @@ def shared_model(build: Callable[..., Model], *arguments: Hashable) -> Model:
 
 @contextmanager
 def exclusive(model: object) -> Iterator[None]:
-    """Hold the lock of a model, whose hooks and tokenizer serve one thread at a time."""
-    with _loading:
-        lock = _locks.setdefault(model, Lock())
+    """Keep other threads from using a model, whose hooks and tokenizer serve one thread at a time.
+
+    The thread that holds the model may enter again.
+    """
+    with _locks_lock:
+        lock = _locks.setdefault(id(model), RLock())
     with lock:
         yield

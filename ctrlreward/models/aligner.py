@@ -1,4 +1,4 @@
-"""Aligners: how well each token of one text is borne out by another text."""
+"""Aligners of CTC: how well each token of one text is supported by another text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.engine.batching import windows
+from ctrlreward.engine.sharing import exclusive
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.samples import shortened
@@ -18,11 +19,11 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class TokenAlignment(NamedTuple):
-    """How well each token of text a is aligned with text b.
+    """Alignment of the tokens of text a with text b.
 
     Attributes:
-        spans: Where each token stands in a: its first character and the one after its last.
-        values: Float64, shape (len(spans),); higher is better aligned.
+        spans: Character span of each token in a, end exclusive.
+        values: Alignment of each token, float64, shape (len(spans),); higher is better.
     """
 
     spans: Spans
@@ -30,71 +31,62 @@ class TokenAlignment(NamedTuple):
 
 
 class Aligner(Protocol):
-    """Whatever aligns the tokens of texts with other texts."""
+    """Model that aligns the tokens of texts with other texts."""
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterable[TokenAlignment]:
-        """For each pair (a, b) the alignment of a's tokens with b, in the given order.
+        """Return the alignment of a with b for each pair (a, b), in the given order.
 
-        They may come one after the other, so that not all are in memory at a time.
+        May be a generator, so that not all alignments are in memory at once.
         """
 
 
 class EmbeddingAligner:
-    """A token's largest cosine with a token of the other text, -1 to 1 (CTC's E).
+    """Embedding aligner E: each token's largest cosine with a token of the other text, -1 to 1.
 
-    Deng et al. (2021), https://arxiv.org/abs/2109.06379: the matching of BERTScore, without its
-    idf weights. As in their package, special tokens take no part on either side, though the
-    encoder reads them.
+    Deng et al. (2021), https://arxiv.org/abs/2109.06379: the matching of BERTScore without idf
+    weights. As in their package, special tokens are encoded but not matched.
 
     Args:
-        model: Local folder, hub id or short name of an encoder, read at its last layer.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        encoder: Encoder whose last layer is compared; other scorers may share it.
     """
 
-    def __init__(
-        self,
-        model: str = "minilm-l6",
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.encoder = Encoder(model, device, dtype, batch_tokens)
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder = encoder
 
     def align(self, pairs: Sequence[tuple[str, str]]) -> Iterator[TokenAlignment]:
-        """The cosines of each pair (a, b), one pair after the other; each text is read once.
+        """Yield the cosines of each pair (a, b); each text is encoded once.
 
-        A text's tokens are let go of after its last pair, so memory doesn't grow with the number
-        of pairs where those that share a text follow each other (`sharing_order`).
+        The embeddings of a text are freed after its last pair, so that memory does not grow with
+        the number of pairs if pairs with a common text are adjacent (`group_shared_texts`).
 
-        Texts longer than the model reads are cut, with a warning. Where a has no token there are
-        no values; where b has none they are NaN.
+        Texts longer than the model's context are truncated, with a warning. If a has no token there
+        are no values; if b has none they are NaN.
         """
-        last = {text: i for i, pair in enumerate(pairs) for text in pair}
+        last_pair = {text: i for i, pair in enumerate(pairs) for text in pair}
         distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
-        reading = windows(distinct)
+        remaining = windows(distinct)
         tokens: dict[str, _Tokens] = {}
         for i, pair in enumerate(pairs):
             while not tokens.keys() >= {*pair}:
-                texts = [distinct[place] for place in next(reading)]
+                texts = [distinct[j] for j in next(remaining)]
                 tokens.update(zip(texts, self._tokens(texts), strict=True))
             a, b = (tokens[text] for text in pair)
             yield TokenAlignment(a.spans, best_cosines(a.vectors, b.vectors))
             for text in {*pair}:
-                if last[text] == i:
+                if last_pair[text] == i:
                     del tokens[text]
 
     def _tokens(self, texts: list[str]) -> list[_Tokens]:
-        """Each text's own tokens."""
-        embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
-        encoded = self.encoder.tokenizer(
-            texts,
-            truncation=True,
-            max_length=max(1, *map(len, embedded)),  # as far as the encoder read
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-        )
+        """Encode texts; drop their special tokens."""
+        with exclusive(self.encoder):
+            embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
+            encoded = self.encoder.tokenizer(
+                texts,
+                truncation=True,
+                max_length=max(1, *map(len, embedded)),  # truncate as the encoder did
+                return_offsets_mapping=True,
+                return_special_tokens_mask=True,
+            )
         return [
             _own_tokens(*row)
             for row in zip(
@@ -103,11 +95,11 @@ class EmbeddingAligner:
         ]
 
 
-def sharing_order(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The distinct pairs, those one after the other that share their more frequent text."""
+def group_shared_texts(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the distinct pairs, ordered so that those with the same frequent text are adjacent."""
     distinct = list(dict.fromkeys(pairs))
-    uses = Counter(text for pair in distinct for text in pair)
-    return sorted(distinct, key=lambda pair: sorted(pair, key=lambda text: (-uses[text], text)))
+    counts = Counter(text for pair in distinct for text in pair)
+    return sorted(distinct, key=lambda pair: sorted(pair, key=lambda text: (-counts[text], text)))
 
 
 class _Tokens(NamedTuple):

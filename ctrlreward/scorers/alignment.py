@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -12,56 +11,64 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.alignment import AGGREGATES, preservation
-from ctrlreward.models.aligner import Aligner, EmbeddingAligner, TokenAlignment, sharing_order
+from ctrlreward.models.aligner import (
+    Aligner,
+    EmbeddingAligner,
+    TokenAlignment,
+    group_shared_texts,
+)
+from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import Samples, shortened
-from ctrlreward.scorers.aligned_text import AlignedText, aligned_text
-from ctrlreward.scorers.aspects import ASPECTS, Aspect
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.scorers.present import present
+from ctrlreward.scorers.alignment_aspects import ASPECTS, Aspect
+from ctrlreward.scorers.alignment_explanation import AlignedText, aligned_text
+from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.scorers.empty_texts import nonempty
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 log = logging.getLogger(__name__)
 
-# What a method says of one token; a regression is the output of a linear layer.
+# Range of a token's value by method; a regression is the output of a linear layer.
 _VALUES = {"embedding": (-1.0, 1.0), "discriminative": (0.0, 1.0), "regression": (-np.inf, np.inf)}
 
 _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
 
-class Alignment(Scorer):
-    """Aspects of a text by how well its tokens are aligned with what it was made from.
+class Alignment(ModelScorer[Aligner]):
+    """Aspects of a text, by the alignment of its tokens with the input it was generated from.
 
     Deng et al. (2021), https://arxiv.org/abs/2109.06379. With x the source, y the text, r the
     reference, c the context and h the dialog history:
 
     - `consistency`: mean align(y → x). Needs `sources`.
-    - `relevance`: mean align(r → y) × mean align(y → x), and the two apart, as
-      `relevance_reference` and `relevance_output`. Needs `sources` and `references`.
-    - `preservation`: the harmonic mean of mean align(y → x) and mean align(x → y), and the two
-      apart, as `preservation_output` and `preservation_source`. Needs `sources`.
+    - `relevance`: mean align(r → y) × mean align(y → x), and the factors as `relevance_reference`
+      and `relevance_output`. Needs `sources` and `references`.
+    - `preservation`: harmonic mean of mean align(y → x) and mean align(x → y), and the two means
+      as `preservation_output` and `preservation_source`. Needs `sources`.
     - `engagingness`: sum align(y → c and h) without stop words. Needs `contexts`, `histories`.
     - `groundedness`: sum align(y → c) without stop words. Needs `contexts`.
 
-    All are better when higher. White space around a text is left aside.
+    Higher is better for all. White space around a text is ignored.
 
     Args:
-        aspects: Which scores to compute.
-        model: Local folder, hub id or short name: an encoder for `"embedding"`, for the other
-            methods an aligner that was trained as such.
-        method: What aligns: `"embedding"` (the paper's E), `"discriminative"` (D) or
-            `"regression"` (R), which gives one value for all of a text.
-        stop_words: What engagingness and groundedness leave out: a file with a word a line, or a
-            list; `[]` leaves out nothing. None takes `ENGLISH_STOP_WORDS`, the function words of
-            English; the paper took NLTK's list. Regression doesn't look at words.
-        aggregate: `"mean"` or `"sum"`, for every aspect; None takes the paper's for each.
-        device: Where the model runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
+        aspects: Scores to compute.
+        model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
+            aligner trained for the method otherwise.
+        method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
+            yields one value per text.
+        stop_words: Words that engagingness and groundedness leave out: a file with one word per
+            line, or a list; `[]` leaves out nothing. None uses `ENGLISH_STOP_WORDS`, the function
+            words of English; the paper used NLTK's list. Regression ignores stop words.
+        aggregate: `"mean"` or `"sum"` for every aspect; None uses the paper's for each.
+        device: See `ModelScorer`.
+        dtype: See `ModelScorer`.
+        batch_tokens: See `ModelScorer`.
 
     Raises:
-        ValueError: An aspect, `method` or `aggregate` is unknown, or stop words can't be read.
+        ValueError: An aspect, `method` or `aggregate` is unknown, or the file of stop words can't
+            be read.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Alignment(Scorer):
         dtype: str | None = None,
         batch_tokens: int | None = None,
     ) -> None:
+        super().__init__(model, device, dtype, batch_tokens)
         unknown = [aspect for aspect in aspects if aspect not in ASPECTS]
         if unknown or not aspects:
             raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(ASPECTS)}")
@@ -83,17 +91,13 @@ class Alignment(Scorer):
         if aggregate is not None and aggregate not in AGGREGATES:
             raise ValueError(f"aggregate = {aggregate!r}: give one of {', '.join(AGGREGATES)}")
         self.aspects = tuple(aspects)
-        self.model = model
         self.method = method
-        self.stop_words = _words(stop_words)
+        self.stop_words = _read_stop_words(stop_words)
         self.aggregate = aggregate
-        self.device = device
-        self.dtype = dtype
-        self.batch_tokens = batch_tokens
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """The chosen aspects; those of two directions also give the directions apart."""
+        """Direction and range of the chosen aspects, and of both parts of two-part aspects."""
         ranges: dict[str, tuple[float, float]] = {}
         for name in self.aspects:
             aspect = ASPECTS[name]
@@ -104,23 +108,33 @@ class Alignment(Scorer):
                 ranges[name] = (-high if signed else 0.0, high)
         return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
-    @cached_property
-    def aligner(self) -> Aligner:
-        """The model, loaded at its first use."""
-        return load_aligner(self.model, self.method, self.device, self.dtype, self.batch_tokens)
+    def build_model(self, name: str) -> Aligner:
+        """Load the aligner of the method, or share it with the scorers that have loaded it.
+
+        The encoder of `"embedding"` is also shared with `Similarity`.
+        """
+        settings = (name, self.device, self.dtype, self.batch_tokens)
+        if self.method == "embedding":
+            return EmbeddingAligner(shared_model(Encoder, *settings))
+        if self.method == "discriminative":
+            return shared_model(TokenAligner, *settings)
+        return shared_model(RegressionAligner, *settings)
 
     def score(self, samples: Samples) -> dict[str, Scores]:
-        """Scores of the chosen aspects and of their directions, each float64 of shape (n,).
+        """Return the chosen aspects and their directions, each float64 of shape (n,).
 
-        NaN, with a warning, where a text that the aspect reads is empty or has no token to take
-        the mean of. The sum over a text of stop words only is 0: it says nothing.
+        NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
+        The sum over a text of stop words only is 0: such a text carries no information.
 
         Raises:
             ValueError: A column that an aspect needs is absent.
         """
         scores = {direction: np.empty(len(samples)) for direction in self._directions}
-        for job, aligned in self._explaining(samples):
+
+        def keep(job: _Job, aligned: AlignedText) -> None:
             scores[job.direction][job.sample] = aligned.score
+
+        self._align_each(samples, keep)
         for name in self.aspects:
             aspect = ASPECTS[name]
             if aspect.fold is not None:
@@ -128,52 +142,44 @@ class Alignment(Scorer):
         return scores
 
     def explain(self, samples: Samples) -> list[dict[str, AlignedText]]:
-        """What the scores are made of: the alignment of each token.
+        """Return the alignment of each token behind the scores.
 
-        `scorers.highlight.highlight` makes a coloured text of it, `scorers.aligned_text.to_records`
-        plain data.
+        `plots.highlight.highlight` renders one sample as coloured text;
+        `scorers.alignment_explanation.to_records` converts the result to plain data.
 
         Returns:
-            For each sample the directions of the chosen aspects, by name, each with the score
-            that `score` gives.
+            For each sample, the directions of the chosen aspects by name, with the same scores as
+            `score`.
 
         Raises:
-            ValueError: As `score` does.
+            ValueError: See `score`.
         """
-        made = {(job.sample, job.direction): aligned for job, aligned in self._explaining(samples)}
+        explained: dict[tuple[int, str], AlignedText] = {}
+
+        def keep(job: _Job, aligned: AlignedText) -> None:
+            explained[job.sample, job.direction] = aligned
+
+        self._align_each(samples, keep)
         return [
-            {direction: made[i, direction] for direction in self._directions}
+            {direction: explained[i, direction] for direction in self._directions}
             for i in range(len(samples))
         ]
 
-    def _explaining(self, samples: Samples) -> Iterator[tuple[_Job, AlignedText]]:
-        """Each direction of each sample, one after the other, in an order that suits the aligner.
+    def _align_each(self, samples: Samples, keep: Callable[[_Job, AlignedText], None]) -> None:
+        """Call `keep` with each direction of each sample, in an order that suits the aligner.
 
-        Directions of several aspects may be the same, and samples may share their texts.
+        A pair of texts is aligned once, even if several aspects or samples contain it.
         """
         jobs: dict[tuple[str, str], list[_Job]] = {}
         for aspect in self.aspects:
             for job in _jobs(aspect, samples):
                 jobs.setdefault((job.text, job.other), []).append(job)
-        pairs = sharing_order(pair for pair in jobs if all(pair))
-        aligned = zip(pairs, self.aligner.align(pairs), strict=True)
+        pairs = group_shared_texts(pair for pair in jobs if all(pair))
         empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
-        for pair, alignment in chain(empty, aligned):
-            for job in jobs[pair]:
-                yield job, self._aligned(job, alignment)
-
-    def load(self) -> None:
-        """Loads the model now."""
-        _ = self.aligner
-
-    def to(self, device: str) -> None:
-        """Has the model loaded on the device at the next use."""
-        self.release()
-        self.device = device
-
-    def release(self) -> None:
-        """Frees the model; the next `score` loads it again."""
-        self.__dict__.pop("aligner", None)
+        with self.exclusive_model() as aligner:
+            for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
+                for job in jobs[pair]:
+                    keep(job, self._aligned(job, alignment))
 
     @property
     def _directions(self) -> list[str]:
@@ -183,7 +189,7 @@ class Alignment(Scorer):
         return self.aggregate or aspect.aggregate
 
     def _range(self, aspect: Aspect) -> tuple[float, float]:
-        """Of a direction."""
+        """Return the range of one direction."""
         low, high = _VALUES[self.method]
         if self._aggregate(aspect) == "mean":
             return low, high
@@ -197,7 +203,7 @@ class Alignment(Scorer):
         if job.text and job.other and np.isnan(aligned.score):
             column = aspect.directions[job.direction].text
             log.warning(
-                "%s[%d] = %s: no token counts, or none is there to align with: %s is NaN",
+                "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
                 *(column, job.sample, shortened(job.text), job.direction),
             )
         return aligned
@@ -214,7 +220,7 @@ class _Job(NamedTuple):
 
 
 def _jobs(aspect: str, samples: Samples) -> list[_Job]:
-    """All directions of an aspect for all samples; names those that have an empty text."""
+    """Return all directions of an aspect for all samples, and warn of empty texts."""
     columns: dict[str, list[str]] = {}
     jobs = []
     for name, direction in ASPECTS[aspect].directions.items():
@@ -223,39 +229,11 @@ def _jobs(aspect: str, samples: Samples) -> list[_Job]:
         jobs += [
             _Job(i, aspect, name, *row) for i, row in enumerate(zip(*sides.values(), strict=True))
         ]
-    present(aspect, **columns)
+    nonempty(aspect, **columns)
     return jobs
 
 
-def load_aligner(
-    model: str,
-    method: str,
-    device: str = "cpu",
-    dtype: str | None = None,
-    batch_tokens: int | None = None,
-) -> Aligner:
-    """The aligner of a method.
-
-    Args:
-        model: Local folder, hub id or short name.
-        method: `"embedding"`, `"discriminative"` or `"regression"`.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-
-    Raises:
-        ValueError: The method is unknown, or the model is not one for it.
-    """
-    if method == "embedding":
-        return EmbeddingAligner(model, device, dtype, batch_tokens)
-    if method == "discriminative":
-        return TokenAligner(model, device, dtype, batch_tokens)
-    if method == "regression":
-        return RegressionAligner(model, device, dtype, batch_tokens)
-    raise ValueError(f"method = {method!r}: give one of {', '.join(_VALUES)}")
-
-
-def _words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
+def _read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
     if given is None:
         return ENGLISH_STOP_WORDS
     if isinstance(given, (str, PathLike)):
@@ -264,6 +242,6 @@ def _words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
         except OSError as error:
             raise ValueError(
                 f"stop_words = {str(given)!r} can't be read ({error.strerror}): give the path of "
-                "a file with a word a line, or a list of words"
+                "a file with one word per line, or a list of words"
             ) from error
     return frozenset(word.lower() for word in given)

@@ -1,4 +1,4 @@
-"""Whether classifiers find all wanted attributes in a text (multi-aspect control)."""
+"""Accuracy of multi-aspect control: one classifier per attribute of a text."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import numpy as np
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.scorers.present import present, spread
+from ctrlreward.scorers.base import CompositeScorer, Scores, ScoreSpec
+from ctrlreward.scorers.empty_texts import nonempty, scatter
 
 log = logging.getLogger(__name__)
 
-# Attribute → wanted label, of one sample.
-Wanted = Mapping[str, str]
+# Attribute → target label of one sample.
+Targets = Mapping[str, str]
 
 _NAMES = ("accuracy", "label_probability")
 _ASSIGNMENT = re.compile(r"(?:^|\s+)([^\s=]+)=")
 
 
 class MeanAndDeviation(NamedTuple):
-    """Over combinations of wanted labels.
+    """Mean and standard deviation over combinations of target labels.
 
     Attributes:
         mean: 0 to 1, higher is better.
-        deviation: Standard deviation over the combinations that there are (divisor n).
+        deviation: Population standard deviation (divisor n).
     """
 
     mean: float
@@ -39,14 +39,14 @@ class MeanAndDeviation(NamedTuple):
 
 @dataclass(frozen=True)
 class AttributeReport:
-    """How well a generator is controlled, as studies of multi-aspect control report it.
+    """Control accuracy of a generator, as studies of multi-aspect control report it.
 
     Attributes:
-        combinations: Each combination of wanted labels (`"sentiment=negative topic=world"`), with
-            the mean over its samples of each attribute it names.
-        attributes: Each attribute over the combinations that name it.
-        average: Over combinations, of the mean of a combination's attributes.
-        failed: Samples without a score, left out.
+        combinations: Each combination of target labels (`"sentiment=negative topic=world"`) with
+            the mean over its samples for each attribute it names.
+        attributes: Each attribute, over the combinations that name it.
+        average: Mean over the attributes of each combination, over all combinations.
+        failed: Number of samples without a score, which are left out.
     """
 
     combinations: Mapping[str, Mapping[str, float]]
@@ -55,29 +55,32 @@ class AttributeReport:
     failed: int
 
 
-class AttributeClassifier(Scorer):
-    """One classifier an attribute, each asked for the wanted label. Needs `labels`.
+class AttributeClassifier(CompositeScorer):
+    """Decisions of one classifier per attribute on the target labels. Needs `labels`.
 
-    - `accuracy_<attribute>`: 1.0 where the attribute's classifier decides for the wanted label,
-      else 0.0; NaN where the sample doesn't name the attribute, which is then not controlled.
-    - `label_probability_<attribute>`: the probability of the wanted label, 0 to 1, or NaN.
-    - `accuracy`, `label_probability`: their means over the attributes that the sample names.
-      These are what a reward is made of: they are NaN only where the sample failed.
+    - `accuracy_<attribute>`: 1.0 if the attribute's classifier predicts the target label, else
+      0.0; NaN if the label of the sample does not name the attribute: it is not controlled then.
+    - `label_probability_<attribute>`: probability of the target label, 0 to 1, or NaN.
+    - `accuracy`, `label_probability`: means over the attributes that the sample names. Use these
+      for a reward: they are NaN only if the sample failed.
 
-    Higher is better throughout. A sample's label names its attributes, `"sentiment=negative
-    topic=world"` (`attribute_label` writes it); with a single classifier a plain label does.
+    Higher is better for all. The label of a sample names its attributes, as in `"sentiment=negative
+    topic=world"` (`attribute_label` writes it); with a single classifier a plain label will do.
 
     Args:
-        classifiers: Attribute → classifier, as `Accuracy` takes it. A classifier that reads a
-            text pair (`"world"` and the text, as AG News classifiers of control studies do)
-            is given as an object with `labels` and `probabilities`.
-        device: Where classifiers that are named run.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
+        classifiers: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
+            (`"world"` and the text, as AG News classifiers of control studies do) is passed as
+            an object with `labels` and `probabilities`.
+        device: See `ModelScorer`.
+        dtype: See `ModelScorer`.
+        batch_tokens: See `ModelScorer`.
+
+    Attributes:
+        classifiers: Attribute → `Accuracy` scorer.
 
     Raises:
-        ValueError: There is no classifier, or an attribute's name is empty or has white space or
-            "=" in it.
+        ValueError: There is no classifier, or the name of an attribute is empty or contains white
+            space or "=".
     """
 
     def __init__(
@@ -93,169 +96,154 @@ class AttributeClassifier(Scorer):
             if not re.fullmatch(r"[^\s=]+", attribute):
                 raise ValueError(
                     f"classifiers has the attribute {attribute!r}: give names without white space "
-                    "and '=', which part the attributes in a sample's label"
+                    "and '=', which separate the attributes in a sample's label"
                 )
-        self.parts = {
+        self.classifiers = {
             attribute: Accuracy(classifier, device, dtype, batch_tokens)
             for attribute, classifier in classifiers.items()
         }
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """The means, then those of each attribute."""
-        names = [*_NAMES, *(f"{name}_{part}" for part in self.parts for name in _NAMES)]
+        """Direction and range of the means, then of each attribute's scores."""
+        names = [*_NAMES, *(f"{name}_{key}" for key in self.classifiers for name in _NAMES)]
         return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
-        """All scores, float64 of shape (n,).
+    @property
+    def parts(self) -> tuple[Accuracy, ...]:
+        """The `Accuracy` scorer of each attribute."""
+        return tuple(self.classifiers.values())
 
-        NaN, with a warning, where a text is empty or a label names no attribute; a mean is NaN
-        too where a classifier fails on one of its attributes.
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        """Return all scores, float64 of shape (n,).
+
+        NaN, with a warning, if a text is empty or its label names no attribute. A mean is also
+        NaN if a classifier fails on one of its attributes.
 
         Raises:
-            ValueError: The column `labels` is absent, or names an attribute that has no
-                classifier or a label that its classifier doesn't know.
+            ValueError: The column `labels` is absent, or it names an attribute without a
+                classifier or a label that the classifier lacks.
         """
-        return self._score(samples, self._wanted(samples))
+        return self._score(samples, self._targets(samples))
 
     def corpus(self, samples: Samples, score: str = "accuracy") -> AttributeReport:
-        """Averages and deviations over the combinations of wanted labels.
+        """Return means and deviations over the combinations of target labels.
 
-        Gu et al. (2022, 2023) report the mean and the deviation over the combinations of
-        attributes under the name of accuracy; their published evaluation takes the mean
-        probability of the wanted label, which is `score="label_probability"`.
+        Gu et al. (2022, 2023) report the mean and deviation over combinations of attributes as
+        accuracy. Their published evaluation averages the probability of the target label, which
+        is `score="label_probability"`.
 
         Args:
             samples: All texts of one system.
-            score: `"accuracy"`, the share of right decisions, or `"label_probability"`.
+            score: `"accuracy"`, the share of correct decisions, or `"label_probability"`.
 
         Raises:
-            ValueError: As `score` does, or `score` is another one.
+            ValueError: See the method `score`; or the argument `score` is unknown.
         """
         if score not in _NAMES:
             raise ValueError(f"score = {score!r}: give one of {', '.join(_NAMES)}")
-        wanted = self._wanted(samples)
-        scores = self._score(samples, wanted)
+        targets = self._targets(samples)
+        scores = self._score(samples, targets)
         rows: dict[str, list[int]] = {}
-        for i, labels in enumerate(wanted):
+        for i, labels in enumerate(targets):
             if not np.isnan(scores[score][i]):
-                ordered = {part: labels[part] for part in self.parts if part in labels}
+                ordered = {key: labels[key] for key in self.classifiers if key in labels}
                 rows.setdefault(attribute_label(ordered), []).append(i)
         combinations = {
             name: {
-                part: float(scores[f"{score}_{part}"][places].mean())
-                for part in self.parts
-                if part in wanted[places[0]]
+                key: float(scores[f"{score}_{key}"][indices].mean())
+                for key in self.classifiers
+                if key in targets[indices[0]]
             }
-            for name, places in rows.items()
+            for name, indices in rows.items()
         }
-        return AttributeReport(
-            combinations,
-            {
-                part: _over([of[part] for of in combinations.values() if part in of])
-                for part in self.parts
-            },
-            _over([float(np.mean(list(of.values()))) for of in combinations.values()]),
-            failed=int(np.isnan(scores[score]).sum()),
-        )
+        attributes = {
+            key: _mean_and_deviation([row[key] for row in combinations.values() if key in row])
+            for key in self.classifiers
+        }
+        averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
+        failed = int(np.isnan(scores[score]).sum())
+        return AttributeReport(combinations, attributes, _mean_and_deviation(averages), failed)
 
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Those of all classifiers."""
-        return tuple(dict.fromkeys(d for part in self.parts.values() for d in part.devices))
-
-    def load(self) -> None:
-        """Loads all classifiers now."""
-        for part in self.parts.values():
-            part.load()
-
-    def to(self, device: str) -> None:
-        """Moves all classifiers, as `Accuracy` does."""
-        for part in self.parts.values():
-            part.to(device)
-
-    def release(self) -> None:
-        """Frees all classifiers; `score` loads them again."""
-        for part in self.parts.values():
-            part.release()
-
-    def _score(self, samples: Samples, wanted: Sequence[Wanted]) -> dict[str, Scores]:
+    def _score(self, samples: Samples, targets: Sequence[Targets]) -> dict[str, Scores]:
         n = len(samples)
         kept = []
-        for i in present("attributes", texts=samples.texts):
-            if wanted[i]:
+        for i in nonempty("attributes", texts=samples.texts):
+            if targets[i]:
                 kept.append(i)
             else:
                 log.warning("labels[%d] names no attribute: attributes is NaN", i)
-        means = {name: np.zeros(n) for name in _NAMES}
-        counts = spread([len(wanted[i]) for i in kept], kept, n)
-        parts: dict[str, Scores] = {}
-        for attribute, part in self.parts.items():
-            rows = [i for i in kept if attribute in wanted[i]]
+        totals = {name: np.zeros(n) for name in _NAMES}
+        counts = scatter([len(targets[i]) for i in kept], kept, n)
+        by_attribute: dict[str, Scores] = {}
+        for attribute, classifier in self.classifiers.items():
+            rows = [i for i in kept if attribute in targets[i]]
             if not rows:
-                parts |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
+                by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
                 continue
-            labels = [wanted[i][attribute] for i in rows]
-            scores = part.score(Samples([samples.texts[i] for i in rows], labels=labels))
+            labels = [targets[i][attribute] for i in rows]
+            scores = classifier.score(Samples([samples.texts[i] for i in rows], labels=labels))
             for name in _NAMES:
-                parts[f"{name}_{attribute}"] = spread(scores[name], rows, n)
-                means[name][rows] += scores[name]
-        return {name: total / counts for name, total in means.items()} | parts
+                by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
+                totals[name][rows] += scores[name]
+        return {name: total / counts for name, total in totals.items()} | by_attribute
 
-    def _wanted(self, samples: Samples) -> list[Wanted]:
-        """The wanted label of each attribute that a sample names, in the order of its label."""
-        wanted: list[Wanted] = []
+    def _targets(self, samples: Samples) -> list[Targets]:
+        """Return the target label of each attribute that a sample names, in label order."""
+        targets: list[Targets] = []
+        single = next(iter(self.classifiers)) if len(self.classifiers) == 1 else None
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
-            asked = _parse(label, next(iter(self.parts)) if len(self.parts) == 1 else None)
-            if asked is None:
+            parsed = _parse(label, single)
+            if parsed is None:
                 raise ValueError(
                     f"labels[{i}] = {label!r} is not of the form "
-                    f"{attribute_label(dict.fromkeys(self.parts, '…'))!r}: name the attributes "
-                    "that are wanted, none of them twice"
+                    f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}: name each target "
+                    "attribute once"
                 )
-            for attribute, value in asked.items():
-                self._check(f"labels[{i}] = {label!r}", attribute, value)
-            wanted.append(asked)
-        return wanted
+            for attribute, target in parsed.items():
+                self._check(f"labels[{i}] = {label!r}", attribute, target)
+            targets.append(parsed)
+        return targets
 
-    def _check(self, item: str, attribute: str, value: str) -> None:
-        if attribute not in self.parts:
+    def _check(self, item: str, attribute: str, target: str) -> None:
+        if attribute not in self.classifiers:
             raise ValueError(
                 f"{item}: there is no classifier for {attribute!r}, only for "
-                f"{', '.join(self.parts)}"
+                f"{', '.join(self.classifiers)}"
             )
-        known = self.parts[attribute].classifier.labels
-        if value not in known:
+        known = self.classifiers[attribute].labels
+        if target not in known:
             raise ValueError(
-                f"{item}: {value!r} is no label of the classifier for {attribute!r}, which knows "
-                f"{', '.join(known)}"
+                f"{item}: {target!r} is not a label of the classifier for {attribute!r}, which "
+                f"has {', '.join(known)}"
             )
 
 
-def attribute_label(wanted: Mapping[str, str | None]) -> str:
-    """The label of a sample with these attributes: `"sentiment=negative topic=world"`.
+def attribute_label(targets: Mapping[str, str | None]) -> str:
+    """Return the label of a sample with these attributes: `"sentiment=negative topic=world"`.
 
     Args:
-        wanted: Attribute → label; one that is None is not controlled, and left out.
+        targets: Attribute → target label; None for an attribute that is not controlled, which is
+            left out.
     """
-    return " ".join(f"{name}={label}" for name, label in wanted.items() if label is not None)
+    return " ".join(f"{name}={label}" for name, label in targets.items() if label is not None)
 
 
-def _parse(label: str, only: str | None) -> dict[str, str] | None:
-    """Attribute → wanted label, none of an empty label; None where it can't be read.
+def _parse(label: str, single: str | None) -> dict[str, str] | None:
+    """Return attribute → target label, empty for an empty label; None if it can't be parsed.
 
-    A plain label is that of the only attribute.
+    A plain label belongs to the single attribute.
     """
     start, *pieces = _ASSIGNMENT.split(label.strip())
     names, values = pieces[::2], pieces[1::2]
-    if start and only is not None and not names:
-        return {only: start}
+    if start and single is not None and not names:
+        return {single: start}
     if start or len(set(names)) < len(names):
         return None
     return {name: value.strip() for name, value in zip(names, values, strict=True)}
 
 
-def _over(values: Sequence[float]) -> MeanAndDeviation:
+def _mean_and_deviation(values: Sequence[float]) -> MeanAndDeviation:
     if not values:
         return MeanAndDeviation(float("nan"), float("nan"))
     return MeanAndDeviation(float(np.mean(values)), float(np.std(values)))

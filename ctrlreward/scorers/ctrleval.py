@@ -18,17 +18,20 @@ from ctrlreward.functional.ctrleval import (
     beta_weights,
     label_probabilities,
     mean_weights,
-    relevance_evaluators,
 )
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
 from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.scorers.explanation import Explanation, Pattern, explanation
+from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.scorers.ctrleval_explanation import (
+    Explanation,
+    explain_likelihood,
+    explain_relevance,
+)
 from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
-from ctrlreward.scorers.task import WORD_SLOT, Task
-from ctrlreward.text.sentences import sentence_splitter as find_splitter
+from ctrlreward.scorers.task import Task
+from ctrlreward.text.sentences import find_splitter
 
 log = logging.getLogger(__name__)
 
@@ -39,38 +42,40 @@ SPECS = {
 }
 
 
-class CTRLEval(Scorer):
-    """Coherence, consistency and attribute relevance of controlled generations, by infilling.
+class CTRLEval(ModelScorer[Infiller]):
+    """Coherence, consistency and attribute relevance of controlled text, by text infilling.
 
-    - `coherence`: weighted mean of each sentence's mean token log-probability given the others.
-    - `consistency`: the same of the remainder given the prefix, and of the prefix given the
-      remainder. Needs `prefixes`.
-    - `attribute_relevance`: the probability of the wanted label among all labels, over all
-      prompts and verbalizers of the task. Needs `labels`.
+    - `coherence`: weighted mean over sentences of the mean token log-probability of the sentence
+      given the others.
+    - `consistency`: weighted mean of the mean token log-probabilities of the remainder given the
+      prefix and of the prefix given the remainder. Needs `prefixes`.
+    - `attribute_relevance`: probability of the target label among all labels, over all prompts
+      and verbalizers of the task. Needs `labels`.
 
-    All are better when higher. Where the paper and its published code differ, this follows the
-    code, which made the published numbers: the coherence target carries the end token.
+    Higher is better for all three. Where the paper and its published code differ, this follows
+    the code, which produced the published numbers: the coherence target includes the end token.
 
     Args:
-        model: Local folder, hub id or short name of an encoder-decoder or decoder-only model.
+        model: Local folder, Hugging Face id or short name of an encoder-decoder or decoder-only
+            model.
         task: `"sentiment"`, `"topic"`, a YAML file, or a `Task`.
-        aspects: Which scores to compute.
-        iwf: Inverse word frequencies that weight coherence and consistency: a table file (one
-            weight per token id), an `InverseFrequency`, or None for the `wordfreq` package's.
+        aspects: Scores to compute.
+        iwf: Inverse word frequencies, the weights of coherence and consistency: a table file (one
+            weight per token id), an `InverseFrequency`, or None for frequencies of the `wordfreq`
+            package.
         sentence_splitter: A callable, a name, or None for the default.
-        device: Where the model runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
-        weights: How the pattern evaluators of a text are folded into its score: `"beta"`, the
-            mean with the paper's weights; or one of its ablations (Table 5), `"mean"`, the plain
-            mean, `"max"`, the highest, and `"min"`, the lowest score of an evaluator. What an
-            evaluator's score is, `PatternScore` says for each aspect. None takes the paper's,
-            but the plain mean for the attribute relevance of a decoder-only model, where β
-            measures how usual the words are behind the prompt (see docs/ctrleval.md).
-        evaluators: How many of the task's evaluators (prompts × verbalizers) to draw at random
-            for attribute relevance (Figure 4), the same for all samples; None takes all. The
-            other aspects have as many as the text has sentences, and two.
-        seed: Of that draw.
+        device: See `ModelScorer`.
+        dtype: See `ModelScorer`.
+        batch_tokens: See `ModelScorer`.
+        weights: Aggregation of a text's pattern evaluators (`PatternScore`): `"beta"`, the mean
+            with the paper's weights, or an ablation of its Table 5: `"mean"`, the plain mean,
+            `"max"`, the highest, `"min"`, the lowest score. None uses `"beta"`, except for the
+            attribute relevance of a decoder-only model: there β measures how common the words are
+            after the prompt, so None uses `"mean"` (see docs/ctrleval.md).
+        evaluators: Number of the task's evaluators (prompts × verbalizers) to draw at random for
+            attribute relevance (Figure 4), the same for all samples; None uses all. It does not
+            affect the other aspects: coherence has one evaluator per sentence, consistency two.
+        seed: Seed of that draw.
 
     Raises:
         ValueError: An aspect or `weights` is unknown, or the task has fewer evaluators.
@@ -90,12 +95,12 @@ class CTRLEval(Scorer):
         evaluators: int | None = None,
         seed: int = 0,
     ) -> None:
+        super().__init__(model, device, dtype, batch_tokens)
         unknown = [aspect for aspect in aspects if aspect not in SPECS]
         if unknown or not aspects:
             raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(SPECS)}")
         if weights is not None and weights not in WEIGHTINGS:
             raise ValueError(f"weights = {weights!r}: give one of {', '.join(WEIGHTINGS)}")
-        self.model = model
         self.task = task if isinstance(task, Task) else Task.load(task)
         self.aspects = tuple(aspects)
         self.weights = weights
@@ -103,29 +108,45 @@ class CTRLEval(Scorer):
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
         self.split = find_splitter(sentence_splitter)
-        self.device = device
-        self.dtype = dtype
-        self.batch_tokens = batch_tokens
         self._iwf = iwf
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """The chosen aspects."""
+        """Direction and range of the chosen aspects."""
         return {aspect: SPECS[aspect] for aspect in self.aspects}
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The task's labels, in the order of `probabilities`' columns."""
+        """Labels of the task, in the column order of `probabilities`."""
         return self.task.labels
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
-        """Scores of the chosen aspects, each float64 of shape (n,).
+    def build_model(self, name: str) -> Infiller:
+        """Load the model, or share it with the scorers that have loaded it."""
+        return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
-        NaN, with a warning, where an aspect has nothing to score: an empty text, or for
-        consistency a text that is all prefix or has no prefix.
+    @cached_property
+    def iwf(self) -> InverseFrequency:
+        """Weights of coherence and consistency.
 
         Raises:
-            ValueError: A column that an aspect needs is absent, or a label is not the task's.
+            ValueError: The table does not fit the model's vocabulary.
+        """
+        tokenizer = self.loaded_model.tokenizer
+        if self._iwf is None:
+            return InverseFrequency.from_wordfreq(tokenizer)
+        table = self._iwf
+        if not isinstance(table, InverseFrequency):
+            table = InverseFrequency.from_file(table)
+        return table.require(len(tokenizer))
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        """Return the chosen aspects, each float64 of shape (n,).
+
+        NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
+        also a text without a prefix, or with nothing after it.
+
+        Raises:
+            ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
         return run_requests([self.requests(samples)])[0]
 
@@ -133,36 +154,54 @@ class CTRLEval(Scorer):
         """See `Scorer.requests`."""
         scores = {aspect: np.empty(len(samples)) for aspect in self.aspects}
 
-        def keep(i: int, part: Explanation) -> None:
-            scores[part.aspect][i] = part.score
+        def keep(i: int, explanation: Explanation) -> None:
+            scores[explanation.aspect][i] = explanation.score
 
-        yield from self._explaining(samples, keep)
+        yield from self._explain_each(samples, keep)
         return scores
 
     def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
-        """What the scores are made of: each pattern evaluator with its score and weight (Fig. 5).
+        """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
 
-        `scorers.explanation.to_records` makes plain data of it, `scorers.charts.bar_chart` a
-        picture.
+        `scorers.ctrleval_explanation.to_records` converts the result to plain data;
+        `plots.evaluators.bar_chart` draws one explanation.
 
         Returns:
-            For each sample the chosen aspects, each with the score that `score` gives.
+            For each sample, the chosen aspects by name, with the same scores as `score`.
 
         Raises:
-            ValueError: As `score` does.
+            ValueError: See `score`.
         """
         explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
 
-        def keep(i: int, part: Explanation) -> None:
-            explained[i][part.aspect] = part
+        def keep(i: int, explanation: Explanation) -> None:
+            explained[i][explanation.aspect] = explanation
 
-        run_requests([self._explaining(samples, keep)])
+        run_requests([self._explain_each(samples, keep)])
         return explained
 
-    def _explaining(
+    def probabilities(self, texts: Sequence[str]) -> Scores:
+        """Return the probability of each label, shape (n, labels): the task as a classifier.
+
+        NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
+        which pick an evaluator for each label.
+        """
+        result = np.full((len(texts), len(self.labels)), np.nan)
+        for window in windows(texts):
+            weighting = self._weighting("attribute_relevance")
+            groups = [self._relevance_blanks(texts[i]) for i in window]
+            flat = [blank for group in groups for blank in group]
+            scored = iter(run_requests([self.loaded_model.requests(flat)])[0])
+            for i, group in zip(window, groups, strict=True):
+                if group:
+                    log_probs = self._word_log_probs([next(scored) for _ in group])
+                    result[i] = label_probabilities(log_probs, weighting)
+        return result
+
+    def _explain_each(
         self, samples: Samples, keep: Callable[[int, Explanation], None]
     ) -> Requests[None]:
-        """Hands over each aspect of each sample with the sample's place, a window at a time."""
+        """Call `keep` with the index of a sample and each of its aspects, window by window."""
         self._check(samples)
         labels: Sequence[str] = samples.labels or ()
         for window in windows(samples.texts):
@@ -172,77 +211,30 @@ class CTRLEval(Scorer):
                 for aspect in self.aspects
             }
             flat = [blank for group in blanks.values() for blank in group]
-            scored = iter((yield from self.infiller.requests(flat)))
+            scored = iter((yield from self.loaded_model.requests(flat)))
             for (i, aspect), group in blanks.items():
-                found = [next(scored) for _ in group]
+                token_scores = [next(scored) for _ in group]
                 if not group:
                     keep(i, Explanation(aspect, np.nan))
                 elif aspect == "attribute_relevance":
-                    keep(i, self._relevance(found, labels[i]))
+                    keep(i, self._relevance(token_scores, labels[i]))
                 else:
-                    keep(i, self._likelihood(aspect, group, found))
-
-    def probabilities(self, texts: Sequence[str]) -> Scores:
-        """The evaluators as a classifier: probability of each label, shape (n, labels).
-
-        NaN where a text is empty. Each row sums to 1, except with the weights `"max"` and
-        `"min"`, which pick an evaluator for each label.
-        """
-        result = np.full((len(texts), len(self.labels)), np.nan)
-        for window in windows(texts):
-            groups = [self._relevance_blanks(texts[i]) for i in window]
-            flat = [blank for group in groups for blank in group]
-            scored = iter(run_requests([self.infiller.requests(flat)])[0])
-            for i, group in zip(window, groups, strict=True):
-                if group:
-                    log_probs = self._word_log_probs([next(scored) for _ in group])
-                    weighting = self._weighting("attribute_relevance")
-                    result[i] = label_probabilities(log_probs, weighting)
-        return result
-
-    def load(self) -> None:
-        """Loads the model now."""
-        _ = self.infiller
-
-    def to(self, device: str) -> None:
-        """Loads the model on `device` at its next use."""
-        self.release()
-        self.device = device
-
-    def release(self) -> None:
-        """Frees the model; the next `score` loads it again."""
-        self.__dict__.pop("infiller", None)
-
-    @cached_property
-    def infiller(self) -> Infiller:
-        """The base model, loaded at its first use."""
-        return load_infiller(self.model, self.device, self.dtype, self.batch_tokens)
-
-    @cached_property
-    def iwf(self) -> InverseFrequency:
-        """The weights of coherence and consistency."""
-        tokenizer = self.infiller.tokenizer
-        if self._iwf is None:
-            return InverseFrequency.from_wordfreq(tokenizer)
-        table = self._iwf
-        if not isinstance(table, InverseFrequency):
-            table = InverseFrequency.from_file(table)
-        return table.require(len(tokenizer))
+                    keep(i, self._likelihood(aspect, group, token_scores))
 
     def _check(self, samples: Samples) -> None:
-        """Refuses samples that lack what the aspects need, before anything is scored."""
+        """Raise if the samples lack what the aspects need, before anything is scored."""
         if "consistency" in self.aspects:
             samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in self.aspects:
             for i, label in enumerate(samples.require("labels", "CTRLEval attribute_relevance")):
                 if label not in self.labels:
                     raise ValueError(
-                        f"labels[{i}] = {label!r} is no label of the task: "
+                        f"labels[{i}] = {label!r} is not a label of the task: "
                         f"it has {', '.join(self.labels)}"
                     )
 
     def _blanks(self, aspect: str, samples: Samples, i: int) -> list[Blank]:
-        """A sample's patterns for an aspect; none where there is nothing to score."""
+        """Return the patterns of a sample for an aspect, with a warning if there are none."""
         text = samples.texts[i]
         prefix = samples.prefixes[i] if samples.prefixes else ""
         blanks: list[Blank] = []
@@ -253,11 +245,12 @@ class CTRLEval(Scorer):
         elif prefix.strip() and text[len(prefix) :].strip():
             blanks = consistency_blanks(text, prefix)
         if not blanks:
-            log.warning("texts[%d] %s: its %s is NaN", i, _lack(aspect, text, prefix), aspect)
+            reason = _reason_for_nan(aspect, text, prefix)
+            log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
         return blanks
 
     def _relevance_blanks(self, text: str) -> list[Blank]:
-        """One a prompt, with the words of its verbalizers one after the other."""
+        """Return one blank per prompt, with the words of all its verbalizers in a row."""
         if not text.strip():
             return []
         blanks = []
@@ -267,47 +260,36 @@ class CTRLEval(Scorer):
         return blanks
 
     def _likelihood(
-        self, aspect: str, blanks: list[Blank], found: list[list[TokenScores]]
+        self, aspect: str, blanks: list[Blank], token_scores: list[list[TokenScores]]
     ) -> Explanation:
-        """Coherence or consistency of one text, from each pattern's one target."""
-        targets = [target for (target,) in found]
+        """Return the coherence or consistency of one text; each pattern has one target."""
+        targets = [target for (target,) in token_scores]
         weighting = self._weighting(aspect)
         beta = np.ones(len(targets))
-        if weighting is beta_weights:  # no other reads β, and the table behind it may be large
+        if weighting is beta_weights:  # the others ignore β, and its table may be large
             beta = np.array([self.iwf.sentence_weight(target.ids) for target in targets])
-        return explanation(
-            aspect,
-            [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks],
-            np.array([target.log_probs.mean() for target in targets]),
-            beta,
-            weighting,
-        )
+        return explain_likelihood(aspect, blanks, targets, beta, weighting)
 
-    def _relevance(self, found: list[list[TokenScores]], label: str) -> Explanation:
-        """Attribute relevance of one text."""
-        wanted = self.labels.index(label)
-        patterns = []
-        for prompt, words in self.evaluators:
-            left, _, right = prompt.partition(WORD_SLOT)
-            patterns.append(Pattern(left, right, words[wanted], words))
-        scores, beta = relevance_evaluators(self._word_log_probs(found))
-        aspect = "attribute_relevance"
-        return explanation(aspect, patterns, scores[:, wanted], beta, self._weighting(aspect))
+    def _relevance(self, token_scores: list[list[TokenScores]], label: str) -> Explanation:
+        """Return the attribute relevance of one text."""
+        log_probs = self._word_log_probs(token_scores)
+        weighting = self._weighting("attribute_relevance")
+        return explain_relevance(self.evaluators, log_probs, self.labels.index(label), weighting)
 
     def _weighting(self, aspect: str) -> Weighting:
         if self.weights is not None:
             return WEIGHTINGS[self.weights]
-        continues = isinstance(self.infiller, CausalInfiller)
-        return mean_weights if continues and aspect == "attribute_relevance" else beta_weights
+        is_causal = isinstance(self.loaded_model, CausalInfiller)
+        return mean_weights if is_causal and aspect == "attribute_relevance" else beta_weights
 
-    def _word_log_probs(self, found: list[list[TokenScores]]) -> Scores:
-        """Mean log-probability of each evaluator's words, shape (evaluators, labels)."""
-        means = [word.log_probs.mean() for words in found for word in words]
+    def _word_log_probs(self, token_scores: list[list[TokenScores]]) -> Scores:
+        """Return the mean log-probability of each evaluator's words, shape (evaluators, labels)."""
+        means = [word.log_probs.mean() for words in token_scores for word in words]
         return np.array(means).reshape(len(self.evaluators), len(self.labels))
 
 
-def _lack(aspect: str, text: str, prefix: str) -> str:
-    """Why a sample gives no pattern."""
+def _reason_for_nan(aspect: str, text: str, prefix: str) -> str:
+    """Return why a sample has no pattern, for the warning."""
     if not text.strip():
         return "is empty"
     if aspect == "coherence":

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
+from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.scorers.present import present, spread
+from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.scorers.empty_texts import nonempty, scatter
 
 
-class Similarity(Scorer):
-    """How much of the source's content a text keeps: the cosine of their sentence embeddings.
+class Similarity(ModelScorer[SentenceEncoder]):
+    """Cosine of the sentence embeddings of text and source: how much content the text keeps.
 
-    - `similarity`: -1 to 1, in practice seldom below 0; higher is better. Needs `sources`.
+    - `similarity`: -1 to 1, rarely below 0 in practice; higher is better. Needs `sources`.
 
     Args:
-        model: Local folder, hub id or short name of a sentence encoder; or whatever has `embed`,
-            as the `WordVectors` of Pang & Gimpel (2019) do.
-        device: Where a model that is named runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass; None picks by device.
+        model: Local folder, Hugging Face id or short name of a sentence encoder; or an object
+            with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
+        device: See `ModelScorer`.
+        dtype: See `ModelScorer`.
+        batch_tokens: See `ModelScorer`.
     """
 
     def __init__(
@@ -31,33 +31,27 @@ class Similarity(Scorer):
         dtype: str | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        self.model = model
-        self.device = device
-        self.dtype = dtype
-        self.batch_tokens = batch_tokens
+        super().__init__(model, device, dtype, batch_tokens)
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """The cosine."""
+        """Direction and range of the cosine."""
         return {"similarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
 
-    @cached_property
-    def encoder(self) -> SentenceEncoder:
-        """The model, loaded at its first use where it was named."""
-        if not isinstance(self.model, str):
-            return self.model
-        return Encoder(self.model, self.device, self.dtype, self.batch_tokens)
+    def build_model(self, name: str) -> SentenceEncoder:
+        """Load the encoder, or share it with the scorers that have loaded it."""
+        return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens)
 
     def score(self, samples: Samples) -> dict[str, Scores]:
-        """Cosines, float64 of shape (n,).
+        """Return the cosines, float64 of shape (n,).
 
-        NaN, with a warning, where text or source is empty or the model has no vector for it.
+        NaN, with a warning, if text or source is empty or the model has no vector for it.
 
         Raises:
             ValueError: The column `sources` is absent.
         """
         sources = samples.require("sources", "Similarity")
-        kept = present("similarity", texts=samples.texts, sources=sources)
+        kept = nonempty("similarity", texts=samples.texts, sources=sources)
         columns = {"texts": samples.texts, "sources": sources}
         items = [(name, i, column[i]) for name, column in columns.items() for i in kept]
 
@@ -65,26 +59,9 @@ class Similarity(Scorer):
             column, i, _ = items[place]
             return f"{column}[{i}]"
 
-        vectors = self.encoder.embed([item for _, _, item in items], item_name)
-        texts, originals = vectors[: len(kept)], vectors[len(kept) :]
-        # Rounding can leave the cosine of equal texts above 1 by a last digit.
-        cosines = (texts * originals).sum(axis=1).clip(-1.0, 1.0)
-        return {"similarity": spread(cosines, kept, len(samples))}
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The device of a model that is named; where a given object runs is not known."""
-        return (self.device,) if isinstance(self.model, str) else ()
-
-    def load(self) -> None:
-        """Loads the model now."""
-        _ = self.encoder
-
-    def to(self, device: str) -> None:
-        """Has the model loaded on the device at the next use; a given object stays where it is."""
-        self.release()
-        self.device = device
-
-    def release(self) -> None:
-        """Frees the model; the next `score` loads it again."""
-        self.__dict__.pop("encoder", None)
+        with self.exclusive_model() as encoder:
+            vectors = encoder.embed([text for _, _, text in items], item_name)
+        text_vectors, source_vectors = vectors[: len(kept)], vectors[len(kept) :]
+        # Rounding can push the cosine of equal texts just above 1.
+        cosines = (text_vectors * source_vectors).sum(axis=1).clip(-1.0, 1.0)
+        return {"similarity": scatter(cosines, kept, len(samples))}

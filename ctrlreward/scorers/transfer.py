@@ -1,4 +1,4 @@
-"""Style transfer quality: accuracy, similarity and perplexity in one number."""
+"""Style transfer quality: accuracy, similarity and perplexity combined in one number."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import CompositeScorer, Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 
 @dataclass(frozen=True)
 class CorpusTransfer:
-    """A system's row in the paper's tables.
+    """Scores of one system over a corpus, as in the paper's tables.
 
     Attributes:
-        accuracy: Share of texts that the classifier assigns to the wanted label, 0 to 1.
+        accuracy: Share of texts that the classifier assigns to the target label, 0 to 1.
         similarity: Mean cosine with the sources, -1 to 1.
         perplexity: Perplexity of all texts as one corpus, 1 or more; lower is better.
         gm: Adjusted geometric mean of these three; higher is better.
-        failed: Samples without accuracy or similarity, left out of the means.
+        failed: Number of samples without accuracy or similarity, left out of the means.
     """
 
     accuracy: float
@@ -34,20 +34,21 @@ class CorpusTransfer:
     failed: int
 
 
-class TransferQuality(Scorer):
+class TransferQuality(CompositeScorer):
     """Adjusted geometric mean of Pang & Gimpel (2019), eq. 1. Needs `labels` and `sources`.
 
-    - `gm`: each sample's own, of its label probability (a single decision is all or nothing),
-      similarity and perplexity; 0 or more, higher is better.
-    - The scores that it is made of, under the names they have in the three scorers.
+    - `gm`: adjusted geometric mean of a sample's label probability, similarity and perplexity; 0
+      or more, higher is better. It uses the probability because the decision on a single sample
+      is all or nothing.
+    - All scores of the three scorers, under their own names.
 
-    The paper's tables are not the mean of `gm` but `corpus`.
+    The paper's tables report `corpus`, not the mean of `gm`.
 
     Args:
-        accuracy: Judges the style.
-        similarity: Judges the content.
-        perplexity: Judges the fluency.
-        thresholds: t1 to t4 of eq. 1. The paper's suit its own classifier, word vectors and
+        accuracy: Scores the style.
+        similarity: Scores the content.
+        perplexity: Scores the fluency.
+        thresholds: t1 to t4 of eq. 1. The paper's values fit its own classifier, word vectors and
             language model.
     """
 
@@ -64,27 +65,32 @@ class TransferQuality(Scorer):
         self.thresholds = thresholds
 
     @property
+    def parts(self) -> tuple[Scorer, ...]:
+        """The scorers of style, content and fluency."""
+        return self.accuracy, self.similarity, self.perplexity
+
+    @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """`gm` and its parts."""
+        """Direction and range of `gm` and of the scores of its parts."""
         _, _, t3, t4 = self.thresholds
         best = float(adjusted_gm(1.0, 1.0, max(1.0, (t3 + t4) / 2), self.thresholds))
         specs = {"gm": ScoreSpec(higher_is_better=True, range=(0.0, best))}
-        for part in self._parts:
+        for part in self.parts:
             specs.update(part.specs)
         return specs
 
     def score(self, samples: Samples) -> dict[str, Scores]:
-        """All scores, float64 of shape (n,); `gm` is NaN where a part is.
+        """Return all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        parts = {name: v for part in self._parts for name, v in part.score(samples).items()}
-        sides = (parts["label_probability"], parts["similarity"], parts["perplexity"])
-        return {"gm": adjusted_gm(*sides, thresholds=self.thresholds), **parts}
+        scores = {name: v for part in self.parts for name, v in part.score(samples).items()}
+        factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
+        return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
 
     def corpus(self, samples: Samples) -> CorpusTransfer:
-        """The paper's figures for all samples together, as the output of one system.
+        """Return the paper's scores over all samples, taken as the output of one system.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
@@ -102,27 +108,3 @@ class TransferQuality(Scorer):
             gm=float(adjusted_gm(accuracy, similarity, perplexity, self.thresholds)),
             failed=int((~valid).sum()),
         )
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Those of all three."""
-        return tuple(dict.fromkeys(device for part in self._parts for device in part.devices))
-
-    def load(self) -> None:
-        """Loads the models of all three now."""
-        for part in self._parts:
-            part.load()
-
-    def to(self, device: str) -> None:
-        """Moves all three."""
-        for part in self._parts:
-            part.to(device)
-
-    def release(self) -> None:
-        """Frees the models of all three."""
-        for part in self._parts:
-            part.release()
-
-    @property
-    def _parts(self) -> tuple[Scorer, ...]:
-        return self.accuracy, self.similarity, self.perplexity

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from ctrlreward.models.aligner import EmbeddingAligner, sharing_order
+from ctrlreward.models.aligner import EmbeddingAligner, group_shared_texts
+from ctrlreward.models.encoder import Encoder
 from ctrlreward.weights.sources import resolve
 
 PAIRS = [
@@ -22,7 +23,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def aligner() -> EmbeddingAligner:
-    return EmbeddingAligner("minilm-l6", batch_tokens=64)
+    return EmbeddingAligner(Encoder("minilm-l6", batch_tokens=64))
 
 
 def pairs_one_by_one(pairs: list[tuple[str, str]]) -> list[list[float]]:
@@ -75,8 +76,8 @@ def test_a_long_text_is_cut_and_named_by_its_beginning(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         (alignment,) = aligner.align([(long, "food")])
     assert caplog.messages == [
-        "'a rather long review of food food foo…' has 5008 tokens; the model reads 512: "
-        "the rest is left out"
+        "'a rather long review of food food foo…' has 5008 tokens and is "
+        "truncated to the 512 that the model reads"
     ]
     assert len(alignment.spans) == 510
 
@@ -95,7 +96,7 @@ def test_many_pairs_are_read_some_at_a_time_and_each_text_once(
     aligner: EmbeddingAligner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = list(aligner.align(PAIRS))
-    monkeypatch.setattr("ctrlreward.engine.batching._CHARACTERS_AT_A_TIME", 60)
+    monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 60)
     calls: list[list[str]] = []
     own = aligner._tokens
     monkeypatch.setattr(aligner, "_tokens", lambda texts: calls.append(texts) or own(texts))
@@ -121,11 +122,11 @@ def test_tokens_of_a_text_are_let_go_of_after_its_last_pair(
         most = max(most, sum(vectors() is not None for vectors in made))
         return rows
 
-    monkeypatch.setattr("ctrlreward.engine.batching._CHARACTERS_AT_A_TIME", 1)
+    monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 1)
     monkeypatch.setattr(aligner, "_tokens", watched)
     # Four texts about each of ten sources, both ways, in an order that parts them.
     pairs = [(f"answer {k} of {i}", f"source {i}") for k in range(4) for i in range(10)]
-    for _ in aligner.align(sharing_order([*pairs, *((b, a) for a, b in pairs)])):
+    for _ in aligner.align(group_shared_texts([*pairs, *((b, a) for a, b in pairs)])):
         pass
     assert most == 4  # a source and a text, and those of the call before until it ends
 

@@ -88,7 +88,7 @@ def test_no_samples_give_no_scores() -> None:
 
 def test_an_unknown_label_raises() -> None:
     samples = Samples(["good", "bad"], labels=["positive", "angry"])
-    message = r"labels\[1\] = 'angry' is no label of the classifier, .* negative, positive"
+    message = r"labels\[1\] = 'angry' is not a label of the classifier, .* negative, positive"
     with pytest.raises(ValueError, match=message):
         Accuracy(CountingWords()).score(samples)
 

@@ -19,9 +19,9 @@ from transformers import (
 
 from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.aligned_text import to_records
-from ctrlreward.scorers.alignment import Alignment, load_aligner
-from ctrlreward.scorers.aspects import ASPECTS
+from ctrlreward.scorers.alignment import Alignment
+from ctrlreward.scorers.alignment_aspects import ASPECTS
+from ctrlreward.scorers.alignment_explanation import to_records
 from ctrlreward.scorers.base import Scores
 from ctrlreward.weights.sources import resolve
 
@@ -49,7 +49,9 @@ PACKAGE_RELEVANCE_OF_BOTH = [0.5781453710120689, 0.19548278961993903]
 @pytest.fixture(scope="module")
 def scorer() -> Alignment:
     """All aspects with one model, a short batch being the quickest on a processor."""
-    return Alignment(tuple(ASPECTS), batch_tokens=1024)
+    scorer = Alignment(tuple(ASPECTS), batch_tokens=1024)
+    scorer.load()
+    return scorer
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +82,7 @@ def responses(data_dir: Path) -> Samples:
 
 def with_model_of(scorer: Alignment, *aspects: str, **settings: Any) -> Alignment:
     """Another setting without loading the model again."""
-    other = Alignment(aspects, batch_tokens=1024, **settings)
-    other.__dict__["aligner"] = scorer.aligner
-    return other
+    return Alignment(aspects, batch_tokens=1024, dtype=scorer.dtype, **settings)
 
 
 def published(data_dir: Path) -> str:
@@ -195,8 +195,7 @@ def test_a_text_of_stop_words_only_says_nothing(
         mean = with_model_of(scorer, "groundedness", aggregate="mean").score(samples)
     assert np.isnan(mean["groundedness"]).tolist() == [True, False]
     assert caplog.messages == [
-        "texts[0] = 'you and i': no token counts, or none is there to align with: "
-        "groundedness is NaN"
+        "texts[0] = 'you and i': no token to score, or none to align it with: groundedness is NaN"
     ]
 
 
@@ -302,11 +301,11 @@ def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignmen
 
         def align(self, pairs: Any) -> Any:
             self.asked += tuple(pairs)
-            return scorer.aligner.align(pairs)
+            return scorer.loaded_model.align(pairs)
 
     counting = Counting()
     shared = Alignment(("consistency", "preservation"))
-    shared.__dict__["aligner"] = counting
+    shared.__dict__["loaded_model"] = counting
     shared.score(Samples(["a", "a", "b", "x"], sources=["x", "x", "x", "a"]))
     # Pairs of x, the most frequent text, follow each other.
     assert counting.asked == (("a", "x"), ("x", "a"), ("b", "x"), ("x", "b"))
@@ -340,7 +339,7 @@ def test_regression_has_no_words_to_leave_out() -> None:
             return [TokenAlignment(((0, len(a)),), np.array([0.7])) for a, _ in pairs]
 
     regression = Alignment(("groundedness", "consistency"), method="regression")
-    regression.__dict__["aligner"] = Whole()
+    regression.__dict__["loaded_model"] = Whole()
     found = regression.score(dialog("you").replace(sources=["we"]))
     assert found["groundedness"].tolist() == found["consistency"].tolist() == [0.7]
 
@@ -370,11 +369,6 @@ def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
         Alignment(**settings)
 
 
-def test_an_unknown_method_has_no_aligner() -> None:
-    with pytest.raises(ValueError, match="method = 'E': give one of embedding"):
-        load_aligner("minilm-l6", "E")
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Folders of tiny aligners of random weights, by method."""
@@ -400,7 +394,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("method", ["discriminative", "regression"])
 def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str) -> None:
     pairs = [("cold soup", "hot soup"), ("rude staff", "a kind waiter")]
-    aligner = load_aligner(trained[method], method)
+    aligner = Alignment(model=trained[method], method=method).loaded_model
     forth = [a.values.mean() for a in aligner.align(pairs)]
     back = [a.values.mean() for a in aligner.align([(b, a) for a, b in pairs])]
     texts, sources = zip(*pairs, strict=True)
@@ -414,7 +408,7 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
 
 
 @pytest.mark.parametrize("method", ["discriminative", "regression"])
-def test_an_encoder_is_no_trained_aligner(method: str) -> None:
+def test_an_encoder_is_not_a_trained_aligner(method: str) -> None:
     with pytest.raises(ValueError, match="has no weights for classifier"):
         Alignment(method=method).score(Samples(["a"], sources=["b"]))
 
@@ -422,6 +416,6 @@ def test_an_encoder_is_no_trained_aligner(method: str) -> None:
 def test_a_move_frees_the_model_and_loads_it_there(scorer: Alignment) -> None:
     moved = with_model_of(scorer, "consistency")
     moved.to("meta")
-    assert "aligner" not in vars(moved)
-    assert isinstance(moved.aligner, EmbeddingAligner)
-    assert moved.aligner.encoder.model.device.type == "meta"
+    assert "loaded_model" not in vars(moved)
+    assert isinstance(moved.loaded_model, EmbeddingAligner)
+    assert moved.loaded_model.encoder.model.device.type == "meta"

@@ -307,10 +307,13 @@ def test_directions_and_ranges() -> None:
     [
         ("negative", r"labels\[1\] = 'negative' is not of the form 'sentiment=… topic=…'"),
         ("a topic=world", r"labels\[1\] = 'a topic=world' is not of the form"),
-        ("topic=world topic=sports", r"labels\[1\] = .* none of them twice"),
+        ("topic=world topic=sports", r"labels\[1\] = .* name each target attribute once"),
         ("tone=calm", r"labels\[1\] = 'tone=calm': .* no classifier for 'tone', only for senti"),
-        ("topic=war", r"labels\[1\] = 'topic=war': 'war' is no label .* 'topic', .* world, sports"),
-        ("topic=", r"labels\[1\] = 'topic=': '' is no label of the classifier for 'topic'"),
+        (
+            "topic=war",
+            r"labels\[1\] = 'topic=war': 'war' is not a label .* 'topic', .* world, sports",
+        ),
+        ("topic=", r"labels\[1\] = 'topic=': '' is not a label of the classifier for 'topic'"),
     ],
 )
 def test_a_wrong_label_raises(label: str, message: str) -> None:

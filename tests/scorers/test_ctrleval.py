@@ -149,7 +149,6 @@ def test_a_task_of_ones_own(scorer: CTRLEval) -> None:
         {"food": ["food"], "pets": ["dogs"], "cars": ["cars"]},
     )
     own = CTRLEval(scorer.model, task, aspects=["attribute_relevance"])
-    own.infiller = scorer.infiller
     (values,) = own.score(FOOD.replace(labels=["food", "food", "pets"])).values()
     probabilities = own.probabilities(FOOD.texts)
     np.testing.assert_allclose(values, probabilities[[0, 1, 2], [0, 0, 1]], atol=1e-5)
@@ -164,17 +163,17 @@ def test_weights_come_from_a_table_or_an_object_or_wordfreq(
     weights = []
     for iwf in given:
         other = CTRLEval(scorer.model, iwf=iwf)
-        other.infiller = scorer.infiller
         weights.append(other.iwf.weights)
     np.testing.assert_array_equal(weights[0], weights[1])
-    expected = InverseFrequency.from_wordfreq(scorer.infiller.tokenizer).weights
+    expected = InverseFrequency.from_wordfreq(scorer.loaded_model.tokenizer).weights
     np.testing.assert_array_equal(weights[2], expected)
 
 
 def test_weights_of_another_vocabulary_raise(scorer: CTRLEval) -> None:
     other = CTRLEval(scorer.model, iwf=InverseFrequency(np.ones(7)))
-    other.infiller = scorer.infiller
-    with pytest.raises(ValueError, match="iwf has 7 weights and the model's tokenizer 96103"):
+    with pytest.raises(
+        ValueError, match="iwf has 7 weights, and the model's tokenizer has 96103 tokens"
+    ):
         other.score(FOOD)
 
 
@@ -183,7 +182,7 @@ def test_the_model_is_loaded_at_first_use_and_again_after_release(golden_dir: Pa
     # A model of its own: those of equal arguments are shared.
     scorer = CTRLEval(str(golden_dir / "pegasus-tiny"), aspects=["consistency"], batch_tokens=999)
     before = scorer.score(FOOD)
-    loaded = weakref.ref(scorer.infiller)
+    loaded = weakref.ref(scorer.loaded_model)
     scorer.to("cpu")
     gc.collect()
     assert loaded() is None
@@ -246,7 +245,6 @@ def test_a_text_that_the_splitter_leaves_nothing_of_is_nan_and_named(
     scorer: CTRLEval, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = CTRLEval(scorer.model, aspects=["coherence"], sentence_splitter=lambda text: ["", " "])
-    other.infiller = scorer.infiller
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         assert np.isnan(other.score(Samples(["The food"]))["coherence"]).all()
     assert caplog.messages == ["texts[0] has no sentences: its coherence is NaN"]
@@ -265,12 +263,12 @@ def test_a_text_of_5000_words_is_scored_and_named(
         with caplog.at_level(logging.WARNING, "ctrlreward"):
             found = CTRLEval(model).score(long)
         assert all(np.isfinite(values).all() for values in found.values())
-        assert "are longer than the 512 tokens that the model reads" in caplog.messages[0]
+        assert "exceed the 512 tokens that the model reads" in caplog.messages[0]
         assert len(caplog.messages) <= 2  # one for all patterns, one for all that fills them
 
 
 def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
-    message = r"labels\[1\] = 'postive' is no label of the task: it has negative, positive"
+    message = r"labels\[1\] = 'postive' is not a label of the task: it has negative, positive"
     with pytest.raises(ValueError, match=message):
         scorer.score(FOOD.replace(labels=["positive", "postive", "negative"]))
 
@@ -279,7 +277,7 @@ def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
     ("column", "aspect"), [("prefixes", "consistency"), ("labels", "attribute_relevance")]
 )
 def test_a_missing_column_raises(scorer: CTRLEval, column: str, aspect: str) -> None:
-    message = f"CTRLEval {aspect} needs the column '{column}', and these samples have texts, "
+    message = f"CTRLEval {aspect} needs the column '{column}', but these samples have texts, "
     with pytest.raises(ValueError, match=message):
         scorer.score(FOOD.replace(**{column: None}))
 
@@ -303,7 +301,9 @@ def test_an_unknown_splitter_raises() -> None:
 
 def test_a_model_folder_without_weights_raises(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds no \*\.safetensors or \*\.gguf: give a folder"):
+    with pytest.raises(
+        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf: give a folder"
+    ):
         CTRLEval(str(tmp_path)).score(FOOD)
 
 

@@ -43,7 +43,6 @@ FOLDS: dict[str, Callable[[list[float]], float]] = {"mean": np.mean, "max": max,
 def like(scorer: CTRLEval, **options: Any) -> CTRLEval:
     """A scorer with other options and the same model."""
     other = CTRLEval(scorer.model, **options)
-    other.infiller = scorer.infiller
     other.iwf = scorer.iwf
     return other
 
@@ -94,7 +93,7 @@ class Recorder:
     """An infiller that keeps what it is asked."""
 
     def __init__(self, scorer: CTRLEval) -> None:
-        self.infiller = scorer.infiller
+        self.infiller = scorer.loaded_model
         self.tokenizer = self.infiller.tokenizer
         self.asked: list[Blank] = []
 
@@ -105,7 +104,7 @@ class Recorder:
 
 def test_a_subset_asks_for_its_own_evaluators_only(scorer: CTRLEval) -> None:
     part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
-    part.infiller = recorder = Recorder(scorer)
+    part.loaded_model = recorder = Recorder(scorer)
     part.score(FOOD)
     for i, text in enumerate(FOOD.texts):
         asked = recorder.asked[i * len(recorder.asked) // 3 : (i + 1) * len(recorder.asked) // 3]
@@ -144,10 +143,8 @@ def test_a_subset_leaves_the_other_aspects_as_they_are(scorer: CTRLEval) -> None
 def test_an_ablation_needs_no_word_frequencies(scorer: CTRLEval, weights: str) -> None:
     options = {"iwf": "no/such/table.txt", "aspects": ["coherence", "consistency"]}
     without = CTRLEval(scorer.model, weights=weights, **options)
-    without.infiller = scorer.infiller
     assert not np.isnan(list(without.score(FOOD).values())).any()
     paper = CTRLEval(scorer.model, **options)
-    paper.infiller = scorer.infiller
     with pytest.raises((OSError, ValueError), match="table"):
         paper.score(FOOD)
 

@@ -107,7 +107,7 @@ def test_the_model_is_loaded_at_first_use_and_again_after_release(folder: str) -
     Perplexity("/no/such/folder")  # nothing is read yet
     scorer = Perplexity(folder)
     before = scorer.score(Samples(TEXTS))
-    loaded = weakref.ref(scorer.language_model)
+    loaded = weakref.ref(scorer.loaded_model)
     scorer.to("cpu")
     gc.collect()
     assert loaded() is None

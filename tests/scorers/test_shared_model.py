@@ -30,8 +30,8 @@ def test_scorers_on_one_model_share_it_and_what_their_texts_share(
 ) -> None:
     ctrleval, perplexity = scorers
     alone = {**ctrleval.score(SAMPLES), **perplexity.score(SAMPLES)}
-    model = perplexity.language_model.model
-    assert ctrleval.infiller.lm is perplexity.language_model  # type: ignore[attr-defined]
+    model = perplexity.loaded_model.model
+    assert ctrleval.loaded_model.lm is perplexity.loaded_model  # type: ignore[attr-defined]
     seen: list[torch.Tensor] = []
     hook = model.register_forward_pre_hook(
         lambda model, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
@@ -67,12 +67,12 @@ def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
     chances = ctrleval.probabilities(samples.texts)
     corpus = perplexity.corpus_perplexity(samples)
     calls: list[set[str]] = []
-    model = perplexity.language_model
+    model = perplexity.loaded_model
     own = model.log_probs
     monkeypatch.setattr(
         model, "log_probs", lambda tasks: calls.append({t.target for t in tasks}) or own(tasks)
     )
-    monkeypatch.setattr("ctrlreward.engine.batching._CHARACTERS_AT_A_TIME", 45)
+    monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 45)
     caplog.clear()
     found = score(components, samples)
     for name, values in expected.items():

@@ -23,7 +23,7 @@ def test_equals_one_pair_at_a_time(scorer: Similarity, data_dir: Path) -> None:
     with open(path, encoding="utf-8", newline="") as table:
         rows = [row for _, row in zip(range(24), csv.DictReader(table), strict=False)]
     pairs = [(row["output"], row["source"]) for row in rows]
-    vectors = [scorer.encoder.embed(list(pair)) for pair in pairs]
+    vectors = [scorer.loaded_model.embed(list(pair)) for pair in pairs]
     expected = [float(text @ source) for text, source in vectors]
     texts, sources = zip(*pairs, strict=True)
     found = scorer.score(Samples(texts, sources=sources))["similarity"]
@@ -59,7 +59,7 @@ def test_a_long_source_is_named_as_such(
     samples = Samples(["", "good food", "fine"], sources=["x", "y", "food " * 5000])
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         values = scorer.score(samples)["similarity"]
-    message = "sources[2] has 5002 tokens; the model reads 512: the rest is left out"
+    message = "sources[2] has 5002 tokens and is truncated to the 512 that the model reads"
     assert caplog.messages == ["texts[0] is empty: similarity is NaN", message]
     assert np.isfinite(values[2])
 
@@ -78,9 +78,8 @@ def test_direction_range_and_release(scorer: Similarity) -> None:
     assert metric.higher_is_better
     assert metric.range == (-1.0, 1.0)
     scorer.score(Samples(["a"], sources=["b"]))
-    loaded = scorer.encoder
     scorer.to("cpu")
-    assert scorer.encoder is not loaded
+    assert "loaded_model" not in vars(scorer)
 
 
 def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,11 +94,11 @@ def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None
         "texts[3] = 'lake' has no word with a vector and a weight: its embedding is NaN",
     ]
     scorer.to("cuda:1")
-    assert scorer.encoder is words
+    assert scorer.loaded_model is words
 
 
 def test_a_user_may_give_a_loaded_encoder(scorer: Similarity) -> None:
-    assert isinstance(scorer.encoder, Encoder)
+    assert isinstance(scorer.loaded_model, Encoder)
     samples = Samples(["good food"], sources=["bad food"])
-    given = Similarity(scorer.encoder).score(samples)["similarity"]
+    given = Similarity(scorer.loaded_model).score(samples)["similarity"]
     np.testing.assert_array_equal(given, scorer.score(samples)["similarity"])

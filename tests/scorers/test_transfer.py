@@ -53,8 +53,8 @@ class Overlap:
 @pytest.fixture
 def quality() -> TransferQuality:
     similarity, perplexity = Similarity(), Perplexity()
-    vars(similarity)["encoder"] = Overlap()
-    vars(perplexity)["language_model"] = EvenModel()
+    vars(similarity)["loaded_model"] = Overlap()
+    vars(perplexity)["loaded_model"] = EvenModel()
     return TransferQuality(Accuracy(FirstWord()), similarity, perplexity)
 
 
@@ -125,6 +125,6 @@ def test_columns_are_needed(quality: TransferQuality) -> None:
 def test_all_three_are_moved_and_released(quality: TransferQuality) -> None:
     quality.to("cuda:1")
     assert quality.similarity.device == quality.perplexity.device == "cuda:1"
-    assert "encoder" not in vars(quality.similarity)
-    assert "language_model" not in vars(quality.perplexity)
+    assert "loaded_model" not in vars(quality.similarity)
+    assert "loaded_model" not in vars(quality.perplexity)
     quality.release()

@@ -1,4 +1,4 @@
-"""The aspects of CTC: whose tokens are aligned with what, and how one number comes of it."""
+"""Aspects of CTC: the texts that are aligned, and the aggregation of their tokens to a score."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from ctrlreward.functional.alignment import preservation, relevance
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
-# Between knowledge and history: what the published aligners for dialog were trained with.
+# Between knowledge and history, as in the training of the published dialog aligners.
 _SEPARATOR = "\n\n\n"
 
 
 class Direction(NamedTuple):
-    """Whose tokens are aligned, and with what: columns of `Samples`.
+    """A column whose tokens are aligned, and the columns they are aligned with.
 
     Attributes:
-        text: Whose tokens.
-        others: With what; more than one are joined, three line ends between them.
+        text: Column of `Samples` whose tokens are aligned.
+        others: Columns that they are aligned with; several are joined by three line breaks.
     """
 
     text: str
     others: tuple[str, ...]
 
     def columns(self, samples: Samples, scorer: str) -> dict[str, list[str]]:
-        """Both sides by name, stripped of white space around them.
+        """Return both sides by name, with surrounding white space stripped.
 
         Raises:
             ValueError: A column is absent.
@@ -40,13 +40,13 @@ class Direction(NamedTuple):
 
 
 class Aspect(NamedTuple):
-    """What an aspect is made of.
+    """Definition of an aspect.
 
     Attributes:
-        directions: One or two, by the name of the score that each gives.
-        aggregate: How the tokens of a direction become one number: a key of `AGGREGATES`.
-        content_only: Whether stop words are left out.
-        fold: Makes one score of two directions, in their order.
+        directions: One or two directions, by the name of the score that each yields.
+        aggregate: Aggregation of the tokens of a direction: a key of `AGGREGATES`.
+        content_only: True if stop words are left out.
+        fold: Function that combines the scores of two directions, in their order.
     """
 
     directions: Mapping[str, Direction]

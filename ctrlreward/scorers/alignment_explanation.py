@@ -1,4 +1,4 @@
-"""What a score of `Alignment` is made of: each token with its alignment."""
+"""Explanations of Alignment scores: the alignment of each token."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ctrlreward.models.aligner import TokenAlignment
 
 @dataclass(frozen=True)
 class AlignedToken:
-    """A token of a text.
+    """A token of a text with its alignment.
 
     Attributes:
-        start: Its first character in the text.
-        end: The character after its last.
-        value: How well it is aligned with the other text; higher is better.
-        counted: Whether the score counts it; stop words may be left out.
+        start: Index of its first character in the text.
+        end: Index after its last character.
+        value: Alignment with the other text; higher is better.
+        counted: False if the score leaves the token out, such as a stop word.
     """
 
     start: int
@@ -31,13 +31,13 @@ class AlignedToken:
 
 @dataclass(frozen=True)
 class AlignedText:
-    """A text aligned with another, token by token.
+    """A text aligned with another one, token by token.
 
     Attributes:
-        text: Whose tokens these are.
-        other: What they are aligned with.
-        score: Mean or sum of the counted values; NaN where there is nothing to score.
-        tokens: In the order of the text; none where one of the two has none.
+        text: Text whose tokens are aligned.
+        other: Text that they are aligned with.
+        score: Mean or sum of the counted values; NaN if there is nothing to score.
+        tokens: Tokens in text order; empty if either text has none.
     """
 
     text: str
@@ -46,7 +46,7 @@ class AlignedText:
     tokens: tuple[AlignedToken, ...] = ()
 
     def to_record(self) -> dict[str, Any]:
-        """Plain data that JSON can hold; a score of NaN is None."""
+        """Return the fields as plain data for JSON; a NaN score becomes None."""
         record = asdict(self)
         return {**record, "score": None if np.isnan(self.score) else self.score}
 
@@ -58,13 +58,13 @@ def aligned_text(
     stop_words: Collection[str],
     aggregate: str,
 ) -> AlignedText:
-    """Folds the alignments of one text's tokens.
+    """Aggregate the alignments of one text's tokens.
 
     Args:
-        text: Whose tokens these are.
-        other: What they are aligned with.
-        alignment: What an aligner says of the two.
-        stop_words: Tokens that don't count, in lower case.
+        text: Text whose tokens are aligned.
+        other: Text that they are aligned with.
+        alignment: Spans and values of the tokens, from an aligner.
+        stop_words: Tokens that the score leaves out, in lower case.
         aggregate: One of `functional.alignment.AGGREGATES`.
     """
     spans, values = alignment
@@ -81,17 +81,17 @@ def aligned_text(
 
 
 def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:
-    """What `Alignment.explain` gives as one record per sample and direction, for JSON.
+    """Convert the result of `Alignment.explain` to one record per sample and direction.
 
     Args:
-        explained: For each sample its directions by name.
+        explained: For each sample, its directions by name.
 
     Returns:
-        Records with `sample` (its number), `direction` and the fields of `AlignedText`, the
-        tokens as records too.
+        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`;
+        the tokens are records too.
     """
     return [
-        {"sample": number, "direction": name, **aligned.to_record()}
-        for number, directions in enumerate(explained)
+        {"sample": index, "direction": name, **aligned.to_record()}
+        for index, directions in enumerate(explained)
         for name, aligned in directions.items()
     ]
