@@ -1,8 +1,8 @@
-"""The floor: what a work costs in operations and bytes, over what the machine measured plainly.
+"""Roofline: the lower bound of a run time from its operations, bytes and the machine's peak rates.
 
-Operations are counted while the work runs: those of matrix products and attention, an addition
-and a multiplication each. Bytes are the right-hand matrices of these products, which are the
-weights, once a product, and what comes out, logits included; all else may stay in the cache.
+Operations are counted during a run: those of matrix products and attention, where a multiplication
+and an addition count as two. Bytes are, for each matrix product, its right-hand matrix (the
+weights) and its output, logits included; everything else may stay in the cache.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ _COPY_BYTES = 2**28
 
 @dataclass(frozen=True)
 class Speed:
-    """What the machine reaches with the threads that are set, in 10⁹ a second."""
+    """Peak rates of the machine with the current number of threads.
+
+    Attributes:
+        gflops: 10⁹ operations per second in a matrix product.
+        gbytes: 10⁹ bytes per second in a copy, read and written.
+    """
 
     gflops: float
     gbytes: float
@@ -35,13 +40,13 @@ class Speed:
 
 @dataclass
 class Cost:
-    """What was counted.
+    """Operations and bytes counted during a run.
 
     Attributes:
         flops: Operations of matrix products and attention.
-        bytes: Weights and outputs of matrix products, four bytes a number.
-        embedded: Ids that embedding layers looked up, padding included: where a model has one
-            such layer, the tokens that it reads.
+        bytes: Bytes of weights and outputs of matrix products, four per number.
+        embedded: Ids looked up by embedding layers, padding included. For a model with one such
+            layer, this is the number of tokens it reads.
     """
 
     flops: int = 0
@@ -51,14 +56,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Floor:
-    """How near a measured time is to what the machine could do.
+    """Lower bound of a run time, and the measured time relative to it.
 
     Attributes:
-        gflop_needed: 10⁹ operations that the work needs, without padding.
-        gflop_done: That were done, padding included.
+        gflop_needed: 10⁹ operations without padding.
+        gflop_done: 10⁹ operations that were done, padding included.
         gbyte: 10⁹ bytes of weights and outputs.
-        floor_s: The longer of the two: operations needed over the machine's, bytes likewise.
-        share: `floor_s` over the measured seconds; 1 is the floor.
+        floor_s: Lower bound in seconds: the maximum of the operations needed and the bytes, each
+            over the machine's peak rate.
+        share: `floor_s` over the measured seconds; at most 1, higher is better.
     """
 
     gflop_needed: float
@@ -70,8 +76,7 @@ class Floor:
 
 @cache
 def speed() -> Speed:
-    """Best of several float32 matrix products, PyTorch's and ours, and of several copies (read
-    and written)."""
+    """Return the best rates of several float32 matrix products (PyTorch's and ours) and copies."""
     best = 0.0
     for rows, inner, columns in _SIZES:
         a, b = torch.rand(rows, inner), torch.rand(columns, inner)
@@ -84,40 +89,46 @@ def speed() -> Speed:
     return Speed(best / 1e9, copied / 1e9)
 
 
-def of(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) -> Floor | None:
-    """The floor of a work that took so many seconds; None where no matrix is multiplied."""
-    with counted() as cost:
+def measure(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) -> Floor | None:
+    """Return the lower bound of a run; None if it has no matrix products.
+
+    Args:
+        done: The run that was timed.
+        needed: The same run without padding, or `done` again.
+        seconds: The measured time of `done`.
+    """
+    with count_cost() as cost:
         done()
-    necessary = cost
+    needed_cost = cost
     if needed is not done:
-        with counted() as necessary:
+        with count_cost() as needed_cost:
             needed()
     if not cost.flops:
         return None
-    reached = speed()
-    # A row alone may be given to another attention kernel, which does more for the same.
-    flops = min(necessary.flops, cost.flops)
-    floor_s = max(flops / reached.gflops, cost.bytes / reached.gbytes) / 1e9
+    peak = speed()
+    # For a single row, PyTorch may pick an attention kernel that does more operations.
+    flops = min(needed_cost.flops, cost.flops)
+    floor_s = max(flops / peak.gflops, cost.bytes / peak.gbytes) / 1e9
     return Floor(flops / 1e9, cost.flops / 1e9, cost.bytes / 1e9, floor_s, floor_s / seconds)
 
 
 @contextmanager
-def plain_products() -> Iterator[None]:
-    """Our models multiply as PyTorch has it: for peers that run on them, and for counting."""
-    own = onednn._mkl_holds_back
-    onednn._mkl_holds_back = lambda: False
+def pytorch_products() -> Iterator[None]:
+    """Use PyTorch's own matrix products in our models: for peers that run on them, and to count."""
+    original = onednn._mkl_lacks_avx512
+    onednn._mkl_lacks_avx512 = lambda: False
     try:
         yield
     finally:
-        onednn._mkl_holds_back = own
+        onednn._mkl_lacks_avx512 = original
 
 
 @contextmanager
-def counted() -> Iterator[Cost]:
-    """Counts what runs inside; the numbers are complete when it is left."""
+def count_cost() -> Iterator[Cost]:
+    """Count operations and bytes inside the context; `flops` is set on exit."""
     cost = Cost()
 
-    def add(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def count_ids(module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if isinstance(module, torch.nn.Embedding) and args and isinstance(args[0], torch.Tensor):
             cost.embedded += args[0].numel()
 
@@ -125,17 +136,17 @@ def counted() -> Iterator[Cost]:
         cost.bytes += 4 * (math.prod(b) + math.prod(out_shape))
         return 2 * math.prod(a) * b[-1]
 
-    def sum_of_product(added: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
+    def sum_and_product(bias: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> int:
         return product(a, b, **kwargs)
 
-    counting = {
+    formulas = {
         torch.ops.aten.mm: product,
-        torch.ops.aten.addmm: sum_of_product,
+        torch.ops.aten.addmm: sum_and_product,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     }
-    hook = register_module_forward_hook(add)
+    hook = register_module_forward_hook(count_ids)
     try:
-        with plain_products(), FlopCounterMode(display=False, custom_mapping=counting) as counter:
+        with pytorch_products(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
             yield cost
     finally:
         hook.remove()
@@ -143,14 +154,14 @@ def counted() -> Iterator[Cost]:
 
 
 def unpadded(model: Any, work: Callable[[], Any]) -> Callable[[], Any]:
-    """The same work with every row in a batch of its own, for counting only.
+    """Return the same work with one row per batch, for counting only.
 
     Args:
-        model: What holds the `batch_tokens` that the work's rows are packed under.
-        work: Ours.
+        model: The model whose `batch_tokens` limits the batches of the work.
+        work: The work to run.
     """
 
-    def alone() -> None:
+    def row_by_row() -> None:
         budget = model.batch_tokens
         model.batch_tokens = 1
         try:
@@ -158,7 +169,7 @@ def unpadded(model: Any, work: Callable[[], Any]) -> Callable[[], Any]:
         finally:
             model.batch_tokens = budget
 
-    return alone
+    return row_by_row
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
@@ -166,7 +177,7 @@ def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> i
 
 
 def _fastest(work: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several runs, after a warm-up."""
+    """Return the seconds of the fastest of five runs after a warm-up."""
     work()
     seconds = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""One way to batch for every model: sorted by length, packed under a token budget."""
+"""Batching for all models: sorted by length, packed under a token budget."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 Ids = tuple[int, ...]
 Result = TypeVar("Result")
 
-# Texts that are scored at a time, about 47 of 60 words: what is kept of a text until its score is
-# known (patterns, tokens, their log-probabilities) takes no more memory for more texts.
-_CHARACTERS_AT_A_TIME = 2**14
+# Characters of one window of texts, about 47 texts of 60 words. Patterns, tokens and
+# log-probabilities are kept for one window only, so that memory does not grow with the texts.
+_WINDOW_CHARACTERS = 2**14
 
-# Measured on two cores with 32 MiB of cache, models of width 256 to 576: 1024 to 4096 tokens take
-# the same time, 8192 up to 1.8 times as long; 2048 take less memory than 4096.
+# Measured on two cores with 32 MiB of cache and models of width 256 to 576: budgets of 1024 to 4096
+# tokens take the same time, 8192 up to 1.8 times as long; 2048 takes less memory than 4096.
 _CPU_TOKENS = 2**11
-_LEAST_CUDA_TOKENS, _MOST_CUDA_TOKENS = 2**12, 2**16
+_MIN_CUDA_TOKENS, _MAX_CUDA_TOKENS = 2**12, 2**16
 
-# What a pass costs beside its tokens, as a share of the budget.
-_PADDING = 1 / 64
+# Fixed cost of a forward pass, as a share of the token budget.
+_PASS_COST = 1 / 64
 
-# Fewer batches than this end before a progress bar could be read.
-_BATCHES_WORTH_A_BAR = 20
+# With fewer batches, the work ends before a progress bar could be read.
+_MIN_BATCHES_FOR_PROGRESS = 20
 
 
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
-    """Tokens of one forward pass: what was asked for, or, of None, what suits the device.
+    """Return the token budget of one forward pass: `batch_tokens`, or a default for the device.
 
-    On the CPU that is what its cache holds; on CUDA what a quarter of the free memory holds, where
-    a token takes eight vectors as wide as the model's widest layer.
+    The default fits the cache of a CPU, or a quarter of the free memory of a CUDA device, at eight
+    activations per token of the width of the model's widest layer.
     """
     if batch_tokens is not None:
         return batch_tokens
@@ -51,22 +51,22 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 
 
 def tokens_within(memory: int, model: PreTrainedModel) -> int:
-    """Tokens whose activations take so many bytes, 4096 to 65536."""
+    """Return the number of tokens, 4096 to 65536, whose activations take `memory` bytes."""
     vocabulary = model.get_input_embeddings().num_embeddings
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
     tokens = memory // (8 * widest * model.dtype.itemsize)
-    return min(max(tokens, _LEAST_CUDA_TOKENS), _MOST_CUDA_TOKENS)
+    return min(max(tokens, _MIN_CUDA_TOKENS), _MAX_CUDA_TOKENS)
 
 
 def windows(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Places of texts that are scored at a time, in the given order."""
+    """Yield the indices of consecutive texts that are scored together."""
     sizes = [len(text) for text in texts]
-    return runs(range(len(texts)), sizes, _CHARACTERS_AT_A_TIME)
+    return runs(range(len(texts)), sizes, _WINDOW_CHARACTERS)
 
 
 def runs(items: Iterable[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Items in their order, in runs of which each has one item, or sizes within the limit."""
+    """Split items into consecutive runs, each a single item or of a total size within `limit`."""
     run: list[int] = []
     size = 0
     for i in items:
@@ -85,22 +85,22 @@ def run_batched(
     forward: Callable[[list[int]], Sequence[Result]],
     description: str,
 ) -> list[Result]:
-    """Calls `forward` on batches of items and returns its results in the caller's order.
+    """Call `forward` on batches of items and return the results in the caller's order.
 
-    Items are sorted by length, longest first, so that little is padded and memory runs out at
-    the first batch or not at all. A batch that does run out of memory is halved and tried again;
-    the smaller budget is kept for the rest.
+    Items are sorted by length, longest first, which minimises padding and makes memory run out at
+    the first batch or never. A batch that runs out of memory is halved and retried, and the smaller
+    budget is kept for the remaining items.
 
     Args:
-        lengths: Tokens of each item.
-        batch_tokens: Largest number of tokens of a padded batch, rows × longest row. An item
-            that is longer alone makes a batch of its own.
-        forward: Takes indices into `lengths`, returns one result each, in that order. It runs
-            under inference mode.
-        description: What the progress bar says.
+        lengths: Number of tokens of each item.
+        batch_tokens: Largest number of tokens of a padded batch, rows × longest row. A longer item
+            makes a batch of its own.
+        forward: Takes indices into `lengths` and returns one result each, in that order. Runs in
+            inference mode.
+        description: Label of the progress bar.
 
     Raises:
-        torch.OutOfMemoryError: One item alone does not fit the device's memory.
+        torch.OutOfMemoryError: A single item does not fit into the device's memory.
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}
@@ -128,9 +128,14 @@ def run_batched(
 def pack(
     lengths: Sequence[int], batch_tokens: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Indices of items (all unless told) in batches, longest first, each under the token budget.
+    """Pack items into batches under the token budget, longest first.
 
-    An item begins a batch of its own, too, where padding would cost more than a pass does.
+    A new batch starts also where the padding would cost more than another forward pass.
+
+    Args:
+        lengths: Number of tokens of each item.
+        batch_tokens: Token budget of a batch.
+        items: Indices of the items to pack; None packs all.
 
     Raises:
         ValueError: The budget is not positive.
@@ -142,7 +147,7 @@ def pack(
     for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):
         padding += longest - lengths[i]
         full = not batches or (len(batches[-1]) + 1) * longest > batch_tokens
-        if full or padding > batch_tokens * _PADDING:
+        if full or padding > batch_tokens * _PASS_COST:
             batches.append([])
             longest, padding = lengths[i], 0
         batches[-1].append(i)
@@ -155,20 +160,20 @@ def run_distinct(
     forward: Callable[[list[Ids]], Sequence[Result]],
     description: str,
 ) -> list[Result]:
-    """`run_batched` over token rows of which equal ones are computed once.
+    """Run rows of token ids in batches, computing equal rows once.
 
     Args:
         rows: Token ids of each item.
         batch_tokens: See `run_batched`.
-        forward: Takes some of the rows, returns one result each, in that order.
-        description: What the progress bar says.
+        forward: Takes some of the rows and returns one result each, in that order.
+        description: Label of the progress bar.
 
     Returns:
-        One result per row, in the given order; equal rows share theirs.
+        One result per row, in the given order; equal rows share one.
     """
-    places: dict[Ids, int] = {}
-    inverse = [places.setdefault(row, len(places)) for row in rows]
-    distinct = list(places)
+    indices: dict[Ids, int] = {}
+    inverse = [indices.setdefault(row, len(indices)) for row in rows]
+    distinct = list(indices)
     results = run_batched(
         [len(row) for row in distinct],
         batch_tokens,
@@ -179,29 +184,29 @@ def run_distinct(
 
 
 def pad_rows(rows: Sequence[Ids], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and attention mask, padded on the right, shape (rows, longest row) each."""
+    """Pad token ids on the right; return ids and attention mask, each (rows, longest row)."""
     width = max(1, *(len(row) for row in rows))
     ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return moved(ids, device), moved(mask, device)
+    return to_device(ids, device), to_device(mask, device)
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on the device; CUDA fetches it while the CPU goes on."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to the device, on CUDA without blocking."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def shows_progress() -> bool:
-    """Whether somebody watches: bars on standard error are for a terminal, and not for CI."""
+    """Return True if standard error is a terminal, outside CI."""
     return "CI" not in os.environ and sys.stderr.isatty()
 
 
 @contextmanager
 def _progress(description: str, items: int, batches: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error for long work at a terminal; silent elsewhere and in CI."""
-    if batches < _BATCHES_WORTH_A_BAR or not shows_progress():
+    """Show a progress bar for long work on a terminal; yield the function that advances it."""
+    if batches < _MIN_BATCHES_FOR_PROGRESS or not shows_progress():
         yield lambda done: None
         return
     from rich.console import Console

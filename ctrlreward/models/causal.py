@@ -1,4 +1,4 @@
-"""Decoder-only language models: log-probabilities of given continuations."""
+"""Decoder-only language models that score continuations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ctrlreward.engine.batching import moved, pad_rows, run_batched, token_budget
+from ctrlreward.engine.batching import pad_rows, run_batched, to_device, token_budget
 from ctrlreward.engine.output_layer import (
     Targets,
     check_output_layer,
@@ -18,16 +18,16 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.engine.prefix_tree import PrefixTree, ancestor_mask, build_prefix_trees, depths
 from ctrlreward.models.tasks import Continuation, TokenScores, empty_scores
-from ctrlreward.models.tokenization import start_token, warn_of_cuts
+from ctrlreward.models.tokenization import start_token, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
-# Nodes of a row that a token does not see: attention over them is lost, though little beside the
-# model's other work.
+# Most nodes of a row that a token does not attend to. Attention over them is wasted, but cheap next
+# to the rest of the model.
 _MAX_UNSHARED = 512
 
 
 class CausalLM:
-    """A frozen decoder-only model that scores continuations.
+    """Frozen decoder-only model that scores continuations.
 
     Args:
         model: Local folder, hub id or short name.
@@ -53,20 +53,18 @@ class CausalLM:
         self._max_unshared = _MAX_UNSHARED if _reads_trees(self.model) else 0
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
-        """Log-probabilities of each target's tokens, in the given order.
+        """Return the log-probabilities of each target's tokens, in the given order.
 
-        A beginning that several continuations share goes through the model once. Where a
-        continuation is longer than the model's context, tokens far from the target are left out,
-        then the target's last ones, with a warning.
+        Common prefixes of continuations are read once. A continuation that exceeds the model's
+        context loses the tokens farthest from the target first, then the last ones of the target,
+        with a warning.
         """
         if not continuations:
             return []
-        whole = self._encode(continuations)
-        lengths = [len(ids) - 1 for ids, _ in whole]  # the last token needs no position
-        lost = "what is farthest from the target"
-        warn_of_cuts("continuations", lengths, self._limit, lost)
-        encoded = [self._fit(ids, start) for ids, start in whole]
-        # The last token is only predicted, never read.
+        untruncated = self._encode(continuations)
+        lengths = [len(ids) - 1 for ids, _ in untruncated]  # the last token is never an input
+        warn_truncated("continuations", lengths, self._limit, "tokens farthest from the target")
+        encoded = [self._truncate(ids, start) for ids, start in untruncated]
         trees = build_prefix_trees([ids[:-1] for ids, _ in encoded], self._max_unshared)
         scores = empty_scores([ids[start:] for ids, start in encoded])
 
@@ -83,7 +81,7 @@ class CausalLM:
         return scores
 
     def _encode(self, continuations: Sequence[Continuation]) -> list[tuple[list[int], int]]:
-        """Token ids of context and target as one text, and the place of the first target token."""
+        """Encode context and target as one text; also return where the target starts."""
         distinct = list(dict.fromkeys(c.context + c.target for c in continuations))
         batch = self.tokenizer(
             distinct, add_special_tokens=False, return_offsets_mapping=True, verbose=False
@@ -97,12 +95,12 @@ class CausalLM:
             start = len(ids)
             while start and offsets[start - 1][1] > len(context):
                 start -= 1
-            # Without a start token nothing predicts the first token, which is then no target.
+            # Without a start token, nothing predicts the first token: it is not scored.
             encoded.append(([*self._start, *ids], max(1, len(self._start) + start)))
         return encoded
 
-    def _fit(self, ids: list[int], start: int) -> tuple[list[int], int]:
-        """A sequence and the place of its target, cut to the model's context."""
+    def _truncate(self, ids: list[int], start: int) -> tuple[list[int], int]:
+        """Truncate a sequence to the model's context; also return the new start of the target."""
         if not self._limit:
             return ids, start
         dropped = min(max(0, len(ids) - 1 - self._limit), start - 1)
@@ -114,7 +112,7 @@ class CausalLM:
         encoded: list[tuple[list[int], int]],
         scores: list[TokenScores],
     ) -> None:
-        """Writes the log-probabilities of the targets of the trees' sequences into the scores."""
+        """Write the log-probabilities of the targets of all sequences in the trees to `scores`."""
         inputs = _tree_inputs if self._max_unshared else _row_inputs
         hidden = hidden_states(self.model, **inputs(self.model, trees))
         targets = {}
@@ -123,23 +121,23 @@ class CausalLM:
             for index, path in tree.paths:
                 ids, start = encoded[index]
                 targets[index] = Targets([first + node for node in path[start - 1 :]], ids[start:])
-        found = target_log_probs(self.model, hidden.flatten(0, 1), list(targets.values()))
-        for index, log_probs in zip(targets, found, strict=True):
-            scores[index].log_probs[:] = log_probs
+        log_probs = target_log_probs(self.model, hidden.flatten(0, 1), list(targets.values()))
+        for index, values in zip(targets, log_probs, strict=True):
+            scores[index].log_probs[:] = values
 
 
 def _row_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
-    """Padded ids and their mask, for trees that are plain rows."""
+    """Return padded ids and attention mask of trees that are plain rows."""
     ids, mask = pad_rows([tuple(tree.ids) for tree in trees], 0, model.device)
     return {"input_ids": ids, "attention_mask": mask}
 
 
 def _tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
-    """Padded ids, positions and the mask that lets each node see its ancestors."""
+    """Return padded ids, positions, and the mask by which each node attends to its ancestors."""
     ids, _ = pad_rows([tuple(tree.ids) for tree in trees], 0, model.device)
     width = ids.shape[1]
     positions = torch.zeros(ids.shape, dtype=torch.long)
-    # Padding sees itself, since a row of attention over nothing would be NaN.
+    # Padding attends to itself, since a row of attention over nothing would be NaN.
     mask = torch.eye(width, dtype=torch.bool).repeat(len(trees), 1, 1)
     for row, tree in enumerate(trees):
         nodes = len(tree.ids)
@@ -148,18 +146,19 @@ def _tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, T
     blocked = torch.finfo(model.dtype).min
     return {
         "input_ids": ids,
-        "position_ids": moved(positions, model.device),
-        "attention_mask": moved(torch.where(mask, 0.0, blocked).to(model.dtype), model.device)[
+        "position_ids": to_device(positions, model.device),
+        "attention_mask": to_device(torch.where(mask, 0.0, blocked).to(model.dtype), model.device)[
             :, None
         ],
     }
 
 
 def _reads_trees(model: PreTrainedModel) -> bool:
-    """Whether the branches of a tree leave each other alone.
+    """Return True if the branches of a prefix tree do not affect each other in this model.
 
-    They do where tokens meet in attention only. A recurrence or a convolution (Mamba, LFM2 and
-    other hybrids) runs on from branch to branch, and ALiBi counts distances along the row.
+    This holds where tokens interact through attention only. A recurrence or convolution (Mamba,
+    LFM2 and other hybrids) carries state from branch to branch, and ALiBi counts distances along
+    the row.
     """
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return False
@@ -169,7 +168,7 @@ def _reads_trees(model: PreTrainedModel) -> bool:
         alone = hidden_states(model, **_row_inputs(model, [row]))[0].float()
         try:
             beside = hidden_states(model, **_tree_inputs(model, [tree]))[0, tree.paths[-1][1]]
-        except ValueError:  # Falcon's ALiBi unpacks the shape of a two-dimensional mask
+        except ValueError:  # Falcon's ALiBi expects a two-dimensional mask
             return False
-    # Rounding moves them by far less than half the digits.
+    # Rounding errors are far smaller than half of the digits.
     return bool((beside - alone).norm() < torch.finfo(model.dtype).eps ** 0.5 * alone.norm())

@@ -1,4 +1,4 @@
-"""Classifiers: the probability of each label, given a text."""
+"""Sequence classifiers: label probabilities of texts."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ _HEAD = TrainedHead(AutoModelForSequenceClassification, "sequence classifier")
 
 
 class LabelProbabilities(Protocol):
-    """Whatever gives labels probabilities: a `Classifier`, a `CTRLEval`, a user's own."""
+    """Classifier of texts: a `Classifier`, a `TextCNNClassifier`, a `CTRLEval`, or your own."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels it knows, one a column."""
+        """Labels, one per column of `probabilities`."""
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Float64, shape (texts, labels); NaN for a text that has none."""
+        """Return float64 of shape (texts, labels); NaN for a text that cannot be classified."""
 
 
 class Classifier:
-    """A frozen sequence classifier that decides for one of its labels.
+    """Frozen sequence classifier with one output per label.
 
     Args:
         model: Local folder, hub id or short name.
-        device: Where it runs.
+        device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        labels: Names for the outputs in their order; None takes the model's own (`id2label`).
+        labels: Names of the outputs, in order; None takes `id2label` of the model.
 
     Attributes:
-        labels: The labels, one a column of `probabilities`.
+        labels: Labels, one per column of `probabilities`.
 
     Raises:
-        ValueError: The model has no trained classification head, or labels and outputs are not
-            equally many.
+        ValueError: The model has no trained classification head, or the number of labels differs
+            from that of the outputs.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Classifier:
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)
         self.max_tokens = max_tokens(self.tokenizer, self.model.config)
-        if self.model.config.pad_token_id is None:  # decoders look for the last token before it
+        if self.model.config.pad_token_id is None:  # decoders pool the last token before padding
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Softmax over the outputs, float64, shape (texts, labels), in the given order.
+        """Return the softmax over the outputs, float64, shape (texts, labels).
 
-        Longer texts than the model reads are cut, with a warning.
+        Texts longer than the model's context are truncated, with a warning.
         """
 
         def forward(rows: list[Ids]) -> list[Probabilities]:
@@ -87,17 +87,17 @@ class Classifier:
 def load_classifier(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> LabelProbabilities:
-    """A frozen classifier, of the kind that its `config.json` names as `model_type`.
+    """Load a frozen classifier of the kind that `model_type` in its `config.json` names.
 
     Args:
-        model: Folder that the text_cnn recipe wrote, or what `Classifier` takes.
-        device: Where it runs.
+        model: Folder written by the text_cnn recipe, or a model that `Classifier` takes.
+        device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
-        ValueError: It can't be loaded; see the two classes.
-        OSError: A hub id can't be reached.
+        ValueError: The model cannot be loaded; see `Classifier` and `TextCNNClassifier`.
+        OSError: The hub cannot be reached.
     """
     config = Path(model).expanduser() / "config.json"
     if config.is_file() and read_config(config).get("model_type") == MODEL_TYPE:
@@ -109,13 +109,13 @@ def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, .
     outputs = config.num_labels
     if outputs < 2:
         raise ValueError(
-            f"model = {name!r} has {outputs} output, which is a regression: "
+            f"model = {name!r} has {outputs} output and is a regression model: "
             "give a classifier with 2 labels or more"
         )
     labels = tuple(given or (config.id2label[i] for i in range(outputs)))
     if len(labels) != outputs:
         raise ValueError(
-            f"labels = {list(labels)} names {len(labels)} labels and model = {name!r} has "
-            f"{outputs} outputs: give one name per output, in their order"
+            f"labels = {list(labels)} has {len(labels)} labels, and model = {name!r} has "
+            f"{outputs} outputs: give one label per output, in order"
         )
     return labels

@@ -1,4 +1,4 @@
-"""Encoders: one vector a text, or one vector a token."""
+"""Encoders: one embedding per text or per token."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Row = TypeVar("Row")
 
 
 class SentenceEncoder(Protocol):
-    """Whatever gives texts vectors: an `Encoder`, `WordVectors`, a user's own."""
+    """Sentence encoder: an `Encoder`, `WordVectors`, or your own."""
 
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Unit vectors, float64, shape (texts, width); NaN for a text that has none.
+        """Return unit vectors, float64, shape (texts, width); NaN for a text without one.
 
         Args:
-            texts: Any number.
-            name: What a warning calls the text at a place.
+            texts: Texts to embed.
+            name: Names the text at an index in warnings.
         """
 
 
 class Encoder:
-    """A frozen encoder, read at its last layer.
+    """Frozen encoder, read at its last layer.
 
     Args:
         model: Local folder, hub id or short name.
-        device: Where it runs.
+        device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
     """
@@ -60,17 +60,18 @@ class Encoder:
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Sentence embeddings, as sentence-transformers makes them of MiniLM.
+        """Return sentence embeddings as sentence-transformers computes them for MiniLM.
 
-        One is the mean over the text's tokens, special ones included, scaled to length 1. Only
-        the cut differs: that package's stands at 256 tokens, here it is the model's own.
+        An embedding is the mean over the text's tokens, special tokens included, normalised to
+        length 1. Only truncation differs: that package truncates at 256 tokens, this class at the
+        model's context.
 
         Args:
-            texts: Any number; longer ones than the model reads are cut, with a warning.
-            name: What a warning calls the text at a place.
+            texts: Texts to embed; longer ones are truncated, with a warning.
+            name: Names the text at an index in warnings.
 
         Returns:
-            Float64, shape (texts, width); NaN for a text without a single token.
+            Float64, shape (texts, width); NaN for a text without tokens.
         """
 
         def pool(hidden: Tensor, mask: Tensor) -> list[Vectors]:
@@ -83,16 +84,16 @@ class Encoder:
     def token_embeddings(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> list[npt.NDArray[np.float32]]:
-        """Last hidden states, one a token, not scaled.
+        """Return the last hidden states of each text, one per token, not normalised.
 
         Row j of a text belongs to `tokenizer(text).input_ids[j]`, special tokens included.
 
         Args:
-            texts: Any number; longer ones than the model reads are cut, with a warning.
-            name: What a warning calls the text at a place.
+            texts: Texts to embed; longer ones are truncated, with a warning.
+            name: Names the text at an index in warnings.
 
         Returns:
-            For each text float32, as many digits as models have, shape (tokens, width).
+            For each text float32, shape (tokens, width).
         """
 
         def split(hidden: Tensor, mask: Tensor) -> list[npt.NDArray[np.float32]]:
@@ -107,7 +108,7 @@ class Encoder:
         name: Callable[[int], str],
         read: Callable[[Tensor, Tensor], list[Row]],
     ) -> list[Row]:
-        """What `read` makes of the last hidden states and the mask, for each text."""
+        """Return the result of `read` on the last hidden states and the mask, for each text."""
 
         def forward(rows: list[Ids]) -> list[Row]:
             ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)

@@ -1,4 +1,4 @@
-"""Inverse word frequencies of a tokenizer's vocabulary: from a file, a corpus or `wordfreq`."""
+"""Inverse word frequencies of a vocabulary, from a file, a corpus or `wordfreq`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
 
-# Tokenised at a time: enough to keep a fast tokenizer busy, little enough for any memory.
+# Sentences tokenized per call: enough for a fast tokenizer, and small in memory.
 _CHUNK = 10_000
 
-# What `from_wordfreq` takes for |C|, about the size of the published table's corpus.
+# |C| in `from_wordfreq`, about the size of the published table's corpus.
 _SENTENCES = 10**8
 
 
 @dataclass(frozen=True, eq=False)
 class InverseFrequency:
-    """The weight of every token of a vocabulary (see `functional.frequency`).
+    """Inverse word frequency of each token of a vocabulary (see `functional.frequency`).
 
     Args:
-        weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that say nothing.
+        weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that carry no information.
 
     Raises:
-        ValueError: The weights are not such an array.
+        ValueError: The weights are not a vector of finite numbers ≥ 0.
     """
 
     weights: npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ class InverseFrequency:
     def __post_init__(self) -> None:
         weights = np.array(self.weights, dtype=np.float64)
         if weights.ndim != 1:
-            raise ValueError(f"weights has the shape {weights.shape}: give one weight per token")
+            raise ValueError(f"weights has shape {weights.shape}: give one weight per token")
         wrong = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
         if wrong.size:
             raise ValueError(
@@ -50,32 +50,34 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Reads the published format: one weight a line, the line's number being the token's id.
+        """Read the published format: one weight per line, in the order of token ids.
 
         Raises:
-            ValueError: A line holds no number that can be a weight.
+            ValueError: A line is not a valid weight.
         """
         weights = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             try:
                 weights.append(float(line))
             except ValueError as error:
-                raise ValueError(f"{path}:{number} = {line[:40]!r} is not one weight") from error
+                raise ValueError(
+                    f"{path}:{number} = {line[:40]!r} is not a weight: give one number per line"
+                ) from error
         return cls(np.array(weights))
 
     @classmethod
     def from_corpus(
         cls, sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase
     ) -> InverseFrequency:
-        """Counts in how many of the sentences each token occurs.
+        """Count the sentences in which each token occurs.
 
         Args:
-            sentences: Read once, a chunk at a time, so that a corpus may be larger than memory.
-            tokenizer: The scoring model's.
+            sentences: Sentences of a corpus, which are streamed and may exceed memory.
+            tokenizer: Tokenizer of the scoring model.
 
         Raises:
-            TypeError: `sentences` is one string.
-            ValueError: There is no sentence.
+            TypeError: `sentences` is a single string.
+            ValueError: There are no sentences.
         """
         if isinstance(sentences, str):
             raise TypeError("sentences is a str: give an iterable of sentences")
@@ -94,62 +96,62 @@ class InverseFrequency:
     def from_wordfreq(
         cls, tokenizer: PreTrainedTokenizerBase, language: str = "en"
     ) -> InverseFrequency:
-        """The default for any tokenizer: each piece has the frequency of the word it spells.
+        """Estimate weights for any tokenizer: each token has the frequency of the word it spells.
 
-        A piece that starts a word (`▁house`) mostly is that word. One that goes on (`ing`) is
-        taken for the word of the same letters, which is rarer than the piece, and a capitalised
-        one for the word in lower case; so a single frequency is rough, and the weight is its
-        logarithm (`log_inverse_frequency`) rather than the paper's IWF, in which the roughest
-        estimate of a text would decide. The order of sentences, by the largest weight of their
-        tokens, is the same for both, and that of the published PEGASUS table is kept much better
-        than by single weights. Pieces that wordfreq doesn't know (punctuation, fragments) and
-        special tokens have weight 0.
+        A token that starts a word (`▁house`) mostly is that word. A continuation (`ing`) gets the
+        frequency of the word with the same letters, which is rarer than the token, and a
+        capitalised token that of the lower-case word. Since single estimates are rough, the weight
+        is logarithmic (`log_inverse_frequency`) instead of the paper's IWF, where the roughest
+        estimate in a text would dominate. Both order sentences alike by the largest weight of their
+        tokens, and agree with the published PEGASUS table on that order much better than on single
+        weights. Tokens unknown to wordfreq (punctuation, fragments) and special tokens have weight
+        0.
 
-        The size of the corpus behind wordfreq is not known in sentences: 10^8 stands for it, the
-        size of the published table's.
+        |C| is set to 10^8 sentences, the size of the published table's corpus, since that of
+        wordfreq's corpus is not known in sentences.
 
         Args:
-            tokenizer: The scoring model's.
-            language: As wordfreq names it.
+            tokenizer: Tokenizer of the scoring model.
+            language: Language code of wordfreq.
 
         Raises:
-            LookupError: wordfreq has no list of that language, nor of a near one.
+            LookupError: wordfreq has no list for that language or a similar one.
         """
         pieces = tokenizer.batch_decode(
             [[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False
         )
-        # Decoding drops the mark of a word's start but not WordPiece's of a continuation.
+        # Decoding removes the marker of word starts, but not WordPiece's of continuations.
         words = [piece.strip().removeprefix("##") for piece in pieces]
         share = np.array([wordfreq.word_frequency(w, language) if w else 0.0 for w in words])
         share[_special(tokenizer)] = 0.0
         return cls(log_inverse_frequency(share * _SENTENCES, _SENTENCES))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the published format, as `from_file` reads it."""
+        """Write the published format that `from_file` reads."""
         write_whole(Path(path), "".join(f"{w:.17g}\n" for w in self.weights))
 
     def require(self, vocabulary: int) -> InverseFrequency:
-        """These weights, or an error that says that they belong to another vocabulary.
+        """Return these weights if they fit a vocabulary.
 
         Args:
-            vocabulary: How many tokens the scoring model's tokenizer has, `len(tokenizer)`.
+            vocabulary: Size of the scoring model's vocabulary, `len(tokenizer)`.
 
         Raises:
             ValueError: There is not one weight per token.
         """
         if len(self.weights) != vocabulary:
             raise ValueError(
-                f"iwf has {len(self.weights)} weights and the model's tokenizer {vocabulary} "
-                "tokens: give the table of this tokenizer, InverseFrequency.from_corpus(sentences, "
+                f"iwf has {len(self.weights)} weights, and the model's tokenizer has {vocabulary} "
+                "tokens: give a table for this tokenizer, InverseFrequency.from_corpus(sentences, "
                 "tokenizer), or iwf=None for the default"
             )
         return self
 
     def sentence_weight(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> float:
-        """NISF before it is normalised: the largest weight among the tokens (§3.2).
+        """Return the largest weight among the tokens: NISF before normalisation (§3.2).
 
         Args:
-            ids: The sentence's tokens; none give 0.0.
+            ids: Token ids of the sentence; without any the weight is 0.0.
         """
         return float(self.weights[np.asarray(ids, dtype=np.int64)].max(initial=0.0))
 

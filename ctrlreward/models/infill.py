@@ -1,4 +1,4 @@
-"""Infilling: how likely given fillings are at the blank of a pattern."""
+"""Infilling: log-probabilities of candidate fillings at the blank of a pattern."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ctrlreward.weights.loading import load_config
 
 log = logging.getLogger(__name__)
 
-# Tokens before, between and behind suffix and prefix in fill-in-the-middle training.
+# Fill-in-the-middle tokens: prefix, suffix, middle.
 _MIDDLE_TOKENS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
@@ -28,12 +28,12 @@ _MIDDLE_TOKENS = (
 
 
 class Infiller(Protocol):
-    """A frozen model that fills blanks."""
+    """Frozen model that scores fillings of blanks."""
 
     tokenizer: PreTrainedTokenizerBase
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
-        """For each blank, the scores of each of its targets, in the given order."""
+        """Return the scores of each target of each blank, in the given order."""
 
 
 def load_infiller(
@@ -42,9 +42,15 @@ def load_infiller(
     dtype: str | None = None,
     batch_tokens: int | None = None,
 ) -> Infiller:
-    """An `Infiller` over any pretrained model that can be one, which equal calls share.
+    """Load an infiller, shared by all calls with equal arguments.
 
-    Encoder-decoders fill the mask that they were pretrained with; decoder-only models continue.
+    Encoder-decoders fill their pretrained mask token; decoder-only models are prompted.
+
+    Args:
+        model: Local folder, hub id or short name.
+        device: Device of the model.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
     """
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)
@@ -52,42 +58,44 @@ def load_infiller(
 
 
 class CausalInfiller:
-    """Fills blanks with a decoder-only model.
+    """Infiller over a decoder-only model.
 
-    A blank at the end of its pattern is continued. Elsewhere the model's fill-in-the-middle
-    tokens are used where its vocabulary has them; else what follows the blank is put first, and
-    what precedes it is continued: the suffix-prefix-middle order of fill-in-the-middle training,
-    in plain words. `Blank.ends` has no meaning here, since no end token follows a filling in
+    A blank at the end of its pattern is scored as a continuation. Elsewhere, the pattern is ordered
+    with the model's fill-in-the-middle tokens if its vocabulary has them; otherwise the text after
+    the blank comes first and the text before it is continued, as in the suffix-prefix-middle order
+    of fill-in-the-middle training. `Blank.ends` is ignored, since no end token follows a filling in
     running text.
 
-    Of a prompt, a remark on a text, the filling is scored together with what ends the remark:
-    "good for nothing" is no way to say "good.". Where the text follows the remark and the model
-    knows turns of a conversation, the text is the user's turn and the remark begins the answer.
+    In a prompt about a text, the filling is scored together with `Blank.closing`: "good for
+    nothing" does not count as "good.". If the text follows the prompt and the tokenizer has a chat
+    template, the text becomes the user's turn and the prompt begins the assistant's.
 
-    What a model was trained on is not looked at, only what its tokenizer has.
+    The format depends on the tokenizer only, not on the training data of the model.
     """
 
     def __init__(self, lm: CausalLM) -> None:
         self.lm = lm
         self.tokenizer = lm.tokenizer
         self._infix = _infix_order(self.tokenizer) or _suffix_first
-        self._remark = _answer_order(self.tokenizer) or self._infix
+        self._prompt = _chat_order(self.tokenizer) or self._infix
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
         """See `Infiller.requests`."""
-        scores = iter((yield Request(self.lm, [c for blank in blanks for c in self._pose(blank)])))
+        scores = iter(
+            (yield Request(self.lm, [c for blank in blanks for c in self._continuations(blank)]))
+        )
         return [[next(scores) for _ in blank.targets] for blank in blanks]
 
-    def _pose(self, blank: Blank) -> list[Continuation]:
-        """The blank's targets, each behind one and the same context."""
+    def _continuations(self, blank: Blank) -> list[Continuation]:
+        """Return one continuation per target of the blank, all with the same context."""
         closing = blank.closing or ""
         left, right = blank.left.strip(), blank.right[len(closing) :].strip()
         context = left
         if right:
-            put = self._infix if blank.closing is None else self._remark
-            context = put(left, right)
-        # A filling begins its text, or a space parts it from what precedes it, unless it is
-        # the very text that goes on there ("The dog" and "'s fine").
+            order = self._infix if blank.closing is None else self._prompt
+            context = order(left, right)
+        # A space separates a filling from the text before it, unless a joined filling brings none
+        # ("The dog" and "'s fine").
         spaces = [
             " " if left and not (blank.joined and not target[:1].isspace()) else ""
             for target in blank.targets
@@ -98,7 +106,7 @@ class CausalInfiller:
         ]
 
 
-# From what precedes and what follows a blank to the text that the filling continues.
+# Function from the text before and after a blank to the context that the filling continues.
 _Order = Callable[[str, str], str]
 
 
@@ -107,7 +115,7 @@ def _suffix_first(left: str, right: str) -> str:
 
 
 def _infix_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
-    """The order of fill-in-the-middle training, where the model has its tokens."""
+    """Return the fill-in-the-middle format, or None if the vocabulary lacks its tokens."""
     vocabulary = tokenizer.get_vocab()
     for prefix, suffix, middle in _MIDDLE_TOKENS:
         if prefix in vocabulary and suffix in vocabulary and middle in vocabulary:
@@ -115,11 +123,11 @@ def _infix_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
     return None
 
 
-def _answer_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
-    """Turns of a conversation, where the tokenizer has a template of them.
+def _chat_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
+    """Return the format of a chat turn, or None if the tokenizer has no usable chat template.
 
-    The turn is a later one: to the first, templates add a system message, the day and the like,
-    on which no score should depend.
+    A later turn is used: templates add a system message, the date and the like to the first one,
+    and no score should depend on these.
     """
     if not tokenizer.chat_template:
         return None
@@ -134,12 +142,14 @@ def _answer_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
     except (TemplateError, ValueError) as error:
         begun, whole = "", f"({error})"
     start = "".join(tokenizer.convert_ids_to_tokens(start_token(tokenizer)))
-    turn = whole.removeprefix(begun).removeprefix(start)  # every text has it anyway
-    before, found, behind = turn.partition(slot)
-    if not found or slot in behind or not begun or not whole.startswith(begun):
+    turn = whole.removeprefix(begun).removeprefix(
+        start
+    )  # the start token is added to every text anyway
+    before, separator, after = turn.partition(slot)
+    if not separator or slot in after or not begun or not whole.startswith(begun):
         log.warning(
-            "the chat template of %s has no turn of its own for a user's text: %s",
+            "the chat template of %s does not render a user's text as a separate turn: %s",
             *(tokenizer.name_or_path, whole),
         )
         return None
-    return lambda left, right: f"{before}{right}{behind}{left}"
+    return lambda left, right: f"{before}{right}{after}{left}"

@@ -1,4 +1,4 @@
-"""Pairs of texts for models that read both at once: encoded, cut to what a model reads, padded."""
+"""Text pairs for cross-encoders: encoded, truncated to the model's context, padded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Pair = tuple[str, str]
 
 
 class EncodedPair(NamedTuple):
-    """A pair (a, b) as the model reads it.
+    """Text pair (a, b) as the model reads it.
 
     Attributes:
-        ids: Token ids, special ones included.
-        types: Which of the texts each token is of, for models that are told so; else empty.
-        places: Which of `ids` are tokens of a.
-        spans: Where these stand in a: the first character and the one after the last.
+        ids: Token ids, special tokens included.
+        types: Token type ids, for models that take them; else empty.
+        places: Indices in `ids` of the tokens of a.
+        spans: Character span of each of these tokens in a, end exclusive.
         has_b: Whether b has a token.
-        left_out: Tokens of a and of b that were cut off.
+        dropped: Truncated tokens of a and of b.
     """
 
     ids: Ids
@@ -35,21 +35,21 @@ class EncodedPair(NamedTuple):
     places: Ids
     spans: tuple[tuple[int, int], ...]
     has_b: bool
-    left_out: tuple[int, int] = (0, 0)
+    dropped: tuple[int, int] = (0, 0)
 
 
 def encode_pairs(
     tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], limit: int
 ) -> list[EncodedPair]:
-    """Pairs (a, b), encoded by the tokenizer's own rule for two texts.
+    """Encode pairs (a, b) by the tokenizer's rule for text pairs.
 
-    Only b is cut where a pair is longer than the model reads; where a alone leaves no room for b,
-    the longer of the two is. `warn_of_cuts` says so.
+    A pair that exceeds the limit loses the end of b; if a alone leaves no room for b, the longer of
+    the two is truncated. `warn_truncated_pairs` logs both.
 
     Args:
-        tokenizer: The model's own, a fast one.
-        pairs: Any number.
-        limit: Tokens that the model reads, special ones included.
+        tokenizer: Fast tokenizer of the model.
+        pairs: Text pairs.
+        limit: Longest input of the model in tokens, special tokens included.
     """
     if not pairs:
         return []
@@ -65,49 +65,49 @@ def encode_pairs(
             continue
         a, b = pairs[i]
         room = limit - tokenizer.num_special_tokens_to_add(pair=True) - len(pair.places)
-        cut = tokenizer(
+        truncated = tokenizer(
             [a],
             [b],
             truncation="only_second" if room > 0 else "longest_first",
             max_length=limit,
             return_offsets_mapping=True,
         )
-        short = _pair(cut, 0)
-        of_a = len(pair.places) - len(short.places)
-        of_b = len(pair.ids) - len(short.ids) - of_a
-        encoded[i] = short._replace(left_out=(of_a, of_b))
+        short = _pair(truncated, 0)
+        dropped_a = len(pair.places) - len(short.places)
+        dropped_b = len(pair.ids) - len(short.ids) - dropped_a
+        encoded[i] = short._replace(dropped=(dropped_a, dropped_b))
     return encoded
 
 
-def warn_of_cuts(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
-    """One warning for all texts a that were cut, and one for all pairs of which only b was.
+def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
+    """Log one warning for all pairs with a truncated a, and one for those with b truncated alone.
 
     Args:
-        pairs: What was encoded.
-        encoded: What `encode_pairs` made of it.
-        limit: Tokens that the model reads.
+        pairs: Text pairs.
+        encoded: Result of `encode_pairs`.
+        limit: Longest input of the model in tokens.
     """
-    for what, cut in {
-        "a leaves no room for b, and is cut": [
-            i for i, pair in enumerate(encoded) if pair.left_out[0]
+    for consequence, indices in {
+        "a leaves no room for b and is truncated": [
+            i for i, pair in enumerate(encoded) if pair.dropped[0]
         ],
-        "the end of b is left out": [
-            i for i, pair in enumerate(encoded) if pair.left_out[1] and not pair.left_out[0]
+        "the end of b is dropped": [
+            i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]
         ],
     }.items():
-        if cut:
-            first = encoded[cut[0]]
-            a, b = (shortened(text) for text in pairs[cut[0]])
-            others = f" (and of {len(cut) - 1} more pairs)" if len(cut) > 1 else ""
-            tokens = len(first.ids) + sum(first.left_out)
+        if indices:
+            first = encoded[indices[0]]
+            a, b = (shortened(text) for text in pairs[indices[0]])
+            others = f" (and {len(indices) - 1} more pairs)" if len(indices) > 1 else ""
+            tokens = len(first.ids) + sum(first.dropped)
             log.warning(
-                "(%s, %s) has %d tokens; the model reads %d: %s%s",
-                *(a, b, tokens, limit, what, others),
+                "(%s, %s) has %d tokens and the model reads %d: %s%s",
+                *(a, b, tokens, limit, consequence, others),
             )
 
 
 def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> dict[str, Tensor]:
-    """What a model is called with, padded on the right, shape (pairs, longest pair) each."""
+    """Return the model inputs, padded on the right, each of shape (pairs, longest pair)."""
     ids, mask = pad_rows([pair.ids for pair in pairs], pad, device)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if pairs and pairs[0].types:
@@ -119,10 +119,10 @@ def _pair(batch: object, row: int) -> EncodedPair:
     encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
     sides = encoding.sequence_ids
     places = tuple(place for place, side in enumerate(sides) if side == 0)
-    told = "token_type_ids" in batch  # type: ignore[operator]
+    has_types = "token_type_ids" in batch  # type: ignore[operator]
     return EncodedPair(
         tuple(encoding.ids),
-        tuple(encoding.type_ids) if told else (),
+        tuple(encoding.type_ids) if has_types else (),
         places,
         tuple((int(start), int(end)) for start, end in (encoding.offsets[i] for i in places)),
         1 in sides,

@@ -1,4 +1,4 @@
-"""Infilling with encoder-decoders: PEGASUS, T5, BART and their kin."""
+"""Infilling with encoder-decoders: PEGASUS, T5, BART and related families."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.engine.requests import Request, Requests
 from ctrlreward.models.tasks import Blank, TokenScores, empty_scores
-from ctrlreward.models.tokenization import max_tokens, warn_of_cuts
+from ctrlreward.models.tokenization import max_tokens, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
-# The output layer reads its weights, of which a large vocabulary has many, once for so many states.
-_STATES_AT_A_TIME = 2**13
+# Decoder states per call of the output layer, since each call reads all weights of the vocabulary.
+_STATES_PER_CALL = 2**13
 
 
 class Filling(NamedTuple):
-    """What the decoder is given, and the tokens that it is then scored on."""
+    """Tokens that the decoder is given, and the tokens that are then scored."""
 
     given: Ids
     scored: Ids
 
     @property
     def read(self) -> Ids:
-        """All that goes into the decoder: the last token is only predicted."""
+        """Input of the decoder: everything but the last token, which is only predicted."""
         return (self.given + self.scored)[:-1]
 
-    def cut(self, limit: int | None) -> Filling:
-        """As much as a decoder of so many positions reads: the two tokens that open it, and what
-        is nearest to the blank."""
+    def truncate(self, limit: int | None) -> Filling:
+        """Truncate to `limit` decoder positions, keeping the first two tokens and those nearest to
+        the blank."""
         if not limit:
             return self
         dropped = max(0, min(len(self.read) - limit, len(self.given) - 2))
@@ -49,10 +49,10 @@ class Filling(NamedTuple):
 
 
 class Seq2SeqInfiller:
-    """Fills blanks with an encoder-decoder that was pretrained to do so.
+    """Infiller over an encoder-decoder that was pretrained to fill masks.
 
-    Each distinct masked text is encoded once. Its targets share a decoder row where one reads
-    what another begins with: all one-token words are scored by a single decoder step.
+    Each distinct masked text is encoded once. Targets share a decoder row where the input of one is
+    a prefix of another's: all one-token words are scored by a single decoder step.
 
     Args:
         model: Local folder, hub id or short name.
@@ -61,7 +61,7 @@ class Seq2SeqInfiller:
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Raises:
-        ValueError: The model is of a family whose way of masking is not known here.
+        ValueError: The mask of the model's family is unknown.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Seq2SeqInfiller:
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
         self._limit = max_tokens(self.tokenizer, self.model.config)
-        # Of the decoder; T5 counts none.
+        # Positions of the decoder; T5 has no limit.
         self._positions: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
@@ -86,7 +86,7 @@ class Seq2SeqInfiller:
         return (yield Request(self, blanks))
 
     def log_probs(self, blanks: Sequence[Blank]) -> list[list[TokenScores]]:
-        """For each blank, the scores of each of its targets, in the given order."""
+        """Return the scores of each target of each blank, in the given order."""
         if not blanks:
             return []
         masked = [blank.left + self._mask + blank.right for blank in blanks]
@@ -94,15 +94,15 @@ class Seq2SeqInfiller:
         fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
         lengths = [len(ids) for ids in sources]
         read = [len(filling.read) for group in fillings for filling in group]
-        warn_of_cuts("patterns", lengths, self._limit, "what is farthest from the blank")
-        warn_of_cuts("fillings", read, self._positions, "the rest", "decoder")
+        warn_truncated("patterns", lengths, self._limit, "tokens farthest from the blank")
+        warn_truncated("fillings", read, self._positions, "their last tokens", "decoder")
         return self._fill(
             [self._around_mask(tuple(ids)) for ids in sources],
-            [[filling.cut(self._positions) for filling in group] for group in fillings],
+            [[filling.truncate(self._positions) for filling in group] for group in fillings],
         )
 
     def _around_mask(self, ids: Ids) -> Ids:
-        """A masked text, cut around the mask where the model reads no more."""
+        """Truncate a masked text around its mask to the model's context."""
         if len(ids) <= self._limit:
             return ids
         mask = self.tokenizer.convert_tokens_to_ids(self._mask)
@@ -110,67 +110,67 @@ class Seq2SeqInfiller:
         return (*ids[start : start + self._limit - 1], ids[-1])
 
     def _fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
-        """The scores of each masked text's fillings; equal texts are encoded once."""
-        places: dict[Ids, list[int]] = {}
+        """Score the fillings of each masked text; equal texts are encoded once."""
+        indices: dict[Ids, list[int]] = {}
         for i, ids in enumerate(sources):
-            places.setdefault(ids, []).append(i)
-        distinct = list(places)
-        together = [[filling for i in rows for filling in fillings[i]] for rows in places.values()]
-        states = [sum(len(filling.scored) for filling in group) for group in together]
+            indices.setdefault(ids, []).append(i)
+        distinct = list(indices)
+        merged = [[filling for i in rows for filling in fillings[i]] for rows in indices.values()]
+        states = [sum(len(filling.scored) for filling in group) for group in merged]
         scored: list[list[TokenScores]] = []
-        for some in runs(range(len(distinct)), states, _STATES_AT_A_TIME):
-            scored += self._score([distinct[i] for i in some], [together[i] for i in some])
+        for run in runs(range(len(distinct)), states, _STATES_PER_CALL):
+            scored += self._score([distinct[i] for i in run], [merged[i] for i in run])
         results: dict[int, list[TokenScores]] = {}
-        for rows, scores in zip(places.values(), scored, strict=True):
+        for rows, scores in zip(indices.values(), scored, strict=True):
             remaining = iter(scores)
             results.update({i: [next(remaining) for _ in fillings[i]] for i in rows})
         return [results[i] for i in range(len(sources))]
 
     def _score(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
-        """The scores of each source's fillings, by one call of the output layer."""
+        """Score the fillings of each source with one call of the output layer."""
         rows = [_decoder_rows(group) for group in fillings]
-        sizes = [row.states for own in rows for row in own]
-        # One piece of memory: kept one by one, states would part the heap between the batches.
-        everything = torch.empty(
+        sizes = [row.states for group in rows for row in group]
+        # One allocation: small ones between the batches would fragment the heap.
+        states = torch.empty(
             (sum(sizes), self.model.config.d_model),
             dtype=self.model.dtype,
             device=self.model.device,
         )
-        pieces = iter(everything.split(sizes))
-        kept = [[next(pieces) for _ in own] for own in rows]
+        views = iter(states.split(sizes))
+        kept = [[next(views) for _ in group] for group in rows]
         run_batched(
             [len(source) for source in sources],
             self.batch_tokens,
             lambda batch: self._read([(sources[i], rows[i], kept[i]) for i in batch]),
             f"{self.name}: {len(sources)} blanks",
         )
-        asked: list[tuple[int, Filling]] = []
+        keys: list[tuple[int, Filling]] = []
         targets = []
         first = 0
-        for k, own in enumerate(rows):
-            for row in own:
+        for k, group in enumerate(rows):
+            for row in group:
                 for filling in row.fillings:
                     start = first + len(filling.given) - 1 - row.unused
-                    places = range(start, start + len(filling.scored))
-                    targets.append(Targets(places, filling.scored))
-                    asked.append((k, filling))
+                    predicting = range(start, start + len(filling.scored))
+                    targets.append(Targets(predicting, filling.scored))
+                    keys.append((k, filling))
                 first += row.states
-        scores = empty_scores([filling.scored for _, filling in asked])
-        found = target_log_probs(self.model, everything, targets)
-        for score, log_probs in zip(scores, found, strict=True):
-            score.log_probs[:] = log_probs
-        of = dict(zip(asked, scores, strict=True))
-        return [[of[k, filling] for filling in group] for k, group in enumerate(fillings)]
+        scores = empty_scores([filling.scored for _, filling in keys])
+        log_probs = target_log_probs(self.model, states, targets)
+        for score, values in zip(scores, log_probs, strict=True):
+            score.log_probs[:] = values
+        by_key = dict(zip(keys, scores, strict=True))
+        return [[by_key[k, filling] for filling in fills] for k, fills in enumerate(fillings)]
 
     def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:
-        """Reads sources and their decoder rows, and keeps each row's states that predict."""
+        """Run sources and their decoder rows; copy each row's predicting states to its view."""
         pad = self.model.config.pad_token_id
         ids, mask = pad_rows([source for source, _, _ in work], pad, self.model.device)
         encoded = self.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
         flat = [
-            (k, row, place)
-            for k, (_, rows, kept) in enumerate(work)
-            for row, place in zip(rows, kept, strict=True)
+            (k, row, view)
+            for k, (_, rows, views) in enumerate(work)
+            for row, view in zip(rows, views, strict=True)
         ]
 
         def decode(batch: list[int]) -> list[None]:
@@ -183,35 +183,35 @@ class Seq2SeqInfiller:
                 attention_mask=mask[source],
                 decoder_input_ids=read,
             )
-            for states, (_, row, place) in zip(hidden, chosen, strict=True):
-                place.copy_(states[row.unused : len(row.read)])
+            for states, (_, row, view) in zip(hidden, chosen, strict=True):
+                view.copy_(states[row.unused : len(row.read)])
             return [None] * len(batch)
 
-        # A decoder row holds the states of its source beside its own tokens.
+        # A decoder row also takes the memory of its source's states.
         lengths = [len(row.read) + len(work[k][0]) for k, row, _ in flat]
         run_batched(lengths, self.batch_tokens, decode, self.name)
         return [None] * len(work)
 
 
 class _DecoderRow(NamedTuple):
-    """One pass of the decoder, and the fillings that it scores."""
+    """Decoder input, and the fillings that it scores."""
 
     read: Ids
     fillings: list[Filling]
 
     @property
     def unused(self) -> int:
-        """How many of its first states predict nothing that is scored."""
+        """Number of leading states that predict no scored token."""
         return min(len(filling.given) for filling in self.fillings) - 1
 
     @property
     def states(self) -> int:
-        """How many states are left, one for each token that is read."""
+        """Number of remaining states, one per input token."""
         return len(self.read) - self.unused
 
 
 def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:
-    """As few rows as serve all fillings: what one reads may be the beginning of another's."""
+    """Merge fillings into decoder rows: an input may be a prefix of another."""
     rows: list[_DecoderRow] = []
     for filling in sorted(set(fillings), key=lambda f: -len(f.read)):
         for row in rows:
@@ -226,24 +226,24 @@ def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:
 def _family(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[str, Callable[[Blank, str], Filling]]:
-    """The mask token of a model family, and what its decoder writes for a filled blank."""
+    """Return the mask token of a model family, and its decoder sequence for a filled blank."""
     start = config.decoder_start_token_id
 
-    @lru_cache(maxsize=256)  # the words of a task, which all its texts share
+    @lru_cache(maxsize=256)  # for the words of a task, shared by all texts
     def ids(text: str) -> Ids:
         return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
     def gap_sentence(blank: Blank, target: str) -> Filling:
-        """PEGASUS writes the missing text alone, then the end token."""
+        """PEGASUS: the decoder generates the missing text, then the end token."""
         end = (tokenizer.eos_token_id,) if blank.ends else ()
         return Filling((start,), ids(target) + end)
 
     def sentinel(blank: Blank, target: str) -> Filling:
-        """T5 opens each span with its sentinel; the closing one is left out of the target."""
+        """T5: the sentinel, then the missing text; the closing sentinel is not scored."""
         return Filling((start, *ids("<extra_id_0>")), ids(target.strip()))
 
     def whole_text(blank: Blank, target: str) -> Filling:
-        """BART writes the whole text again: up to the blank it is given, then scored."""
+        """BART: the decoder generates the whole text; it is given up to the blank, then scored."""
         left = blank.left.strip()
         given = (start, tokenizer.bos_token_id, *ids(left))
         return Filling(given, ids(" " + target.strip() if left else target.strip()))
@@ -257,7 +257,7 @@ def _family(
     }
     if config.model_type not in families:
         raise ValueError(
-            f"{config.model_type} models have no known way of masking: give an encoder-decoder of "
-            f"{', '.join(families)}, or a decoder-only model"
+            f"{config.model_type} models are not supported for infilling: give an encoder-decoder "
+            f"of {', '.join(families)}, or a decoder-only model"
         )
     return families[config.model_type]

@@ -1,4 +1,4 @@
-"""The convolutional text classifier of Kim (2014): a small one that a recipe trains in minutes."""
+"""TextCNN, the convolutional text classifier of Kim (2014), trained by a recipe in minutes."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from ctrlreward.files import write_whole
 from ctrlreward.text.words import split_words
 from ctrlreward.weights.dtypes import pick_dtype
 
-# What tells such a folder from one that transformers wrote, under "model_type" in config.json.
+# "model_type" in config.json, which distinguishes the folder from one written by transformers.
 MODEL_TYPE = "ctrlreward-text-cnn"
 
 _BATCH_WORDS = 8192
 
-# Ids; those of the words follow.
+# Reserved ids, before those of the words.
 PADDING, _UNKNOWN = 0, 1
 
 
 @dataclass(frozen=True)
 class TextCNNConfig:
-    """Vocabulary, labels and shape.
+    """Vocabulary, labels and layer sizes of a `TextCNN`.
 
     Args:
-        words: Known words, in lower case; all others are one unknown word.
-        labels: One an output, two or more.
-        embedding_size: Width of a word's vector.
-        widths: Words that a filter looks at.
-        filters: How many there are of each width.
-        dropout: Share of the features that are dropped in training, 0 to 1.
+        words: Vocabulary, in lower case; other words map to one unknown word.
+        labels: Labels, one per output, two or more.
+        embedding_size: Width of the word embeddings.
+        widths: Filter widths in words.
+        filters: Number of filters of each width.
+        dropout: Dropout rate of the features, 0 to 1.
 
     Raises:
-        ValueError: A label or a word is named twice, there are fewer than two labels, or a number
-            of the shape is not positive.
+        ValueError: A label or word is repeated, there are fewer than two labels, or a size is not
+            positive.
     """
 
     words: tuple[str, ...]
@@ -60,9 +60,9 @@ class TextCNNConfig:
         for name, items in (("words", self.words), ("labels", self.labels)):
             item, times = Counter(items).most_common(1)[0] if items else ("", 0)
             if times > 1:
-                raise ValueError(f"{name} holds {item!r} {times} times: name each once")
+                raise ValueError(f"{name} contains {item!r} {times} times: give each once")
         if len(self.labels) < 2:
-            raise ValueError(f"labels = {self.labels}: a classifier takes 2 labels or more")
+            raise ValueError(f"labels = {self.labels}: give 2 labels or more")
         if not self.widths or min(self.widths) < 1:
             raise ValueError(f"widths = {self.widths}: give one or more, each 1 or more words")
         for name, number in (("embedding_size", self.embedding_size), ("filters", self.filters)):
@@ -74,15 +74,15 @@ class TextCNNConfig:
         return {word: i for i, word in enumerate(self.words, _UNKNOWN + 1)}
 
     def encode(self, text: str) -> Ids:
-        """Ids of the text's words, with padding up to the widest filter."""
+        """Return the ids of the words of a text, padded to the widest filter."""
         ids = [self._ids.get(word, _UNKNOWN) for word in split_words(text)]
         return (*ids, *[PADDING] * (max(self.widths) - len(ids)))
 
 
 class TextCNN(nn.Module):
-    """Kim (2014), https://aclanthology.org/D14-1181: convolutions over words, max over time.
+    """Convolutions over words with max-over-time pooling (Kim 2014, https://aclanthology.org/D14-1181).
 
-    A text's logits don't depend on how far its row is padded.
+    The logits of a text do not depend on the padding of its row.
     """
 
     def __init__(self, config: TextCNNConfig) -> None:
@@ -97,18 +97,18 @@ class TextCNN(nn.Module):
         self.output = nn.Linear(config.filters * len(config.widths), len(config.labels))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """Logits, shape (rows, labels).
+        """Return logits, shape (rows, labels).
 
         Args:
-            ids: What `TextCNNConfig.encode` gives, padded, shape (rows, longest).
-            mask: 1 for the places of `encode`, 0 behind them, same shape.
+            ids: Padded results of `TextCNNConfig.encode`, shape (rows, longest).
+            mask: 1 for the encoded words, 0 for the padding after them, same shape.
         """
         vectors = self.embedding(ids)
         features = []
         for width, convolution in zip(self.config.widths, self.convolutions, strict=True):
-            # A matrix product over all windows: on a CPU faster than Conv1d.
+            # A matrix product over all windows is faster than Conv1d on a CPU.
             values = convolution(vectors.unfold(1, width, 1).flatten(2))
-            # A window counts where its last place does.
+            # A window counts if its last word does.
             outside = mask[:, width - 1 :].unsqueeze(2) == 0
             features.append(values.masked_fill(outside, -torch.inf).amax(dim=1).relu())
         logits: Tensor = self.output(self.dropout(torch.cat(features, dim=1)))
@@ -116,19 +116,19 @@ class TextCNN(nn.Module):
 
 
 class TextCNNClassifier:
-    """A trained `TextCNN`, frozen.
+    """Frozen, trained `TextCNN`.
 
     Args:
-        folder: As `save_text_cnn` writes it.
-        device: Where it runs.
+        folder: Folder written by `save_text_cnn`.
+        device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Word budget of one forward pass, padding included; None takes 8192.
+        batch_tokens: Word budget of one forward pass, padding included; None is 8192.
 
     Attributes:
-        labels: The labels, one a column of `probabilities`.
+        labels: Labels, one per column of `probabilities`.
 
     Raises:
-        ValueError: The folder is not such a one.
+        ValueError: The folder does not hold a trained `TextCNN`.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class TextCNNClassifier:
         self.model = model.eval().requires_grad_(False).to(self.device, pick_dtype(dtype, device))
 
     def probabilities(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Softmax over the labels, float64, shape (texts, labels), in the given order.
+        """Return the softmax over the labels, float64, shape (texts, labels).
 
-        Texts of any length are read whole; one without words has the probabilities of nothing.
+        Texts are never truncated. A text without words has the probabilities of an empty input.
         """
 
         def forward(rows: list[Ids]) -> list[npt.NDArray[np.float64]]:
@@ -165,13 +165,13 @@ class TextCNNClassifier:
 
 
 def frequent_words(texts: Iterable[str], min_count: int) -> tuple[str, ...]:
-    """The words that occur at least so often, the most frequent first."""
+    """Return the words with at least `min_count` occurrences, most frequent first."""
     counts = Counter(word for text in texts for word in split_words(text))
     return tuple(word for word, count in counts.most_common() if count >= min_count)
 
 
 def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
-    """Writes `model.safetensors` and `config.json`; the folder is made where it is missing."""
+    """Write `model.safetensors` and `config.json`; create the folder if needed."""
     path = Path(folder).expanduser()
     weights = {name: value.detach().contiguous() for name, value in model.state_dict().items()}
     write_whole(path / "model.safetensors", save(weights))
@@ -180,19 +180,19 @@ def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """What a `config.json` holds, whoever wrote it.
+    """Read a `config.json`, of transformers or of `save_text_cnn`.
 
     Raises:
-        ValueError: It is missing, or holds no JSON object.
+        ValueError: The file is missing or is not a JSON object.
     """
     if not file.is_file():
-        raise ValueError(f"{file} is missing: give a folder that the text_cnn recipe wrote")
+        raise ValueError(f"{file} is missing: give a folder written by the text_cnn recipe")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError:
         content = None
     if not isinstance(content, dict):
-        raise ValueError(f"{file} holds no JSON object: write the model's folder anew")
+        raise ValueError(f"{file} is not a JSON object: write the model folder again")
     return content
 
 
@@ -200,13 +200,13 @@ def _parse(file: Path) -> TextCNNConfig:
     given = read_config(file)
     if given.pop("model_type", None) != MODEL_TYPE:
         raise ValueError(
-            f'{file} has not "model_type": {MODEL_TYPE!r}: give a folder that the text_cnn '
-            "recipe wrote, or Classifier for one of transformers"
+            f'{file} does not have "model_type": {MODEL_TYPE!r}: give a folder written by the '
+            "text_cnn recipe, or use Classifier for a transformers model"
         )
     known = {field.name for field in fields(TextCNNConfig)}
     if given.keys() != known:
         raise ValueError(
-            f"{file} has the fields {', '.join(given)}; a TextCNN has {', '.join(sorted(known))}"
+            f"{file} has the fields {', '.join(given)}, expected {', '.join(sorted(known))}"
         )
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     try:
@@ -220,6 +220,6 @@ def _load_weights(model: TextCNN, file: Path) -> None:
         model.load_state_dict(load_file(file))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ValueError(
-            f"{file} is missing or doesn't hold the weights that config.json beside it describes: "
-            f"write the folder anew with the text_cnn recipe ({error})"
+            f"{file} is missing or does not match its config.json: write the folder again with "
+            f"the text_cnn recipe ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""Whole texts for models that read them at once: token ids, cut to what a model reads, padded."""
+"""Tokenization: token ids, truncation to a model's context, and the start token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 Ids = tuple[int, ...]
 Result = TypeVar("Result")
 
-# These count positions from the padding token's id on, so the first ones are never used.
+# Model types whose positions start after the id of the padding token.
 _POSITIONS_AFTER_PADDING = {
     "camembert",
     "data2vec-text",
@@ -28,9 +28,9 @@ _POSITIONS_AFTER_PADDING = {
 
 
 def max_tokens(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
-    """Tokens that the model reads of one text, special ones included."""
+    """Return the longest input of a model in tokens, special tokens included."""
     positions = getattr(config, "max_position_embeddings", None)
-    if not positions or positions < 0:  # relative positions: no end
+    if not positions or positions < 0:  # relative positions: unlimited
         return int(tokenizer.model_max_length)
     if config.model_type in _POSITIONS_AFTER_PADDING:
         positions -= config.pad_token_id + 1
@@ -43,55 +43,59 @@ def encode_texts(
     limit: int,
     name: Callable[[int], str] = "texts[{}]".format,
 ) -> list[Ids]:
-    """Token ids of each text, special ones included.
+    """Return the token ids of each text, special tokens included.
 
     Args:
-        tokenizer: The model's own.
-        texts: Any number, any length.
-        limit: Longer texts are cut to this many tokens, with one warning for all.
-        name: What the warning calls the text at a place.
+        tokenizer: Tokenizer of the model.
+        texts: Texts of any length.
+        limit: Longest encoding in tokens; longer texts are truncated, with one warning for all.
+        name: Names the text at an index in the warning.
     """
     if not texts:
         return []
     rows = [tuple(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]
     long = [i for i, ids in enumerate(rows) if len(ids) > limit]
     if long:
-        others = f" (and of {len(long) - 1} more texts)" if len(long) > 1 else ""
+        others = f" (and {len(long) - 1} more texts)" if len(long) > 1 else ""
         log.warning(
-            "%s has %d tokens; the model reads %d: the rest is left out%s",
+            "%s has %d tokens and is truncated to the %d that the model reads%s",
             *(name(long[0]), len(rows[long[0]]), limit, others),
         )
-        # The tokenizer knows where the special tokens of a cut text belong.
-        cut = tokenizer([texts[i] for i in long], truncation=True, max_length=limit)
-        for i, ids in zip(long, cut.input_ids, strict=True):
+        # The tokenizer puts the special tokens of a truncated text where they belong.
+        truncated = tokenizer([texts[i] for i in long], truncation=True, max_length=limit)
+        for i, ids in zip(long, truncated.input_ids, strict=True):
             rows[i] = tuple(ids)
     return rows
 
 
-def warn_of_cuts(
-    what: str, lengths: Sequence[int], limit: int | None, lost: str, reader: str = "model"
+def warn_truncated(
+    items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:
-    """One warning for all items that are longer than a model reads; without a limit none.
+    """Log one warning for all items that exceed a model's context.
 
     Args:
-        what: What the items are.
-        lengths: Tokens of each.
-        limit: Tokens that the model reads; 0 or None where there is no end.
-        lost: What of them is left out.
-        reader: What reads them.
+        items: Name of the items in the warning (`"continuations"`).
+        lengths: Number of tokens of each.
+        limit: Longest input of the model; 0 or None if it is unlimited.
+        dropped: Name of the dropped part in the warning.
+        reader: Name of the part of the model that reads the items.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:
         log.warning(
-            "%d of %d %s are longer than the %d tokens that the %s reads (the longest has %d): "
-            "%s is left out",
-            *(len(long), len(lengths), what, limit, reader, max(long), lost),
+            "%d of %d %s exceed the %d tokens that the %s reads (the longest has %d): "
+            "%s are dropped",
+            *(len(long), len(lengths), items, limit, reader, max(long), dropped),
         )
 
 
 def start_token(tokenizer: object) -> list[int]:
-    """The token that begins a document: the separator of the GPT-2 family, which instruction
-    models keep beside a chat token in its place; else the model's own; else none."""
+    """Return the token that begins a document, as a list of one id or none.
+
+    `<|endoftext|>` comes first: instruction models of the GPT-2 family keep it as the separator of
+    documents, while their `bos_token` is a chat token (`<|im_start|>` in SmolLM2). Then come the
+    tokenizer's own `bos_token` and `eos_token`.
+    """
     vocabulary = tokenizer.get_vocab()  # type: ignore[attr-defined]
     for token in ("<|endoftext|>", tokenizer.bos_token, tokenizer.eos_token):  # type: ignore[attr-defined]
         if token in vocabulary:

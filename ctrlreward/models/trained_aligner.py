@@ -1,4 +1,4 @@
-"""Aligners that were trained to align: by token (CTC's D), and whole texts by regression (R)."""
+"""Trained aligners of CTC: token classification (D) and regression over whole texts (R)."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from transformers import (
 
 from ctrlreward.engine.batching import run_batched, token_budget, windows
 from ctrlreward.models.aligner import TokenAlignment
-from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_of_cuts
+from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_truncated_pairs
 from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.weights.loading import TrainedHead, load_frozen, load_tokenizer
 
 Values = npt.NDArray[np.float64]
 
-# The label of a token that b bears out, as the recipe writes it into a model's `id2label`.
+# Label of a token that b supports, as the recipe writes it to `id2label`.
 ALIGNED = "aligned"
 
 
 class TokenAligner:
-    """The probability that a token of a is borne out by b, by a token classifier over both.
+    """Discriminative aligner: the probability that b supports each token of a.
 
-    The discriminative aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec.
-    3.2. Values are 0 to 1, higher is better aligned. `ctrlreward.recipes.alignment` trains one.
-    Tokens are the pieces of words that the model reads, each with a value of its own; the paper's
-    package gives a whole word the mean of its pieces, so there a long word weighs no more.
+    The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2, a token
+    classifier over both texts. Values are in [0, 1]; higher is better aligned.
+    `ctrlreward.recipes.alignment` trains one. Each subword token has a value of its own; the
+    paper's package averages the tokens of a word, so that long words weigh no more than short ones.
 
     Args:
-        model: Local folder or hub id of a token classifier of which one label is "aligned". Labels
-            without names are refused: in the paper's own models the first of two means aligned,
-            in others the second.
+        model: Local folder or hub id of a token classifier with a label "aligned". Unnamed labels
+            are refused: "aligned" is the first of two in the paper's models, the second in others.
         device: Where it runs.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
@@ -62,14 +61,14 @@ class TokenAligner:
         self._aligned = _aligned_label(model, self.model.config)
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """For each pair (a, b) the probabilities of a's tokens, one pair after the other.
+        """Yield the probabilities of the tokens of a for each pair (a, b).
 
-        Where both are longer than the model reads, b is cut, with a warning. Where a has no token
-        there are no values; where b has none they are NaN.
+        A pair that exceeds the model's context loses the end of b, with a warning. If a has no
+        token there are no values; if b has none they are NaN.
         """
 
         def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
-            # Not every device has float64.
+            # float64 on the CPU: not every device has it.
             values = logits.float().cpu().double().softmax(dim=-1)[..., self._aligned].numpy()
             return [row[list(pair.places)] for row, pair in zip(values, batch, strict=True)]
 
@@ -78,12 +77,12 @@ class TokenAligner:
 
 
 class RegressionAligner:
-    """How well a as a whole is borne out by b, by a regression over both.
+    """Regression aligner: one value for how well b supports the whole of a.
 
-    The regression aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2.
-    It estimates what D's labels would add up to, so a has one span with one value, which mean and
-    sum leave as it is. Higher is better aligned; the unit is that of its training: about 0 to 1
-    for the share of a's tokens that are aligned, 0 or more for their number.
+    The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2. It estimates
+    the aggregate of D's labels, so a has one span with one value, which mean and sum do not change.
+    Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
+    aligned tokens, 0 or more for their number.
 
     Args:
         model: Local folder or hub id of a sequence classifier with one output.
@@ -109,23 +108,23 @@ class RegressionAligner:
         if self.model.config.num_labels != 1:
             raise ValueError(
                 f"model = {model!r} has {self.model.config.num_labels} outputs: "
-                "give a regression, which has 1"
+                "give a regression model, which has 1"
             )
-        if self.model.config.pad_token_id is None:  # decoders look for the last token before it
+        if self.model.config.pad_token_id is None:  # decoders pool the last token before padding
             self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """For each pair (a, b) one span, the whole of a, and its value, one after the other.
+        """Yield one span, the whole of a, and its value for each pair (a, b).
 
-        Where both are longer than the model reads, b is cut, with a warning. Where a has no token
-        there is no span; where b has none the value is NaN.
+        A pair that exceeds the model's context loses the end of b, with a warning. If a has no
+        token there is no span; if b has none the value is NaN.
         """
 
         def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
             return list(logits.float().cpu().double().numpy())
 
-        found = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
-        for (a, _), (pair, value) in zip(pairs, found, strict=True):
+        results = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
+        for (a, _), (pair, value) in zip(pairs, results, strict=True):
             if pair.places:
                 whole = value if pair.has_b else np.full(1, np.nan)
                 yield TokenAlignment(((0, len(a)),), whole)
@@ -140,23 +139,23 @@ def _run(
     pairs: Sequence[Pair],
     read: Callable[[Tensor, list[EncodedPair]], list[Values]],
 ) -> Iterator[tuple[EncodedPair, Values]]:
-    """Each pair as it is read, and what `read` makes of its logits."""
+    """Yield each encoded pair with the result of `read` on its logits."""
 
     def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
-        some = [rows[i] for i in batch]
-        inputs = pad_pairs(some, tokenizer.pad_token_id or 0, model.device)
-        return read(model(**inputs).logits, some)
+        chosen = [rows[i] for i in batch]
+        inputs = pad_pairs(chosen, tokenizer.pad_token_id or 0, model.device)
+        return read(model(**inputs).logits, chosen)
 
     limit = max_tokens(tokenizer, model.config)
     for window in windows([a + b for a, b in pairs]):
-        some = [pairs[i] for i in window]
-        encoded = encode_pairs(tokenizer, some, limit)
-        warn_of_cuts(some, encoded, limit)
+        chosen = [pairs[i] for i in window]
+        encoded = encode_pairs(tokenizer, chosen, limit)
+        warn_truncated_pairs(chosen, encoded, limit)
         values = run_batched(
             [len(pair.ids) for pair in encoded],
             batch_tokens,
             partial(forward, encoded),
-            f"{model.name_or_path}: {len(some)} pairs",
+            f"{model.name_or_path}: {len(chosen)} pairs",
         )
         yield from zip(encoded, values, strict=True)
 
@@ -167,6 +166,6 @@ def _aligned_label(name: str, config: PretrainedConfig) -> int:
         if label.lower() == ALIGNED:
             return place
     raise ValueError(
-        f"model = {name!r} has the labels {', '.join(labels.values())}: name the one that means "
-        f"{ALIGNED!r} so in id2label of its config.json"
+        f"model = {name!r} has the labels {', '.join(labels.values())}: rename the one for aligned "
+        f"tokens to {ALIGNED!r} in id2label of its config.json"
     )

@@ -1,4 +1,4 @@
-"""Word vectors from a file: a text as the idf-weighted mean of its words."""
+"""Word vectors: a text as the idf-weighted mean of its words."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Split = Callable[[str], Sequence[str]]
 
 
 class WordVectors:
-    """The sentence encoder of Pang & Gimpel (2019), whose vectors were GloVe's.
+    """Sentence encoder of Pang & Gimpel (2019), who used GloVe vectors.
 
     Args:
-        vectors: Each word's vector, all of one width.
-        idf: Each word's weight, 0 or more, as `inverse_document_frequency` gives it; a word that
-            it lacks is taken to be as rare as its rarest. None weighs all words the same.
-        split: Gives the words of a text; `split_words` lowers their case, as GloVe's are.
+        vectors: Vector of each word, all of the same width.
+        idf: Weight of each word, 0 or more, from `inverse_document_frequency`; other words get the
+            largest weight. None weights all words equally.
+        split: Splits a text into words; `split_words` lowercases them, as GloVe does.
 
     Attributes:
-        width: Of the vectors.
-        unseen: The weight of words that `idf` lacks.
+        width: Width of the vectors.
+        unseen: Weight of words without idf.
 
     Raises:
         ValueError: There are no vectors, their widths differ, one is not finite, or a weight is
@@ -58,45 +58,44 @@ class WordVectors:
         split: Split = split_words,
         words: Container[str] | None = None,
     ) -> WordVectors:
-        """Reads a text file of GloVe or word2vec: a word and its numbers a line.
+        """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
-        The first line may be word2vec's, how many words and numbers follow. A word may hold
-        spaces, as some of GloVe's do. Of a word that stands there twice the first vector is kept.
+        The first line may be a word2vec header (number of words, width). Words may contain spaces,
+        as some in GloVe do. The first vector of a repeated word is kept.
 
         Args:
             path: The file.
             idf: See the class.
             split: See the class.
-            words: Keeps only these, so that a file larger than memory can be read; None keeps
-                all.
+            words: Keeps only these words, for files larger than memory; None keeps all.
 
         Raises:
-            OSError: The file can't be read.
-            ValueError: A line is not a word with as many numbers as the others, the file has
-                fewer or more lines than its first says, or none of `words` is in it.
+            OSError: The file cannot be read.
+            ValueError: A line is not a word and as many numbers as in the other lines, the number
+                of lines differs from the header, or none of `words` is in the file.
         """
         vectors: dict[str, npt.NDArray[np.float32]] = {}
         for place, word, numbers in _entries(Path(path).expanduser()):
             if word not in vectors and (words is None or word in words):
                 vectors[word] = _parse(place, numbers)
         if not vectors:
-            raise ValueError(f"{path} has vectors of none of the words: give other words or None")
+            raise ValueError(f"{path} has no vector for any of the words: give other words or None")
         return cls(vectors, idf, split)
 
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Unit vectors along Σ idf(w) · v(w) over the words of a text, each time that they occur.
+        """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
 
-        A word without a vector is left out.
+        Words without a vector are skipped.
 
         Args:
-            texts: Any number.
-            name: What a warning calls the text at a place.
+            texts: Texts to embed.
+            name: Names the text at an index in warnings.
 
         Returns:
-            Float64, shape (texts, width); NaN, with a warning, for a text of whose words none has
-            both a vector and a weight.
+            Float64, shape (texts, width); NaN, with a warning, for a text in which no word has a
+            vector and a weight above 0.
         """
         sums = np.zeros((len(texts), self.width))
         for i, text in enumerate(texts):
@@ -114,9 +113,9 @@ class WordVectors:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Each line's place, word and numbers, which are not parsed yet."""
-    # Only "\n" ends a line, for words may hold other kinds of white space. A word that is not
-    # UTF-8 matches no text, so it does no harm.
+    """Yield the location, word and unparsed numbers of each line."""
+    # Only "\n" ends a line, since words may contain other white space. A word that is not UTF-8
+    # matches no text and does no harm.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         first = file.readline()
         announced, width = _shape(first)
@@ -131,11 +130,13 @@ def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
                 )
             yield place, word, numbers
     if announced is not None and count != announced:
-        raise ValueError(f"{path}:1 announces {announced} words and {count} follow: get it anew")
+        raise ValueError(
+            f"{path}:1 announces {announced} words, but {count} follow: download the file again"
+        )
 
 
 def _shape(first: str) -> tuple[int | None, int]:
-    """How many words the first line announces, if it does, and how many numbers a word has."""
+    """Return the number of words in a word2vec header, else None, and the width of the vectors."""
     fields = first.rstrip(" \r\n").split(" ")
     if len(fields) == 2 and all(field.isdigit() for field in fields):
         return int(fields[0]), int(fields[1])
@@ -149,28 +150,28 @@ def _parse(place: str, numbers: list[str]) -> npt.NDArray[np.float32]:
         except ValueError:
             finite = False
         if not finite:
-            raise ValueError(f"{place} has {number!r} where a finite number was expected")
+            raise ValueError(f"{place} has {number!r}, expected a finite number")
     return np.array(numbers, dtype=np.float32)
 
 
 def _common_width(vectors: Mapping[str, npt.NDArray[np.float32]]) -> int:
-    """The width of all vectors."""
+    """Return the common width of all vectors."""
     if not vectors:
-        raise ValueError("vectors is empty: give at least one word's")
+        raise ValueError("vectors is empty: give at least one")
     (width,) = next(iter(vectors.values())).shape
     for word, vector in vectors.items():
         if vector.shape != (width,):
             raise ValueError(
-                f"vectors[{word!r}] has the shape {vector.shape} and others ({width},): "
-                "give all words vectors of one width"
+                f"vectors[{word!r}] has shape {vector.shape}, the first one ({width},): "
+                "give vectors of the same width"
             )
         if not np.isfinite(vector).all():
-            raise ValueError(f"vectors[{word!r}] holds a number that is not finite")
+            raise ValueError(f"vectors[{word!r}] has a value that is not finite")
     return width
 
 
 def _rarest(idf: Mapping[str, float] | None) -> float:
-    """The weight of a word that the corpus lacks."""
+    """Return the weight of words without idf: the largest one."""
     if idf is None:
         return 1.0
     for word, weight in idf.items():

@@ -1,7 +1,7 @@
-"""Free pages of the C library's heap go back to the system, so that it doesn't grow with the work.
+"""Heap trimming: free pages of glibc's heap are returned to the system.
 
-Large tensors of changing sizes leave holes between what is kept that the next ones don't fit into:
-glibc's heap then grows from batch to batch though what is in use doesn't.
+Large tensors of changing sizes leave holes in the heap that the next ones do not fit into. Resident
+memory then grows from batch to batch, although the memory in use does not.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import os
 import sys
 from pathlib import Path
 
-# How much a process grows before its heap is trimmed. A trim costs little, but the pages that it
-# gave back must come again: 8.8 s with 48 MiB, 9.2 with 32, 8.5 with 64, 8.1 to 8.7 without trims
-# (PEGASUS on two cores, three aspects of 48 texts).
+# Growth of resident memory that triggers a trim. A trim is cheap, but its pages must be mapped
+# again: 8.8 s with 48 MiB, 9.2 with 32, 8.5 with 64, 8.1 to 8.7 without trims (PEGASUS on two
+# cores, three aspects of 48 texts).
 _GROWTH = 48 * 2**20
 
 _STATM = Path("/proc/self/statm")
 
-_least = sys.maxsize  # bytes that were resident after the last trim, or at any look since
+_least = sys.maxsize  # fewest resident bytes seen since the last trim
 
 
 def trim_if_grown() -> None:
-    """Trims the heap where the process has grown by 48 MiB since it last was that small.
+    """Trim the heap if resident memory has grown by 48 MiB since its last minimum.
 
-    It takes microseconds where nothing has grown, and does nothing where there is no /proc.
+    Takes microseconds otherwise, and does nothing without /proc.
     """
-    global _least  # a process has one heap
+    global _least  # one heap per process
     try:
         now = _resident()
     except OSError:
@@ -38,12 +38,12 @@ def trim_if_grown() -> None:
 
 
 def trim() -> None:
-    """Gives the heap's free pages back to the system, where the C library is glibc."""
+    """Return free pages of the heap to the system, if the C library is glibc."""
     release = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if release is not None:
         release(0)
 
 
 def _resident() -> int:
-    """Bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,11 +1,11 @@
-"""What frozen models compute by oneDNN on the CPU: faster products, and few shapes.
+"""oneDNN on the CPU for frozen models: faster products, and few distinct shapes.
 
-PyTorch leaves float32 products to MKL, which keeps its AVX-512 kernels to Intel's processors: on
-two AMD EPYC cores with AVX-512 it reached 190 GFLOP/s, oneDNN, which PyTorch holds as well, 430.
-GELU it leaves to oneDNN anyway.
+PyTorch computes float32 products with MKL, which uses AVX-512 only on Intel processors. On two AMD
+EPYC cores with AVX-512, MKL reached 190 GFLOP/s and oneDNN, which PyTorch bundles too, 430. PyTorch
+computes GELU with oneDNN on any processor.
 
-oneDNN builds a kernel for each shape that it meets and keeps 1,024 of them, which takes time, and
-memory that grows with the number of texts. So what it is given has rows in round numbers.
+oneDNN compiles a kernel for each new shape and caches 1,024 of them, which costs time and memory.
+Its inputs are therefore padded or split to multiples of 128 rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from transformers.activations import GELUActivation
 
 _CPUINFO = Path("/proc/cpuinfo")
 
-# Rows of a product are filled up to multiples of so many: a kernel takes 2 ms and half a MiB. With
-# 64 or 256 CTRLEval took longer. Fewer rows than this gain little.
+# Rows of a product are padded to a multiple of this, since a kernel takes 2 ms and 0.5 MiB.
+# CTRLEval was slower with 64 and with 256. Products of fewer rows gain little and stay with MKL.
 _ROWS = 128
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear` with the same gradients, faster where none are asked for.
+    """Compute `torch.nn.functional.linear`, by oneDNN where that is faster and needs no gradient.
 
     Args:
         hidden: Shape (…, width).
@@ -38,66 +38,68 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         Shape (…, outputs).
     """
     rows = hidden.numel() // hidden.shape[-1]
-    given = [hidden, weight, *([] if bias is None else [bias])]
-    single = all(tensor.dtype == torch.float32 for tensor in given)
-    if rows < _ROWS or not (single and _computed_here(*given) and _mkl_holds_back()):
+    operands = [hidden, weight, *([] if bias is None else [bias])]
+    is_float32 = all(tensor.dtype == torch.float32 for tensor in operands)
+    if rows < _ROWS or not (is_float32 and _is_inference(*operands) and _mkl_lacks_avx512()):
         return plain(hidden, weight, bias)
-    filled = hidden.reshape(rows, -1)
+    padded = hidden.reshape(rows, -1)
     if missing := -rows % _ROWS:
-        filled = filled.new_empty(rows + missing, filled.shape[1])
-        filled[:rows].view(hidden.shape).copy_(hidden)
-        filled[rows:] = 0
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")
+        padded = padded.new_empty(rows + missing, padded.shape[1])
+        padded[:rows].view(hidden.shape).copy_(hidden)
+        padded[rows:] = 0
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(padded, weight, bias, "none", [], "")
     return product[:rows].view(*hidden.shape[:-1], -1)
 
 
 class Linear(nn.Linear):
-    """A layer that multiplies by `linear`."""
+    """Linear layer that multiplies with `linear` of this module."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Shape (…, in_features) to (…, out_features)."""
+        """Map shape (…, in_features) to (…, out_features)."""
         return linear(input, self.weight, self.bias)
 
 
 class Gelu(GELUActivation):
-    """GELU of a round number of rows and then of the rest, so of few shapes."""
+    """GELU of a multiple of 128 rows and then of the rest, so that shapes are few."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Any shape to the same."""
-        if not _computed_here(input):
+        """Apply GELU elementwise."""
+        if not _is_inference(input):
             return gelu(input)
         rows = input.reshape(-1, input.shape[-1])
-        found = torch.empty_like(rows)
+        result = torch.empty_like(rows)
         parts = [len(rows) - len(rows) % _ROWS, len(rows) % _ROWS]
-        for part, made in zip(rows.split(parts), found.split(parts), strict=True):
-            torch.ops.aten.gelu.out(part, out=made)
-        return found.view(input.shape)
+        for part, out in zip(rows.split(parts), result.split(parts), strict=True):
+            torch.ops.aten.gelu.out(part, out=out)
+        return result.view(input.shape)
 
 
 def adapt(model: nn.Module) -> None:
-    """Has a frozen model compute by `Linear`, where that is faster, and by `Gelu`."""
-    for layer in model.modules():  # of a subclass nothing is known
-        if type(layer) is nn.Linear and _mkl_holds_back():
+    """Replace the linear (where oneDNN is faster) and GELU layers of a frozen model in place."""
+    for layer in model.modules():  # exact types: a subclass may compute something else
+        if type(layer) is nn.Linear and _mkl_lacks_avx512():
             layer.__class__ = Linear
         elif type(layer) is GELUActivation and layer.act is gelu:
             layer.__class__ = Gelu
 
 
-def _computed_here(*given: Tensor) -> bool:
-    """Whether an operator that has no gradient, and that the compiler doesn't know, will do."""
+def _is_inference(*tensors: Tensor) -> bool:
+    """Return True if an operator without gradient and compiler support suffices."""
     return (
-        all(tensor.device.type == "cpu" for tensor in given)
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given))
+        all(tensor.device.type == "cpu" for tensor in tensors)
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
         and not torch.compiler.is_compiling()
     )
 
 
 @cache
-def _mkl_holds_back() -> bool:
-    """Whether this is a processor of AMD with AVX-512, of which MKL makes no use."""
-    known = hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl.is_available()
+def _mkl_lacks_avx512() -> bool:
+    """Return True on AMD processors with AVX-512, which MKL does not use there."""
+    has_operator = (
+        hasattr(torch.ops.mkldnn, "_linear_pointwise") and torch.backends.mkl.is_available()
+    )
     avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    return known and avx512 and "AuthenticAMD" in cpu_flags()
+    return has_operator and avx512 and "AuthenticAMD" in cpu_flags()
 
 
 @cache

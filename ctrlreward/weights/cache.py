@@ -1,4 +1,4 @@
-"""The cache folder: what is fetched or converted once is kept there, complete or not at all."""
+"""Cache folder of downloaded and converted weights; each entry is complete or absent."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from filelock import FileLock
 
 
 def cache_folder() -> Path:
-    """Where fetched and converted weights are kept.
+    """Return the folder of downloaded and converted weights.
 
-    `$CTRLREWARD_CACHE` where set, else `$XDG_CACHE_HOME/ctrlreward`, else `~/.cache/ctrlreward`.
+    `$CTRLREWARD_CACHE` if set, else `$XDG_CACHE_HOME/ctrlreward`, else `~/.cache/ctrlreward`.
     """
     if own := os.environ.get("CTRLREWARD_CACHE"):
         return Path(own).expanduser()
@@ -21,17 +21,17 @@ def cache_folder() -> Path:
 
 
 def build_once(key: str, build: Callable[[Path], None]) -> Path:
-    """The folder `key` of the cache; `build` fills it where it is missing.
+    """Return the cache folder `key`; create it with `build` if it does not exist.
 
-    It appears complete or not at all (filled under another name, then renamed), and processes
-    that ask at the same time wait for the first.
+    `build` fills a temporary folder that is then renamed, so that the folder is complete or absent.
+    Concurrent processes wait for the first one.
 
     Args:
         key: The folder's name.
-        build: Writes the files into the folder that it is given.
+        build: Writes the files into the given folder.
 
     Raises:
-        OSError: The cache folder can't be written.
+        OSError: The cache folder is not writable.
     """
     folder = cache_folder() / key
     if folder.is_dir():
@@ -41,13 +41,13 @@ def build_once(key: str, build: Callable[[Path], None]) -> Path:
         held = FileLock(folder.with_name(f".{key}.lock")).acquire()
     except OSError as error:
         raise OSError(
-            f"the cache folder {folder.parent} can't be written ({error}): "
-            "set CTRLREWARD_CACHE to a folder that can"
+            f"the cache folder {folder.parent} is not writable ({error}): "
+            "set CTRLREWARD_CACHE to a writable folder"
         ) from error
     with held:
         if not folder.is_dir():
             partial = folder.with_name(f".{key}.partial")
-            shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
             partial.mkdir()
             try:
                 build(partial)

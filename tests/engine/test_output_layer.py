@@ -153,7 +153,7 @@ class Shifted(GPT2LMHeadModel):
 def test_a_model_with_a_way_of_its_own_raises() -> None:
     model = Shifted(tiny("gpt2", **FAMILIES["gpt2"]).config)
     torch.nn.init.normal_(model.get_output_embeddings().weight)
-    message = "gpt2 models change their logits after the output layer in a way that"
+    message = "gpt2 models transform their logits after the output layer in a"
     with pytest.raises(ValueError, match=message):
         check_output_layer(model.eval())
 

@@ -147,8 +147,8 @@ def test_what_is_farthest_from_the_target_is_left_out(
         short, found = llama.log_probs([CONTINUATIONS[0], long])
     ids = llama_twin.tokenizer("".join(long)).input_ids
     assert caplog.messages == [
-        f"1 of 2 continuations are longer than the 64 tokens that the model reads (the longest has "
-        f"{len(ids)}): what is farthest from the target is left out"
+        f"1 of 2 continuations exceed the 64 tokens that the model reads (the longest has "
+        f"{len(ids)}): tokens farthest from the target are dropped"
     ]
     targets = llama_twin.tokenizer(long.target).input_ids
     assert found.ids.tolist() == targets

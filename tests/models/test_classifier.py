@@ -124,18 +124,22 @@ def test_a_long_text_is_cut_and_named(folder: str, caplog: pytest.LogCaptureFixt
     long = "good " * 5000
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         values = Classifier(folder).probabilities([long, "bad"])
-    message = f"'{('good ' * 8)[:37]}…' has 5002 tokens; the model reads 16: the rest is left out"
+    message = (
+        f"'{('good ' * 8)[:37]}…' has 5002 tokens and is truncated to the 16 that the model reads"
+    )
     assert caplog.messages == [message]
     np.testing.assert_allclose(values, one_by_one(folder, [long, "bad"]), atol=1e-5)
 
 
 def test_a_wrong_number_of_labels_raises(folder: str) -> None:
-    with pytest.raises(ValueError, match=r"labels = \['no', 'yes'\] names 2 labels and .* has 3"):
+    with pytest.raises(ValueError, match=r"labels = \['no', 'yes'\] has 2 labels, and .* has 3"):
         Classifier(folder, labels=["no", "yes"])
 
 
 def test_a_regression_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has 1 output, which is a regression: give a classifier"):
+    with pytest.raises(
+        ValueError, match=r"has 1 output, and is a regression model: give a classifier"
+    ):
         Classifier(save_bert(tmp_path, labels=1))
 
 

@@ -80,7 +80,7 @@ def test_a_text_of_5000_words_is_cut_and_named(
     long = "food " * 5000
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         vectors = encoder.embed(["short", long])
-    message = "texts[1] has 5002 tokens; the model reads 512: the rest is left out"
+    message = "texts[1] has 5002 tokens and is truncated to the 512 that the model reads"
     assert caplog.messages == [message]
     mean = hidden_states_one_by_one([long])[0].mean(dim=0)
     np.testing.assert_allclose(vectors[1], (mean / mean.norm()).numpy(), atol=1e-5)

@@ -127,7 +127,7 @@ def test_weights_are_frozen() -> None:
 
 
 def test_a_table_of_another_vocabulary(tokenizer: PreTrainedTokenizerBase) -> None:
-    message = "iwf has 2 weights and the model's tokenizer 6 tokens: give the table of this"
+    message = "iwf has 2 weights, and the model's tokenizer has 6 tokens: give a table for this"
     with pytest.raises(ValueError, match=message):
         InverseFrequency(np.ones(2)).require(len(tokenizer))
 
@@ -135,7 +135,7 @@ def test_a_table_of_another_vocabulary(tokenizer: PreTrainedTokenizerBase) -> No
 def test_a_file_that_is_no_table(tmp_path: Path) -> None:
     path = tmp_path / "iwf.txt"
     path.write_text("1.0\nthe 2.0\n")
-    with pytest.raises(ValueError, match=re.escape(f"{path}:2 = 'the 2.0' is not one weight")):
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2 = 'the 2.0' is not a weight")):
         InverseFrequency.from_file(path)
 
 

@@ -190,7 +190,7 @@ def test_templates_that_cannot_be_used_are_named_and_left_aside(
     tokenizer.chat_template = template
     blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
     assert asked(Recorder(tokenizer), blanks) == [("Soup.\n\nIt was", " good.")]
-    assert f"chat template of {tokenizer.name_or_path} has no turn of its own" in caplog.text
+    assert f"chat template of {tokenizer.name_or_path} does not render a user's text" in caplog.text
 
 
 def test_the_scores_are_the_language_models(tiny_causal: Callable[..., str]) -> None:
@@ -214,7 +214,9 @@ def test_encoder_decoders_are_known_by_their_configuration(tiny_bart: str) -> No
 
 
 def test_a_folder_without_weights_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"holds no \*\.safetensors or \*\.gguf: give a folder"):
+    with pytest.raises(
+        ValueError, match=r"has neither \*\.safetensors nor \*\.gguf: give a folder"
+    ):
         load_infiller(str(tmp_path))
 
 

@@ -30,5 +30,5 @@ def test_all_others_are_left_to_transformers(
 
 def test_a_configuration_that_is_no_object_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match=r"config\.json holds no JSON object"):
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object"):
         load_classifier(str(tmp_path))

@@ -157,8 +157,8 @@ def test_a_text_of_5000_words_keeps_its_blank_and_is_named(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         _, (found,) = infiller.log_probs([BLANKS[4], blank])
     assert caplog.messages[0] == (
-        f"1 of 2 patterns are longer than the {limit} tokens that the model reads (the longest has "
-        f"{len(source)}): what is farthest from the blank is left out"
+        f"1 of 2 patterns exceed the {limit} tokens that the model reads (the longest has "
+        f"{len(source)}): tokens farthest from the blank are dropped"
     )
     mask = {"pegasus": 2, "t5": 32099, "bart": 4}[family]
     # As much as fits of each side of the blank, and the end token.
@@ -186,8 +186,8 @@ def test_of_a_target_that_is_too_long_the_end_is_left_out(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         ((found,),) = infiller.log_probs([blank])
     assert caplog.messages == [
-        f"1 of 1 fillings are longer than the {limit} tokens that the decoder reads (the longest "
-        f"has {len(decoder) - 1}): the rest is left out"
+        f"1 of 1 fillings exceed the {limit} tokens that the decoder reads (the longest "
+        f"has {len(decoder) - 1}): their last tokens are dropped"
     ]
     if family == "bart":  # what stands before the blank goes first
         decoder, first = decoder[:2] + decoder[first:], 2
@@ -223,7 +223,7 @@ def test_a_family_without_a_known_mask_raises(tiny_bart: str, tmp_path: Path) ->
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(tiny_bart).save_pretrained(tmp_path)
     message = (
-        "blenderbot models have no known way of masking: give an encoder-decoder of "
+        "blenderbot models are not supported for infilling: give an encoder-decoder of "
         "pegasus, t5, mt5, umt5, bart, or a decoder-only model"
     )
     with pytest.raises(ValueError, match=message):

@@ -135,7 +135,7 @@ def test_shapes_that_are_none(shape: dict[str, Any], message: str) -> None:
 
 
 def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"config\.json is missing: give a folder that"):
+    with pytest.raises(ValueError, match=r"config\.json is missing: give a folder written by"):
         TextCNNClassifier(str(tmp_path))
 
 
@@ -160,7 +160,7 @@ def test_a_configuration_of_something_else(
 @pytest.mark.parametrize("content", ["[1]", "{", ""])
 def test_a_configuration_that_is_no_object(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"config\.json holds no JSON object: write"):
+    with pytest.raises(ValueError, match=r"config\.json is not a JSON object: write"):
         TextCNNClassifier(str(tmp_path))
 
 
@@ -183,6 +183,8 @@ def test_weights_that_do_not_belong_to_the_configuration(
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     spoil(copy)
-    message = r"copy.model\.safetensors is missing or doesn't hold the weights .*: write the folder"
+    message = (
+        r"copy.model\.safetensors is missing or does not match its config\.json: write the folder"
+    )
     with pytest.raises(ValueError, match=message):
         TextCNNClassifier(str(copy))

@@ -39,7 +39,9 @@ def test_a_long_text_is_cut_within_its_special_tokens_and_named(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         rows = encode_texts(tokenizer, ["a", "a b a b a b"], limit=4)
     assert rows == [(2, 4, 3), (2, 4, 5, 3)]
-    assert caplog.messages == ["texts[1] has 8 tokens; the model reads 4: the rest is left out"]
+    assert caplog.messages == [
+        "texts[1] has 8 tokens and is truncated to the 4 that the model reads"
+    ]
 
 
 def test_many_long_texts_give_one_warning(
@@ -48,7 +50,8 @@ def test_many_long_texts_give_one_warning(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         encode_texts(tokenizer, ["a b a", "b b b", "a a a"], limit=4, name="sources[{}]".format)
     assert caplog.messages == [
-        "sources[0] has 5 tokens; the model reads 4: the rest is left out (and of 2 more texts)"
+        "sources[0] has 5 tokens and is truncated to the 4 that the model reads "
+        "(and 2 more texts)"
     ]
 
 

@@ -133,8 +133,8 @@ def test_only_b_is_cut(by_token: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         (long,) = aligner.align([("the food was good", "bad " * 20)])
     assert caplog.messages == [
-        "('the food was good', 'bad bad bad bad bad bad bad bad bad b…') has 27 tokens; "
-        "the model reads 16: the end of b is left out"
+        "('the food was good', 'bad bad bad bad bad bad bad bad bad b…') has 27 tokens "
+        "and the model reads 16: the end of b is dropped"
     ]
     (short,) = aligner.align([("the food was good", "bad " * 9)])  # 4 + 9 + 3 special ones
     np.testing.assert_allclose(long.values, short.values, atol=1e-5)
@@ -144,8 +144,8 @@ def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         cut, *_ = TokenAligner(by_token).align([(f"good {'bad ' * i}", "bad") for i in (19, 30, 0)])
     assert caplog.messages == [
-        "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens; the model reads 16: "
-        "a leaves no room for b, and is cut (and of 1 more pairs)"
+        "('good bad bad bad bad bad bad bad bad …', 'bad') has 24 tokens and the model reads "
+        "16: a leaves no room for b and is truncated (and 1 more pairs)"
     ]
     assert len(cut.spans) == len(cut.values) == 12  # 16, less b and 3 special ones
 
@@ -154,7 +154,7 @@ def test_a_alone_too_long_is_cut_and_named(by_token: str, caplog: pytest.LogCapt
 def test_other_labels_are_refused(tmp_path: Path, labels: tuple[str, str]) -> None:
     folder = save(BertForTokenClassification, tmp_path, dict(enumerate(labels)))
     named = ", ".join(labels)
-    with pytest.raises(ValueError, match=f"has the labels {named}: name the one that means 'align"):
+    with pytest.raises(ValueError, match=f"has the labels {named}: rename the one for aligned"):
         TokenAligner(folder)
 
 
@@ -184,7 +184,7 @@ def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path, regressio
 
 def test_more_outputs_are_no_regression(tmp_path: Path) -> None:
     folder = save(BertForSequenceClassification, tmp_path, LABELS)
-    with pytest.raises(ValueError, match="has 2 outputs: give a regression, which has 1"):
+    with pytest.raises(ValueError, match="has 2 outputs: give a regression model, which"):
         RegressionAligner(folder)
 
 

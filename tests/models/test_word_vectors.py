@@ -134,7 +134,7 @@ def test_a_file_that_is_none(tmp_path: Path, lines: list[str], message: str) -> 
 
 def test_a_file_without_the_wanted_words(tmp_path: Path) -> None:
     file = written(tmp_path, "the 1 2")
-    with pytest.raises(ValueError, match=r"vectors\.txt has vectors of none of the words: give"):
+    with pytest.raises(ValueError, match=r"vectors\.txt has no vector for any of the words: give"):
         WordVectors.from_file(file, words={"lake"})
 
 

@@ -27,7 +27,7 @@ def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         product: Tensor = own(hidden, *given)
         return product
 
-    monkeypatch.setattr(onednn, "_mkl_holds_back", lambda: True)
+    monkeypatch.setattr(onednn, "_mkl_lacks_avx512", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", recorded)
     return seen
 
@@ -154,7 +154,7 @@ def test_of_gelus_only_the_plain_one_is_computed_in_parts() -> None:
         ("AVX2", "AuthenticAMD", False),
     ],
 )
-def test_where_mkl_holds_back(
+def test_where_mkl_lacks_avx512(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capability: str, vendor: str, expected: bool
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
@@ -162,4 +162,4 @@ def test_where_mkl_holds_back(
     monkeypatch.setattr(onednn, "_CPUINFO", cpuinfo)
     monkeypatch.setattr(onednn, "cpu_flags", onednn.cpu_flags.__wrapped__)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert onednn._mkl_holds_back.__wrapped__() is expected
+    assert onednn._mkl_lacks_avx512.__wrapped__() is expected
