@@ -18,7 +18,7 @@ PAIRS = {"A": (97.1, 98.2, 1.12), "B": (94.3, 96.6, 2.40), "C": (90.7, 96.9, 6.5
 
 @pytest.fixture
 def two_tables(tmp_path: Path) -> list[str]:
-    """Published scores: the original's as long CSV, the reproduction's as JSON."""
+    """Write published scores as long CSV, and those of a reproduction as JSON."""
     lines = [f"{system},sentiment,{first}" for system, (first, _, _) in PAIRS.items()]
     original = tmp_path / "original.csv"
     original.write_text("\n".join(["system,metric,value", *lines, ""]))
@@ -37,38 +37,36 @@ def compared(arguments: list[str], tmp_path: Path) -> dict[str, Any]:
 def test_published_scores_of_three_systems(
     two_tables: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = compared(two_tables, tmp_path)
-    assert found["runs"] == two_tables
-    study = found["studies"][""]
+    result = compared(two_tables, tmp_path)
+    assert result["runs"] == two_tables
+    study = result["studies"][""]
     cells = {system: published for system, (_, _, published) in PAIRS.items()}
     assert study["metrics"]["sentiment"]["cv_star"] == pytest.approx(cells, abs=0.0051)
     assert study["mean_cv_star"] == pytest.approx(statistics.mean(cells.values()), abs=0.0051)
     assert study["findings"] == {"upheld": 2, "total": 3, "share": pytest.approx(2 / 3)}
     printed = capsys.readouterr().out
     assert [f"run {i}: {name}" for i, name in enumerate(two_tables, 1)] == printed.splitlines()[:2]
-    assert "CV* (type I): 3.37 %, mean of 1 metrics; of two runs, about their diff" in printed
-    assert "findings (type IV): 2 of 3 pairs of systems have the same one ahead (66.7 %)" in printed
+    assert "CV* (type I): 3.37 %, mean of 1 metrics; for two runs, about their diff" in printed
+    assert "findings (type IV): 2 of 3 pairs of systems are in the same order (66.7 %)" in printed
 
 
-def test_two_runs_of_one_system_are_two_folders(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_of_two_logged_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = HistoryLogger(str(tmp_path / "a")), HistoryLogger(str(tmp_path / "b"))
     curves = {10: (0.5, 0.6), 20: (0.7, 0.5), 30: (0.6, 0.7), 40: (0.8, 0.9)}
     for step, (a, b) in curves.items():
         first.log_metrics({"score/x": a, "loss": -a}, step)
         second.log_metrics({"score/x": b}, step)
     second.log_metrics({"policy/kl": math.nan}, 50)
-    found = compared([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path)
-    study = found["studies"][""]
+    result = compared([str(tmp_path / "a"), str(tmp_path / "b")], tmp_path)
+    study = result["studies"][""]
     assert study["metrics"]["score/x"]["cv_star"]["run"] == pytest.approx(cv_star([0.8, 0.9]))
     sides = list(zip(*curves.values(), strict=True))
     expected = statistics.correlation(*sides)
-    assert found["curves"]["score/x"]["pearson"] == pytest.approx(expected)
-    assert found["curves"]["score/x"]["n"] == 4
+    assert result["curves"]["score/x"]["pearson"] == pytest.approx(expected)
+    assert result["curves"]["score/x"]["n"] == 4
     assert study["metrics"]["loss"]["mean_cv_star"] is None
     printed = capsys.readouterr().out
-    assert "findings (type IV): none, for they compare systems, and each run has one" in printed
+    assert "findings (type IV): none, because each run has only one system" in printed
     assert printed.splitlines()[-3:] == [
         "left out:",
         "  loss: missing in run 2",
@@ -84,8 +82,8 @@ def test_more_than_two_runs_and_some_metrics(
         files.append(tmp_path / f"{name}.json")
         files[-1].write_text(json.dumps({"score/x": value, "score/y": 2.0, "loss": 9.0}))
     a, b, c = map(str, files)
-    found = compared([a, b, "--runs", c, "--metrics", "*/x", "*/y"], tmp_path)
-    metrics = found["studies"][""]["metrics"]
+    result = compared([a, b, "--runs", c, "--metrics", "*/x", "*/y"], tmp_path)
+    metrics = result["studies"][""]["metrics"]
     assert set(metrics) == {"score/x", "score/y"}
     assert metrics["score/x"]["mean_cv_star"] == pytest.approx(cv_star([1.0, 1.5, 1.2]))
     assert "about their difference" not in capsys.readouterr().out
@@ -97,11 +95,11 @@ def test_studies_are_compared_one_by_one(
     header = "study,system,x\n"
     (tmp_path / "a.csv").write_text(header + "one,A,1\none,B,2\ntwo,A,3\nthree,A,1\n")
     (tmp_path / "b.csv").write_text(header + "one,A,2\none,B,3\ntwo,A,3\n")
-    found = compared([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], tmp_path)
+    result = compared([str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], tmp_path)
     expected = statistics.mean([cv_star([1, 2]), cv_star([2, 3])])
-    assert found["studies"]["one"]["mean_cv_star"] == pytest.approx(expected)
-    assert found["studies"]["two"]["mean_cv_star"] == 0
-    assert found["missing_studies"] == ["three"]
+    assert result["studies"]["one"]["mean_cv_star"] == pytest.approx(expected)
+    assert result["studies"]["two"]["mean_cv_star"] == 0
+    assert result["missing_studies"] == ["three"]
     assert capsys.readouterr().out.endswith("study 'three' is not in all runs: left out\n")
 
 
@@ -111,27 +109,29 @@ def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) 
     settings = ["system", "prompting", "dataset", "max_len"]
     rows = "task=topic,measure=accuracy,class=overall"
     runs = [f"{file}:seed={seed},{rows}" for seed in (3443, 789)]
-    found = compared([*runs, "--system-columns", *settings], tmp_path)
+    result = compared([*runs, "--system-columns", *settings], tmp_path)
     values: dict[tuple[str, ...], dict[str, float]] = {}
     with open(file, newline="") as opened:
         for row in csv.DictReader(opened):
             if (row["task"], row["measure"], row["class"]) == ("topic", "accuracy", "overall"):
                 key = (row["metric"], *(row[column] for column in settings))
                 values.setdefault(key, {})[row["seed"]] = float(row["value"])
-    metrics = found["studies"][""]["metrics"]
+    metrics = result["studies"][""]["metrics"]
     cells = {
         (metric, system): cell
         for metric, agreement in metrics.items()
         for system, cell in agreement["cv_star"].items()
     }
     assert len(cells) == len(values) == 180
-    for (metric, *system), of in values.items():
-        expected = cv_star([of["3443"], of["789"]])
+    for (metric, *system), published in values.items():
+        expected = cv_star([published["3443"], published["789"]])
         assert cells[metric, " ".join(system)] == pytest.approx(expected)
     assert all(agreement["findings"]["total"] == 36 * 35 / 2 for agreement in metrics.values())
 
 
-def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_printed_without_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"acc[train]": 1.0, "[/b]": 2.0, "x:a:": 3.0}')
     main(["compare", str(file), str(file)])
@@ -144,21 +144,23 @@ def test_no_findings_without_two_common_systems(
 ) -> None:
     (tmp_path / "a.json").write_text('{"A": {"x": 1, "y": null}, "B": {"x": null, "y": 2}}')
     (tmp_path / "b.json").write_text('{"A": {"x": 2, "y": 1}, "B": {"x": 1, "y": 3}}')
-    found = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
-    findings = found["studies"][""]["findings"]
+    result = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
+    findings = result["studies"][""]["findings"]
     assert findings == {"upheld": 0, "total": 0, "share": None}
     printed = capsys.readouterr().out
-    assert "findings (type IV): none, for no metric has two systems with values" in printed
+    assert "findings (type IV): none, because no metric has values of two systems" in printed
     assert "nan" not in printed.split("left out")[0]
     assert "0 of 0" not in printed
 
 
-def test_many_gaps_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_first_gaps_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, extra in (("a", 30), ("b", 0)):
         values = {"x": 1.0, **{f"y{i}": 1.0 for i in range(extra)}}
         (tmp_path / f"{name}.json").write_text(json.dumps(values))
-    found = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
-    assert len(found["studies"][""]["gaps"]) == 30
+    result = compared([str(tmp_path / "a.json"), str(tmp_path / "b.json")], tmp_path)
+    assert len(result["studies"][""]["gaps"]) == 30
     printed = capsys.readouterr().out
     assert printed.count("missing in run 2") == 20
     assert "and 10 more: --output FILE.json lists all" in printed
@@ -168,9 +170,9 @@ def test_many_gaps_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("arguments", "message"),
     [
         (["absent", "b.json"], "absent: there is no such file or folder"),
-        (["a.json", "b.json", "--metrics", "z"], "no metric is named z: there are x"),
+        (["a.json", "b.json", "--metrics", "z"], "no metric matches z: there are x"),
         (["a.json", "b.json"], "the runs have no metric in common: run 1 has x, run 2 has y"),
-        (["a.json", "c.csv"], "the runs have no study in common; there are"),
+        (["a.json", "c.csv"], "the runs have no study in common: there are"),
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
         (["logged", "logged"], "logged/metrics.csv:2 has no step: give one in each row"),

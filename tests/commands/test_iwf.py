@@ -19,7 +19,7 @@ LINES = [
     "The food was good. We will come back!",
     "",
     "Mr. Fox sleeps. Does the dog?",
-    "A café: 5 € for tea.",  # characters that the tokenizer below does not have
+    "A café: 5 € for tea.",  # characters that the tokenizer below lacks
 ]
 
 
@@ -36,7 +36,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def counted(sentences: list[str], model: str) -> list[float]:
-    """log(1 + |C|) / f_w, token by token."""
+    """Return log(1 + |C|) / f_w of each token."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     rows = [tokenizer(sentence, add_special_tokens=False).input_ids for sentence in sentences]
     weights = []
@@ -46,7 +46,7 @@ def counted(sentences: list[str], model: str) -> list[float]:
     return weights
 
 
-def test_the_table_is_that_of_a_plain_count(
+def test_the_table_equals_a_plain_count(
     model: str, corpus: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = corpus.with_name("iwf.txt")
@@ -62,22 +62,25 @@ def test_the_table_is_that_of_a_plain_count(
     lines = output.read_text().splitlines()
     np.testing.assert_allclose([float(line) for line in lines], expected, rtol=1e-15)
     seen = sum(weight > 0 for weight in expected)
-    assert capsys.readouterr().out == f"{output}: {len(expected)} tokens, {seen} of them found\n"
+    assert (
+        capsys.readouterr().out
+        == f"{output}: {len(expected)} tokens, {seen} of them in the corpus\n"
+    )
     assert 10 < seen < len(expected)
 
 
-def test_the_table_is_read_back_as_it_was_counted(model: str, corpus: Path) -> None:
+def test_the_written_table_can_be_read(model: str, corpus: Path) -> None:
     output = corpus.with_name("iwf.txt")
     run([str(corpus), str(output), "--model", model])
     tokenizer = AutoTokenizer.from_pretrained(model)
     sentences = [sentence for line in LINES for sentence in split_sentences(line)]
     expected = InverseFrequency.from_corpus(sentences, tokenizer)
-    found = InverseFrequency.from_file(output)
-    np.testing.assert_array_equal(found.weights, expected.weights)
-    found.require(len(tokenizer))
+    table = InverseFrequency.from_file(output)
+    np.testing.assert_array_equal(table.weights, expected.weights)
+    table.require(len(tokenizer))
 
 
-def test_a_pattern_takes_several_files(model: str, tmp_path: Path) -> None:
+def test_a_pattern_matches_several_files(model: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one.txt").write_text("Soup. Bread.")
     (tmp_path / "two.txt").write_text("Soup again.\n")
@@ -88,9 +91,9 @@ def test_a_pattern_takes_several_files(model: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(InverseFrequency.from_file(output).weights, expected, rtol=1e-15)
 
 
-def test_the_sentences_are_split_as_asked(corpus: Path, model: str) -> None:
+def test_the_sentence_splitter_can_be_chosen(corpus: Path, model: str) -> None:
     pytest.importorskip("sentencex")
-    corpus.write_text("Good.Bad. So.")  # sentencex parts what has no space between it
+    corpus.write_text("Good.Bad. So.")  # sentencex splits without a space
     weights = []
     for splitter in ("rules", "sentencex"):
         output = corpus.with_name(f"{splitter}.txt")
@@ -104,28 +107,32 @@ def test_the_sentences_are_split_as_asked(corpus: Path, model: str) -> None:
     assert weights[0] != weights[1]
 
 
-def test_files_are_read_no_further_than_their_sentences_are_taken(tmp_path: Path) -> None:
+def test_files_are_read_lazily(tmp_path: Path) -> None:
     """A corpus may be larger than memory."""
-    asked: list[str] = []
+    split_lines: list[str] = []
 
     def split(line: str) -> list[str]:
-        asked.append(line)
+        split_lines.append(line)
         return [line]
 
     paths = [tmp_path / name for name in ("a.txt", "b.txt")]
     paths[0].write_text("one\r\ntwo\nthree")
-    paths[1].write_bytes(b"\xef\xbb\xbffour\n")  # a mark of the byte order is no text
+    paths[1].write_bytes(b"\xef\xbb\xbffour\n")  # the byte order mark is not text
     sentences: Iterator[str] = read_sentences(paths, split)
-    assert [next(sentences), next(sentences)] == asked == ["one", "two"]
+    assert [next(sentences), next(sentences)] == split_lines == ["one", "two"]
     assert list(sentences) == ["three", "four"]
 
 
 @pytest.mark.parametrize(
     ("content", "arguments", "message"),
     [
-        (b"A dog.", ["no.txt", "iwf.txt"], "corpus = 'no.txt' is no file and no pattern that"),
-        (b"A dog.", ["c.txt", "no/iwf.txt"], "output = no/iwf.txt: there is no folder no, make"),
-        (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is no UTF-8 text: convert the file"),
+        (b"A dog.", ["no.txt", "iwf.txt"], "corpus = 'no.txt' matches no file: give a text file"),
+        (
+            b"A dog.",
+            ["c.txt", "no/iwf.txt"],
+            "output = no/iwf.txt: the folder no does not exist, create",
+        ),
+        (b"A dog.\n\xff\xfe", ["c.txt", "iwf.txt"], "c.txt:2 is not UTF-8 text: convert the file"),
         (b" \n\n", ["c.txt", "iwf.txt"], "the corpus has no sentences: give at least one"),
         (
             b"A dog.",
@@ -134,7 +141,7 @@ def test_files_are_read_no_further_than_their_sentences_are_taken(tmp_path: Path
         ),
     ],
 )
-def test_what_cannot_be_counted_is_said_in_one_line(
+def test_errors_are_one_line(
     content: bytes,
     arguments: list[str],
     message: str,

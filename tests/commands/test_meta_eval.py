@@ -1,4 +1,4 @@
-"""Judging scores by ratings, with scores that are read from the texts."""
+"""`ctrlreward meta-eval`, with scores that are the lengths of the texts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,14 @@ from scipy import stats
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.commands import meta_eval
-from ctrlreward.commands.formats.rated_files import (
-    PUBLISHED,
-    deal_systems,
-    read_ctc,
-    read_ctrleval,
-    read_li2018,
-)
-from ctrlreward.commands.formats.tables import numbers, read_records
+from ctrlreward.commands.formats.tables import number_column, read_rows
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 
 
 class Length(Scorer):
-    """The length of a text in place of any score; an empty text fails."""
+    """Length of a text instead of any score; an empty text fails."""
 
     def __init__(self, names: tuple[str, ...] = ("length",), sign: float = 1.0) -> None:
         self.names = names
@@ -49,7 +42,7 @@ class Length(Scorer):
 
 
 class Stub(Length):
-    """In the place of a scorer with aspects; keeps how it was built."""
+    """Replaces a scorer with aspects, and records its arguments."""
 
     built: list[tuple[Any, ...]]
 
@@ -65,7 +58,7 @@ CTRLEVAL = ("coherence", "consistency", "attribute_relevance")
 
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder, with `Length` under a name that a command line can give."""
+    """Work in an empty folder, with this module importable as `stubs`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "stubs", sys.modules[__name__])
     monkeypatch.setattr(Length, "__module__", "stubs")
@@ -73,7 +66,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The error of a command that is to fail, as one line."""
+    """Run a command that fails, and return its error as one line."""
     with pytest.raises(SystemExit) as ended:
         main(["meta-eval", *arguments])
     assert ended.value.code == 2
@@ -85,7 +78,7 @@ def rows_of(path: str) -> dict[tuple[str, str, str], dict[str, Any]]:
     return {(row["score"], row["rating"], row["level"]): row for row in content}
 
 
-# Files of one's own
+# The user's own files
 
 MINE = [
     {
@@ -105,14 +98,14 @@ COMMAND += ["--columns.text=output", "--cluster=about", "--system=by"]
 
 @pytest.fixture
 def mine() -> tuple[list[int], list[int], list[str]]:
-    """Writes the file; gives the rows that don't fail: lengths, ratings and systems."""
+    """Write the file; return lengths, ratings and systems of the rows that don't fail."""
     Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in MINE))
     kept = [row for row in MINE if row["output"]]
     lengths = [len(str(row["output"])) for row in kept]
     return lengths, [int(row["good"]) for row in kept], [str(row["by"]) for row in kept]
 
 
-def test_the_numbers_are_those_of_scipy(
+def test_correlations_equal_those_of_scipy(
     mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*COMMAND, "--scorers+=stubs.Length", "--output=out/found.json"])
@@ -140,13 +133,16 @@ def test_the_numbers_are_those_of_scipy(
     assert "bootstrap over the 4 clusters of rows" in printed
 
 
-def test_scores_of_rows_are_written_and_can_be_judged_again(
+def test_written_scores_can_be_evaluated_again(
     mine: tuple[list[int], list[int], list[str]],
 ) -> None:
     main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.csv", "--output=first.json"])
-    rows = read_records(Path("rows.csv"))
-    assert numbers(rows, "score/length").tolist()[:9] == [len(str(r["output"])) for r in MINE][:9]
-    assert np.isnan(numbers(rows, "score/length")[9])
+    rows = read_rows(Path("rows.csv"))
+    assert (
+        number_column(rows, "score/length").tolist()[:9]
+        == [len(str(r["output"])) for r in MINE][:9]
+    )
+    assert np.isnan(number_column(rows, "score/length")[9])
     again = ["--ratings=[rating/good]", "--metrics=[score/length]", "--output=second.json"]
     main(["meta-eval", "rated", "--data=rows.csv", *again])
     first = rows_of("first.json")["length", "good", "sample"]
@@ -154,19 +150,19 @@ def test_scores_of_rows_are_written_and_can_be_judged_again(
     assert second["kendall"]["value"] == pytest.approx(first["kendall"]["value"])
 
 
-def test_what_was_scored_is_kept_when_a_judgement_fails(
+def test_scores_are_kept_when_the_statistics_fail(
     mine: tuple[list[int], list[int], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("no statistics")
 
-    monkeypatch.setattr("ctrlreward.commands.meta_report.judge", broken)
+    monkeypatch.setattr("ctrlreward.commands.meta_report.correlate_all", broken)
     with pytest.raises(RuntimeError, match="no statistics"):
         main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.jsonl"])
-    assert len(read_records(Path("rows.jsonl"))) == len(MINE)
+    assert len(read_rows(Path("rows.jsonl"))) == len(MINE)
 
 
-def test_a_scatter_plot_on_request(
+def test_the_plot_shows_the_ratings_and_scores(
     mine: tuple[list[int], list[int], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Figure] = []
@@ -186,18 +182,18 @@ def test_a_scatter_plot_on_request(
         assert sorted(map(tuple, points[~np.isnan(points).any(axis=1)])) == expected
 
 
-def test_metrics_of_the_file_need_no_texts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_metrics_need_no_texts(capsys: pytest.CaptureFixture[str]) -> None:
     Path("mine.csv").write_text("m,good\n1,2\n2,1\n3,5\n5,6\n")
     command = ["rated", "--data=mine.csv", "--ratings=[good]", "--metrics=[m]"]
     main(["meta-eval", *command, "--output=found.json"])
     row = rows_of("found.json")["m", "good", "sample"]
     assert row["kendall"]["value"] == pytest.approx(stats.kendalltau([1, 2, 3, 5], [2, 1, 5, 6])[0])
     error = fails(*command, "--scores=rows.csv", capsys=capsys)
-    assert "--scores takes --scorers: the file has its --metrics already" in error
+    assert "--scores needs --scorers: the file already has its --metrics" in error
 
 
 @pytest.mark.parametrize("nothing", [None, "", "absent"])
-def test_rows_of_no_system_are_left_out_and_of_no_cluster_named(
+def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
     nothing: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows: list[dict[str, Any]] = [dict(row, by="abcd"[i % 4]) for i, row in enumerate(MINE)]
@@ -212,17 +208,17 @@ def test_rows_of_no_system_are_left_out_and_of_no_cluster_named(
     assert "by[3] is empty: give each row its cluster" in error
 
 
-def test_a_score_that_always_fails_says_so(
+def test_a_score_that_always_fails_has_a_note(
     mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*COMMAND, "--scorers+=stubs.Length", "--scorers.sign=0", "--output=found.json"])
     row = rows_of("found.json")["length", "good", "sample"]
     assert row["kendall"] == {"value": None, "low": None, "high": None}
     assert row["note"] == "0 rows: a correlation takes 3 or more"
-    assert "there are 0" in " ".join(capsys.readouterr().out.split())
+    assert "a correlation takes 3 or more" in " ".join(capsys.readouterr().out.split())
 
 
-# Presets on small files of their form
+# Published formats, on small files
 
 
 def stub_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,14 +233,14 @@ def test_ctrleval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     options = ["--task=topic", "--model=some", "--output=found.json"]
     main(["meta-eval", "ctrleval", "--data=topic.txt", *options])
     assert Stub.built[0][:2] == ("some", "topic")
-    found = rows_of("found.json")
-    assert set(found) == {(a, b, "sample") for a in CTRLEVAL for b in CTRLEVAL}
-    assert found["coherence", "consistency", "sample"]["kendall"]["value"] == pytest.approx(1)
-    assert not any(row["published"] for row in found.values())
+    rows = rows_of("found.json")
+    assert set(rows) == {(a, b, "sample") for a in CTRLEVAL for b in CTRLEVAL}
+    assert rows["coherence", "consistency", "sample"]["kendall"]["value"] == pytest.approx(1)
+    assert not any(row["published"] for row in rows.values())
     assert "No system level" in capsys.readouterr().out
 
 
-def test_the_published_figures_stand_beside(
+def test_published_values_are_shown(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub_scorers(monkeypatch)
@@ -273,7 +269,7 @@ DIALOG = [
 ]  # fmt: skip
 
 
-def test_ctc_judges_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     stub_scorers(monkeypatch)
     Path("chat.json").write_text(json.dumps(DIALOG))
     Path("words.txt").write_text("the\n")
@@ -303,7 +299,7 @@ TRANSFERS = [
 
 @pytest.fixture
 def transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of Li et al.'s form, and scorers that need no models."""
+    """Write a file in the format of Li et al., and replace the scorers by stubs."""
     stub_scorers(monkeypatch)
     sides = {"Accuracy": ("accuracy", "label_probability"), "Similarity": ("similarity",)}
     sides["Perplexity"] = ("perplexity", "log_likelihood")
@@ -316,7 +312,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Side(Length):
-    """Probabilities, cosines or perplexities that grow with the length."""
+    """A probability, cosine or perplexity that grows with the length."""
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         lengths = np.array([len(text) for text in samples.texts])
@@ -327,18 +323,18 @@ class Side(Length):
         return 1.0
 
 
-def test_li2018_judges_preservation(transfers: None) -> None:
+def test_li2018_evaluates_preservation(transfers: None) -> None:
     main(["meta-eval", "li2018", "--data=rated.csv", "--output=found.json"])
-    found = rows_of("found.json")
-    assert {score for score, *_ in found} == {
+    rows = rows_of("found.json")
+    assert {score for score, *_ in rows} == {
         "preservation",
         "preservation_output",
         "preservation_source",
     }
-    assert {rating for _, rating, _ in found} == {"topic", "sentiment", "grammaticality", "mean"}
+    assert {rating for _, rating, _ in rows} == {"topic", "sentiment", "grammaticality", "mean"}
     lengths = [len(str(row["output"])) for row in TRANSFERS]
     mean = [(r["topic"] + r["sentiment"] + r["grammaticality"]) / 3 for r in TRANSFERS]  # type: ignore[operator]
-    value = found["preservation", "mean", "sample"]["pearson"]["value"]
+    value = rows["preservation", "mean", "sample"]["pearson"]["value"]
     assert value == pytest.approx(stats.pearsonr(lengths, mean)[0])
 
 
@@ -366,7 +362,7 @@ def test_li2018_fits_thresholds_to_half_of_the_items(
     assert len(gm["thresholds"]) == 4
 
 
-def test_a_fit_that_fails_leaves_the_report(
+def test_the_correlations_are_kept_when_the_fit_fails(
     transfers: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seeds: list[int] = []
@@ -390,46 +386,9 @@ def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: Non
     Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
     options = [f"--model={tiny_llama(LETTERS)}", "--scores=rows.jsonl", "--resamples=20"]
     main(["meta-eval", "ctrleval", "--data=rated.txt", *options])
-    scored = read_records(Path("rows.jsonl"))
+    scored = read_rows(Path("rows.jsonl"))
     assert all(0 < row["score/attribute_relevance"] < 1 for row in scored)
-    assert numbers(scored, "rating/consistency").tolist() == [1, 2, 3]
-
-
-# The published files
-
-
-def test_every_published_file_is_read(data_dir: Path) -> None:
-    senti = read_ctrleval(data_dir / "ctrleval" / "data_senti.txt")
-    assert len(senti.samples) == 360
-    assert len(set(senti.clusters or ())) == 15
-    chat = read_ctc(data_dir / "ctc" / "persona_chat.json")
-    assert Counter(chat.systems) == dict.fromkeys(set(chat.systems or ()), 60)
-    assert len(set(chat.clusters or ())) == 60
-    summaries = read_ctc(data_dir / "ctc" / "qags_xsum.json")
-    assert (len(summaries.samples), set(summaries.ratings)) == (239, {"consistency"})
-    for published in PUBLISHED:
-        files = {file.file: file for file in (senti, chat, summaries)}
-        assert published.rating in files[published.file].ratings
-
-
-def test_each_system_of_li2018_has_one_output_per_item(data_dir: Path) -> None:
-    rated = read_li2018(data_dir / "li2018" / "human_ratings_yelp.csv")
-    pairs = set(zip(rated.systems or (), rated.clusters or (), strict=True))
-    named = [pair for pair in pairs if pair[0] is not None]
-    counts = Counter(system for system, _ in named)
-    assert len(counts) == 8
-    # Four items lack two names; nothing tells which of them is which.
-    assert Counter(rated.systems or ())[None] == 8
-    assert counts == {s: 396 if s in ("human", "label") else 400 for s in counts}
-
-
-def test_names_of_several_systems_are_dealt_out() -> None:
-    names = ["a|b", "c", "a|b", "d", "a", "b", "c", "", "a", "", "c", ""]
-    assert deal_systems(names, list("iiiijjjjkkkk")) == (
-        *("a", "c", "b", "d"),
-        *("a", "b", "c", "d"),
-        *("a", None, "c", None),
-    )
+    assert number_column(scored, "rating/consistency").tolist() == [1, 2, 3]
 
 
 # Errors
@@ -440,27 +399,27 @@ def test_names_of_several_systems_are_dealt_out() -> None:
     [
         (["ctrleval", "--data=none.txt"], "No such file or directory: 'none.txt'"),
         (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells: give label, prefix, text"),
-        (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document'; it has text"),
-        (["ctc", "--data=null.json"], "null.json: row 0 has null as 'summary': give a text"),
-        (["ctc", "--data=words.json"], "words.json: consistency[0] = 'high' is no number"),
+        (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document': it has text"),
+        (["ctc", "--data=null.json"], "null.json: summary[0] is null: give a text"),
+        (["ctc", "--data=words.json"], "words.json: consistency[0] = 'high' is not a number"),
         (["ctc", "--data=bad.txt"], "bad.txt:2 is not JSON: Expecting value"),
-        (["ctc", "--data=empty.json"], "empty.json is no JSON list of rated outputs"),
-        (["li2018", "--data=bad.csv"], "bad.csv: row 0 lacks 'source'; it has text"),
-        (["li2018", "--data=short.csv"], "short.csv:2 has not the 2 columns of the header"),
-        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is no UTF-8 text: convert the file"),
+        (["ctc", "--data=empty.json"], "empty.json is not a JSON list of objects: give"),
+        (["li2018", "--data=bad.csv"], "bad.csv: row 0 lacks 'source': it has text"),
+        (["li2018", "--data=short.csv"], "short.csv:2 has 1 cells, but the header has 2 columns"),
+        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text: convert the file"),
         (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] is infinite"),
         (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot = x.foo: give a file that ends"),
-        (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples = 0 and seed = 0: give one"),
-        (["ctrleval", "--data=none.txt", "--output=."], ". is a folder: name a file"),
+        (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples = 0: give 1 or more"),
+        (["ctrleval", "--data=none.txt", "--output=."], ". is a folder: give a file"),
         (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo ends in '.foo': give .jsonl"),
-        (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm takes a --classifier"),
+        (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm needs GM: give a --classifier"),
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--metrics=[text]"],
-            "text[0] = 'a' is no number",
+            "text[0] = 'a' is not a number",
         ),
         (
             ["rated", "--data=bad.csv", "--ratings=[good]", "--scorers=[]"],
-            "give --ratings, and --scorers or --metrics",
+            "give --ratings, and --scorers, --metrics (columns of the file) or both",
         ),
         (
             ["rated", "--data=good.csv", "--ratings=[good]", "--scorers+=stubs.Length",

@@ -33,8 +33,8 @@ def test_long_csv(tmp_path: Path) -> None:
 
 def test_studies_of_a_csv(tmp_path: Path) -> None:
     text = "study,system,metric,value\nfirst,A,x,1\nsecond,A,x,2\n"
-    found = read_run(write(tmp_path / "a.csv", text)).studies
-    assert found == {"first": {"x": {"A": 1.0}}, "second": {"x": {"A": 2.0}}}
+    studies = read_run(write(tmp_path / "a.csv", text)).studies
+    assert studies == {"first": {"x": {"A": 1.0}}, "second": {"x": {"A": 2.0}}}
 
 
 def test_wide_csv(tmp_path: Path) -> None:
@@ -43,18 +43,18 @@ def test_wide_csv(tmp_path: Path) -> None:
 
 
 def test_wide_csv_of_a_single_system(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.csv", "\ufeffx,y\n1,2\n")  # a spreadsheet begins its file so
+    file = write(tmp_path / "a.csv", "\ufeffx,y\n1,2\n")  # as spreadsheets write it
     assert read_run(file).studies == {"": {"x": {"run": 1.0}, "y": {"run": 2.0}}}
 
 
 def test_columns_that_name_system_and_metric_together(tmp_path: Path) -> None:
     text = "model,size,metric,measure,value\nA,1,x,f1,3\nA,2,x,f1,4\nA,1,x,recall,5\n"
     file = write(tmp_path / "a.csv", text)
-    found = read_run(file, ["model", "size"], ["metric", "measure"]).studies
-    assert found == {"": {"x f1": {"A 1": 3.0, "A 2": 4.0}, "x recall": {"A 1": 5.0}}}
+    studies = read_run(file, ["model", "size"], ["metric", "measure"]).studies
+    assert studies == {"": {"x f1": {"A 1": 3.0, "A 2": 4.0}, "x recall": {"A 1": 5.0}}}
 
 
-def test_some_rows_of_a_csv(tmp_path: Path) -> None:
+def test_a_selection_of_rows(tmp_path: Path) -> None:
     text = "seed,kind,system,metric,value\n1,all,A,x,3\n2,all,A,x,4\n2,some,A,x,5\n"
     file = write(tmp_path / "a.csv", text)
     assert read_run(f"{file}:seed=2,kind=all").studies == {"": {"x": {"A": 4.0}}}
@@ -111,14 +111,14 @@ LONG = "/".join(["name"] * 150)
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a real offline run, longer than a block of its file."""
+    """Return the folder of a real offline run, with a file of several blocks."""
     folder = tmp_path_factory.mktemp("wandb")
     with wandb.init(project="p", dir=str(folder), mode="offline") as run:
         for step in range(STEPS):
             row = {"trainer/global_step": 10 * step, "score/x": step / 8, LONG: 1}
             run.log(row if step else row | {"table": wandb.Table(["a"], [[1]]), "bad": math.nan})
-    (found,) = (folder / "wandb").glob("offline-run-*")
-    return found
+    (run_folder,) = (folder / "wandb").glob("offline-run-*")
+    return run_folder
 
 
 def test_offline_folder_of_wandb(offline: Path) -> None:
@@ -131,7 +131,7 @@ def test_offline_folder_of_wandb(offline: Path) -> None:
     assert set(run.curves) == {"score/x", "bad", LONG}
 
 
-def test_a_file_of_wandb_that_was_cut_off(offline: Path, tmp_path: Path) -> None:
+def test_an_incomplete_file_of_wandb(offline: Path, tmp_path: Path) -> None:
     (file,) = offline.glob("*.wandb")
     content = file.read_bytes()
     for size, fewest in ((len(content) // 2, STEPS // 3), (32768 + 3, 1), (7, 0)):
@@ -151,7 +151,7 @@ def test_summary_of_wandb_without_the_run_file(tmp_path: Path) -> None:
     assert run.curves == {}
 
 
-def test_wandb_is_named_where_it_is_not_installed(
+def test_the_error_names_wandb_if_it_is_not_installed(
     offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb.proto.wandb_internal_pb2", None)
@@ -159,7 +159,7 @@ def test_wandb_is_named_where_it_is_not_installed(
         read_run(str(offline))
 
 
-def test_cells_may_be_long(tmp_path: Path) -> None:
+def test_cells_can_be_long(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", f"system,note,x\nA,{'n' * 200_000},1\n")
     assert read_run(file, ["system", "note"]).studies[""]["x"].popitem()[1] == 1.0
 
@@ -170,14 +170,17 @@ def test_cells_may_be_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("system,metric,value\nA,x,high\n", r":2: value = 'high' is no number"),
-        ("system,x\nA,1\nA,2\n", r":3 gives 'x' of 'A' again, after line 2: .* are system, x\)"),
-        ("x\n1\n2\n", r":3 gives 'x' of 'run' again, after line 2"),
-        ("system,metric,value\nA,x\n", r":2 has not the 3 columns of the header: system, metric"),
+        ("system,metric,value\nA,x,high\n", r":2: value = 'high' is not a number"),
+        ("system,x\nA,1\nA,2\n", r":3 repeats 'x' of 'A' from line 2: .* \(of system, x\)"),
+        ("x\n1\n2\n", r":3 repeats 'x' of 'run' from line 2"),
+        (
+            "system,metric,value\nA,x\n",
+            r":2 has 2 cells, but the header has 3 columns \(system, metric",
+        ),
         ("system,value\nA,1\n", r"has no column 'metric': it has system, value"),
-        ("system,x\n", r"has no row beside the header"),
-        ("step,x\n", r"has no row beside the header"),
-        ("step,x\n1,\n", r"holds no logged number"),
+        ("system,x\n", r"has no rows below the header"),
+        ("step,x\n", r"has no rows below the header"),
+        ("step,x\n1,\n", r"has no logged numbers: did the run"),
         ("step,x\n1,2\n,3\n", r"a\.csv:3 has no step: give one in each row"),
     ],
 )
@@ -188,7 +191,7 @@ def test_a_wrong_csv_raises(tmp_path: Path, text: str, message: str) -> None:
 
 def test_a_wrong_selection_raises(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "system,x\nA,1\n")
-    with pytest.raises(ValueError, match="has no row with system = B"):
+    with pytest.raises(ValueError, match="has no rows with system = B"):
         read_run(f"{file}:system=B")
     with pytest.raises(ValueError, match="has no column 'seed': it has system, x"):
         read_run(f"{file}:seed=1")
@@ -198,9 +201,9 @@ def test_a_wrong_selection_raises(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[1]", "holds a list: give an object"),
-        ('{"x": "high"}', "x = 'high' is no number"),
-        ('{"x": {"y": 1}, "z": 2}', "is no number: give {system: {metric: value}}"),
+        ("[1]", "holds a list: give a JSON object"),
+        ('{"x": "high"}', "x = 'high' is not a number"),
+        ('{"x": {"y": 1}, "z": 2}', "is not a number: give {system: {metric: value}}"),
     ],
 )
 def test_a_wrong_json_raises(tmp_path: Path, text: str, message: str) -> None:
@@ -214,13 +217,13 @@ def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
         read_run(str(tmp_path))
 
 
-def test_what_is_no_run_raises(tmp_path: Path) -> None:
+def test_a_wrong_path_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
         read_run(str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match=r"is no logger's folder: it has no metrics\.jsonl"):
+    with pytest.raises(ValueError, match=r"is not a logger's folder: it has no metrics\.jsonl"):
         read_run(str(tmp_path))
-    with pytest.raises(ValueError, match=r"takes \.csv and \.json .* not '\.txt'"):
+    with pytest.raises(ValueError, match=r"ends in '\.txt': give a \.csv or \.json file"):
         read_run(write(tmp_path / "a.txt", ""))
     write(tmp_path / "b.wandb", "nothing")
-    with pytest.raises(ValueError, match="is no file of W&B: it does not begin with ':W&B'"):
+    with pytest.raises(ValueError, match="is not a W&B file: it does not start with ':W&B'"):
         read_run(str(tmp_path))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctrlreward import Samples
+from ctrlreward.commands.chunked_scoring import ScoreLog, score_in_chunks
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+
+NAN = float("nan")
+IDENTITY = {"input": "ä", "columns": {"text": "text"}}
+
+
+class Length(Scorer):
+    """Length of a text; records the rows of each call, and can fail at a text."""
+
+    def __init__(self, fail_at: str | None = None) -> None:
+        self.fail_at = fail_at
+        self.calls: list[int] = []
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        if self.fail_at in samples.texts:
+            raise RuntimeError("out of memory")
+        self.calls.append(len(samples))
+        return {"length": np.array([len(text) or NAN for text in samples.texts])}
+
+
+def test_scores_survive_a_restart(tmp_path: Path) -> None:
+    scores = {"a": np.array([0.1, NAN]), "b": np.array([1e-300, -0.0])}
+    log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
+    log.append(1, scores)
+    log.append(1, scores)
+    resumed = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
+    assert (resumed.rows(0), resumed.rows(1)) == (0, 4)
+    for name, values in resumed.columns(1).items():
+        assert np.array_equal(values, np.tile(scores[name], 2), equal_nan=True)
+
+
+def test_chunks_before_a_failure_are_on_disk(tmp_path: Path) -> None:
+    samples = Samples(["a", "bb", "", "dddd", "eeeee"])
+    failing, working = Length(fail_at="eeeee"), Length()
+    log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        score_in_chunks({"length": failing["length"]}, samples, 2, log)
+    assert failing.calls == [2, 2]
+    log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
+    scores = score_in_chunks({"length": working["length"]}, samples, 2, log)
+    assert working.calls == [1]
+    np.testing.assert_array_equal(scores["length"], [1, 2, NAN, 4, 5])
+
+
+def test_a_log_that_is_cut_anywhere_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    samples = Samples(["a", "bb", "", "dddd", "eeeee"])
+    components = {"first": Length()["length"], "second": Length()["length"]}
+    expected = score_in_chunks(components, samples, 2, ScoreLog(path, IDENTITY))
+    content = path.read_bytes()
+    for size in range(len(content)):
+        path.write_bytes(content[:size])
+        scores = score_in_chunks(components, samples, 2, ScoreLog(path, IDENTITY))
+        for name, values in expected.items():
+            np.testing.assert_array_equal(scores[name], values)
+        assert path.read_bytes() == content
+
+
+def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
+    ScoreLog(tmp_path / "log.jsonl", IDENTITY).append(0, {"length": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"log\.jsonl was started with a different input: .*\"b\""):
+        ScoreLog(tmp_path / "log.jsonl", IDENTITY | {"input": "b"})
+
+
+def test_a_log_with_more_rows_than_samples_is_refused(tmp_path: Path) -> None:
+    log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
+    log.append(0, {"length": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"has 3 rows, but there are 2 samples: delete it"):
+        score_in_chunks({"length": Length()["length"]}, Samples(["a", "b"]), 4, log)
