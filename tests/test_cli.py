@@ -1,4 +1,4 @@
-"""The real configurations, with a tiny model in the place of the pretrained one."""
+"""`ctrlreward train` on the shipped configurations, with a tiny model."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ FILES = sorted(CONFIGS.glob("controlled_generation/*.yaml"))
 LETTERS = " abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.,:'-"
 
 
-# Each file as it is
+# Shipped configurations
 
 every_file = pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(CONFIGS)))
 
 
 @pytest.fixture
 def nothing_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty cache that stays empty."""
+    """An empty cache, which must stay empty."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that the command line's is taken back
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
     yield
     assert list(tmp_path.iterdir()) == []
 
 
 @every_file
 @pytest.mark.usefixtures("nothing_loaded")
-def test_a_configuration_gives_trainer_model_and_data(file: Path) -> None:
+def test_a_configuration_builds_trainer_model_and_data(file: Path) -> None:
     cli = build(["--config", str(file)])
-    assert list(cli.model.children()) == []  # the policy is loaded when training starts
+    assert list(cli.model.children()) == []  # the policy loads when training starts
     batch = next(iter(cli.datamodule.train_dataloader()))
     assert len(batch) == cli.datamodule.batch_size
     assert cli.trainer.max_steps > 0
@@ -66,7 +66,7 @@ def test_a_configuration_gives_trainer_model_and_data(file: Path) -> None:
 
 @every_file
 @pytest.mark.usefixtures("nothing_loaded")
-def test_training_selection_and_report_have_prefixes_of_their_own(file: Path) -> None:
+def test_training_selection_and_report_have_disjoint_prefixes(file: Path) -> None:
     cli = build(["--config", str(file)])
     sets = [cli.datamodule.prompts.prefixes]
     for callback in cli.trainer.callbacks:
@@ -82,7 +82,7 @@ def test_training_selection_and_report_have_prefixes_of_their_own(file: Path) ->
 
 @every_file
 @pytest.mark.usefixtures("nothing_loaded")
-def test_the_report_rests_on_enough_texts_of_all_labels(file: Path) -> None:
+def test_the_report_has_enough_texts_of_each_label(file: Path) -> None:
     cli = build(["--config", str(file)])
     (report,) = (c for c in cli.trainer.callbacks if isinstance(c, BeforeAfter))
     assert len(report.samples) * report.generations_per_prompt >= 128
@@ -93,7 +93,7 @@ def test_the_report_rests_on_enough_texts_of_all_labels(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_loaded")
-def test_every_key_is_an_option() -> None:
+def test_configuration_keys_are_options() -> None:
     options = ["--model.init_args.kl_coef=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
     cli = build(["--config", str(FILES[0]), *options])
     assert (cli.model.kl_coef, cli.trainer.max_steps) == (0.5, 7)
@@ -101,7 +101,7 @@ def test_every_key_is_an_option() -> None:
 
 
 @pytest.mark.usefixtures("nothing_loaded")
-def test_an_option_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["train", "--config", str(FILES[0]), "--model.init_args.temperatur=1.0"])
     assert exit.value.code == 2
@@ -109,7 +109,7 @@ def test_an_option_that_is_none_is_named(capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.usefixtures("nothing_loaded")
-def test_a_run_that_sigterm_ended_has_not_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_sigterm_ended_exits_with_143(monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(*_: Any, **__: Any) -> None:
         raise SIGTERMException
 
@@ -123,7 +123,7 @@ def test_a_run_that_sigterm_ended_has_not_succeeded(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("arguments", [[], ["sing"], ["--config", "file.yaml"]])
-def test_no_such_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(arguments)
     assert exit.value.code == 2
@@ -138,7 +138,7 @@ def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == USAGE + "\n"
 
 
-# A run that is killed and goes on
+# A run that is killed and resumed
 
 KILLER = """
 import os, signal
@@ -153,7 +153,7 @@ class Killer(pl.Callback):
 
 
 def classes(options: Any) -> Iterator[dict[str, Any]]:
-    """Everything in a configuration that names a class or a function."""
+    """Yield all parts of a configuration that name a class or a function."""
     if isinstance(options, dict) and "class_path" in options:
         yield options
     for inner in options.values() if isinstance(options, dict) else options:
@@ -162,7 +162,7 @@ def classes(options: Any) -> Iterator[dict[str, Any]]:
 
 
 def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
-    """A configuration with another model, few prefixes and a folder of its own."""
+    """Return a configuration with another model, fewer prefixes and its own folder."""
     options = yaml.safe_load(file.read_text().replace("runs/demo", str(folder)))
     for part in classes(options):
         arguments = part["init_args"]
@@ -180,20 +180,20 @@ def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
     return options
 
 
-class Broken(NamedTuple):
-    """What a run left that was killed, and gone on with."""
+class Resumed(NamedTuple):
+    """Files of a run that was killed and resumed."""
 
     folder: Path
-    killed: list[dict[str, Any]]  # rows of metrics.jsonl when it was killed
-    before: bytes  # before.jsonl then
-    history: list[dict[str, Any]]  # rows in the end
+    killed: list[dict[str, Any]]  # rows of metrics.jsonl after the kill
+    before: bytes  # before.jsonl after the kill
+    history: list[dict[str, Any]]  # rows of metrics.jsonl at the end
     summary: dict[str, Any]
     last: dict[str, Any]  # the last checkpoint
 
 
 @pytest.fixture(scope="module")
-def broken(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Broken:
-    """Ten steps with a validation after each second one, killed before the sixth."""
+def resumed(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    """Train for ten steps with a validation every two, killed before the sixth step."""
     folder = tmp_path_factory.mktemp("run")
     options = shrunk(FILES[0], folder, tiny_llama(LETTERS))
     (folder / "rest.yaml").write_text(yaml.safe_dump(options))
@@ -218,18 +218,18 @@ def broken(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFa
         check=False,
     )
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert "args parameter" not in ended.stderr  # a warning that is not meant for users
+    assert "args parameter" not in ended.stderr  # a warning that users can do nothing about
     killed = JsonLog(folder / "metrics.jsonl").read()
     before = (folder / "before.jsonl").read_bytes()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PL_GLOBAL_SEED", "0")  # so that the command line's is taken back
+        patch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
         rest = ["--config", str(folder / "rest.yaml"), *arguments, "--ckpt_path=last"]
         main(["train", *rest])
         wandb.finish()
     torch.set_num_threads(threads)
-    return Broken(
+    return Resumed(
         folder,
         killed,
         before,
@@ -239,27 +239,27 @@ def broken(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFa
     )
 
 
-def test_goes_on_from_the_last_checkpoint(broken: Broken) -> None:
-    assert curve(broken.killed, "reward/total")[0] == [0, 1, 2, 3, 4]
-    assert curve(broken.killed, "score/attribute_relevance")[0] == [1, 3]
+def test_resumes_from_the_last_checkpoint(resumed: Resumed) -> None:
+    assert curve(resumed.killed, "reward/total")[0] == [0, 1, 2, 3, 4]
+    assert curve(resumed.killed, "score/attribute_relevance")[0] == [1, 3]
     for metric in ("reward/total", "policy/kl", "rollout/length"):
-        assert curve(broken.history, metric)[0] == list(range(10))
-    assert curve(broken.history, "score/attribute_relevance")[0] == [1, 3, 5, 7, 9]
-    kept = [row for row in broken.killed if row["step"] < 4]  # the rest was done again
-    assert broken.history[: len(kept)] == kept
-    assert broken.last["global_step"] == 10
+        assert curve(resumed.history, metric)[0] == list(range(10))
+    assert curve(resumed.history, "score/attribute_relevance")[0] == [1, 3, 5, 7, 9]
+    kept = [row for row in resumed.killed if row["step"] < 4]  # later steps were repeated
+    assert resumed.history[: len(kept)] == kept
+    assert resumed.last["global_step"] == 10
 
 
-def test_the_callbacks_go_on_counting(broken: Broken) -> None:
-    scores = curve(broken.history, "score/attribute_relevance")[1]
+def test_callbacks_resume_their_counters(resumed: Resumed) -> None:
+    scores = curve(resumed.history, "score/attribute_relevance")[1]
     best, waited = -float("inf"), 0
     for score in scores:
         best, waited, *_ = decide(score, best, waited, mode="max", patience=99)
-    states = broken.last["callbacks"]
+    states = resumed.last["callbacks"]
 
     def state(kind: type) -> dict[str, Any]:
-        (found,) = (s for key, s in states.items() if key.startswith(kind.__name__))
-        return found
+        (of_kind,) = (s for key, s in states.items() if key.startswith(kind.__name__))
+        return of_kind
 
     counted = {"validations": 5, "last_scored_step": 10, "pending": None}
     assert state(GenerationScorer) == counted
@@ -268,55 +268,55 @@ def test_the_callbacks_go_on_counting(broken: Broken) -> None:
     kept = state(RewardCheckpoint)
     assert kept["best_model_score"].item() == pytest.approx(max(scores))
     assert Path(kept["best_model_path"]).exists()
-    assert sorted(p.name for p in (broken.folder / "samples" / "score").iterdir()) == [
+    assert sorted(p.name for p in (resumed.folder / "samples" / "score").iterdir()) == [
         f"step={step:06d}.jsonl" for step in (2, 4, 6, 8, 10)
     ]
 
 
-def test_the_report_covers_the_whole_run(broken: Broken) -> None:
-    assert (broken.folder / "before.jsonl").read_bytes() == broken.before
-    assert broken.summary["steps"] == 10
-    assert broken.summary["stopped_by"] == "max_steps"
-    assert broken.summary["before"]["generations"] == 16
-    assert set(broken.summary["seconds"]) == {"start", "before", "train", "after", "total"}
-    adapter = Path(broken.summary["best_checkpoint"])
+def test_the_report_covers_the_whole_run(resumed: Resumed) -> None:
+    assert (resumed.folder / "before.jsonl").read_bytes() == resumed.before
+    assert resumed.summary["steps"] == 10
+    assert resumed.summary["stopped_by"] == "max_steps"
+    assert resumed.summary["before"]["generations"] == 16
+    assert set(resumed.summary["seconds"]) == {"start", "before", "train", "after", "total"}
+    adapter = Path(resumed.summary["best_checkpoint"])
     assert (adapter / "adapter_model.safetensors").exists()
-    assert (broken.folder / "curves.png").stat().st_size > 10_000
-    assert (broken.folder / "config.yaml").exists()
+    assert (resumed.folder / "curves.png").stat().st_size > 10_000
+    assert (resumed.folder / "config.yaml").exists()
 
 
 def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
-    """The records of a `.wandb` file: LevelDB's log format behind a header of 7 bytes.
+    """Yield the records of a `.wandb` file: LevelDB's log format after a header of 7 bytes.
 
-    A block has 32 KiB; each piece of a record begins with 4 bytes of checksum, 2 of length and 1
-    that says whether it is whole (1), the first (2), in the middle (3) or the last (4).
+    A block has 32 KiB. Each piece of a record starts with 4 bytes of checksum, 2 of length and 1 of
+    kind: whole (1), first (2), middle (3) or last (4).
     """
     content = path.read_bytes()
     assert content[:4] == b":W&B"
-    place, record = 7, b""
-    while place + 7 <= len(content):
-        left = 32768 - place % 32768
+    position, record = 7, b""
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
         if left < 7:
-            place += left
+            position += left
             continue
-        _, length, kind = struct.unpack("<IHB", content[place : place + 7])
-        record += content[place + 7 : place + 7 + length]
-        place += 7 + length
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        record += content[position + 7 : position + 7 + length]
+        position += 7 + length
         if kind in (1, 4):
             yield wandb_internal_pb2.Record.FromString(record)
             record = b""
 
 
-def test_the_offline_run_of_wandb_holds_the_curves(broken: Broken) -> None:
-    last = max((broken.folder / "wandb").glob("offline-run-*/*.wandb"))
-    found: dict[int, float] = {}
+def test_the_offline_run_of_wandb_has_the_curves(resumed: Resumed) -> None:
+    last = max((resumed.folder / "wandb").glob("offline-run-*/*.wandb"))
+    logged: dict[int, float] = {}
     for record in records(last):
         row = {
             item.key or "/".join(item.nested_key): json.loads(item.value_json)
             for item in record.history.item
         }
         if "score/attribute_relevance" in row:
-            found[row["trainer/global_step"]] = row["score/attribute_relevance"]
-    steps, values = curve(broken.history, "score/attribute_relevance")
-    assert list(found) == [5, 7, 9]  # after it was killed; the part before is a run of its own
-    assert found == pytest.approx(dict(zip(steps[2:], values[2:], strict=True)))
+            logged[row["trainer/global_step"]] = row["score/attribute_relevance"]
+    steps, values = curve(resumed.history, "score/attribute_relevance")
+    assert list(logged) == [5, 7, 9]  # the steps before the kill are in another W&B run
+    assert logged == pytest.approx(dict(zip(steps[2:], values[2:], strict=True)))

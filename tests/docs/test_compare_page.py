@@ -1,4 +1,4 @@
-"""docs/compare.md: what its example prints, and what its values are."""
+"""Examples and values of docs/compare.md."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PAGE = (Path(__file__).parents[2] / "docs" / "compare.md").read_text(encoding="u
 
 
 def block(language: str, text: str) -> list[str]:
-    """The lines of the block with that text, continued lines put together."""
+    """Return the lines of the block that contains a text, with continued lines joined."""
     blocks = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-    (found,) = (b for b in blocks if text in b)
-    return found.replace("\\\n", " ").splitlines()
+    (content,) = (b for b in blocks if text in b)
+    return content.replace("\\\n", " ").splitlines()
 
 
-def test_the_example_prints_what_the_page_says(
+def test_the_example_prints_the_shown_output(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(data_dir / "lorandi_ctg")
@@ -38,7 +38,7 @@ def test_the_example_prints_what_the_page_says(
     assert all(line in printed for line in lines)
 
 
-def test_the_values_of_labels() -> None:
+def test_values_of_label_agreement() -> None:
     names = {"fleiss_kappa": fleiss_kappa, "krippendorff_alpha": krippendorff_alpha}
     calls = [line.split("  # ") for line in block("python", "fleiss_kappa") if "  # " in line]
     assert len(calls) == 2
