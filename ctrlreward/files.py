@@ -76,15 +76,23 @@ class JsonLog:
         """Return all complete records without the identity; none where the file is missing.
 
         Raises:
-            ValueError: The log was started with another identity; names what differs.
+            ValueError: The log was started with another identity (names what differs), or the file
+                is not a log.
         """
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()
         complete = content[: content.rfind(b"\n") + 1]
-        records = [json.loads(line) for line in complete.split(b"\n")[:-1]]
-        if self.identity is None or not records:
+        try:
+            records = [json.loads(line) for line in complete.split(b"\n")[:-1]]
+        except ValueError as error:
+            raise self._not_a_log() from error
+        if self.identity is None:
             return records
+        if not records:
+            if not _line(self.identity).startswith(content):  # `append` would overwrite it
+                raise self._not_a_log()
+            return []
         self._check(records[0])
         return records[1:]
 
@@ -104,8 +112,13 @@ class JsonLog:
         header = [] if self.identity is None else [self.identity]
         write_whole(self.path, b"".join(map(_line, [*header, *records])))
 
-    def _check(self, found: object) -> None:
-        started = found if isinstance(found, dict) else {}
+    def _not_a_log(self) -> ValueError:
+        return ValueError(
+            f"{self.path} is not a JSON Lines log of this job: give another path, or delete it"
+        )
+
+    def _check(self, first: object) -> None:
+        started = first if isinstance(first, dict) else {}
         expected = self.identity or {}
         differing = [name for name in expected if started.get(name) != expected[name]]
         if differing:

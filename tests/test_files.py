@@ -90,3 +90,12 @@ def test_a_log_of_another_run_is_refused(tmp_path: Path) -> None:
     assert JsonLog(path, {"model": "a", "seed": [0, 1]}).read() == [1]
     with pytest.raises(ValueError, match=r'log.jsonl was started with a different model: \["a"\]'):
         JsonLog(path, {"model": "b", "seed": [0, 1]}).read()
+
+
+@pytest.mark.parametrize("content", ["of somebody else", "years\nof work\n", '{"model": "b"'])
+def test_a_file_that_is_no_log_of_this_job_is_kept(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "thesis.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"thesis.txt is not a JSON Lines log of this job: give"):
+        JsonLog(path, {"model": "a"}).read()
+    assert path.read_text() == content
