@@ -1,4 +1,4 @@
-"""Runnable training jobs; their configurations lie in `ctrlreward.configs`."""
+"""Runnable training jobs; `ctrlreward.configs` holds their configurations."""
 
 # Imported from the repository root under its folder's name, every class would exist twice.
 if __name__ == "recipes":

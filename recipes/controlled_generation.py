@@ -1,7 +1,7 @@
-"""Controlled generation: writing on from a content prefix with a wanted attribute.
+"""Controlled generation: completing a content prefix with a target attribute.
 
-The pieces of `configs/controlled_generation/*.yaml`: prompts made of prefixes and labels, the
-reward, and the held-out scores. Copy this file to change them.
+`configs/controlled_generation/*.yaml` use these classes and functions: prompts from prefixes and
+labels, the reward, and the held-out scores. Copy this file to change them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.recipes.prompt_data import one_item, training_batches
+from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
@@ -22,39 +22,41 @@ from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.task import TEXT_SLOT
 
 
-def prompts(prefixes: Sequence[str], labels: Sequence[str], template: str) -> Samples:
-    """Every prefix with every label, as prompts that hold no text beyond the prefix.
+def build_prompts(prefixes: Sequence[str], labels: Sequence[str], template: str) -> Samples:
+    """Return a prompt for each combination of a prefix and a label.
+
+    The texts are the prefixes alone, to be completed. Diversity is measured per prefix.
 
     Args:
-        prefixes: What the texts begin with.
-        labels: The wanted attributes.
-        template: What the policy reads, with `{label}` and `{prefix}`, ending in the prefix.
+        prefixes: Content prefixes.
+        labels: Target attributes.
+        template: Prompt of the policy, with `{label}`, ending in `{prefix}`.
 
     Raises:
-        ValueError: The template lacks a field, or does not end in the prefix.
+        ValueError: The template lacks `{label}`, or does not end in `{prefix}`.
     """
     if "{label}" not in template or not template.endswith("{prefix}"):
-        raise ValueError(f"template = {template!r}: it must hold {{label}} and end in {{prefix}}")
+        raise ValueError(f"template = {template!r}: include {{label}} and end in {{prefix}}")
     rows = [(prefix, label) for prefix in prefixes for label in labels]
     return Samples(
         texts=[prefix for prefix, _ in rows],
         prefixes=[prefix for prefix, _ in rows],
         labels=[label for _, label in rows],
         prompts=[template.format(prefix=prefix, label=label) for prefix, label in rows],
-        groups=[prefix for prefix, _ in rows],  # diversity is that of a prefix's texts
+        groups=[prefix for prefix, _ in rows],
     )
 
 
 class PromptData(pl.LightningDataModule):
-    """Training prompts in batches, shuffled anew each time all have been used.
+    """Batches of training prompts, reshuffled after every pass.
 
     Args:
-        prefixes: What the texts begin with; apart from all held-out prefixes.
-        labels: The wanted attributes.
-        template: See `prompts`.
+        prefixes: Content prefixes, disjoint from the held-out ones.
+        labels: Target attributes.
+        template: See `build_prompts`.
         batch_size: Prompts per step.
-        steps: Length of the data; `max_steps` of the trainer may end sooner.
-        seed: Of the order.
+        steps: Number of batches; the trainer's `max_steps` may stop earlier.
+        seed: Seed of the order.
     """
 
     def __init__(
@@ -67,18 +69,18 @@ class PromptData(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.prompts = prompts(prefixes, labels, template)
+        self.prompts = build_prompts(prefixes, labels, template)
         self.batch_size = batch_size
         self.steps = steps
         self.seed = seed
 
     def train_dataloader(self) -> DataLoader[Samples]:
-        """`Samples` of `batch_size` prompts a step."""
+        """Return batches as `Samples` of `batch_size` prompts."""
         return training_batches(self.prompts, self.batch_size, self.steps, self.seed)
 
     def val_dataloader(self) -> DataLoader[Samples]:
-        """One item."""
-        return one_item(self.prompts)
+        """Return a loader of one item; see `validation_placeholder`."""
+        return validation_placeholder(self.prompts)
 
 
 def relevance_reward(
@@ -90,54 +92,56 @@ def relevance_reward(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> Reward:
-    """Attribute relevance, less a penalty for texts that the frozen base model finds unlikely.
+    """Return attribute relevance minus a penalty for texts that the base model finds unlikely.
 
-    Only the prompts that stand behind the text are asked: half the work, and the other half of
-    the evaluators judge the held-out texts without having been trained on.
+    Only the evaluators whose prompt follows the text are used. That halves the cost, and leaves the
+    other half as evaluators of held-out texts that were not trained on.
 
     Args:
-        model: The infilling model, which is the fluency guard's too.
-        task: A task of CTRLEval.
-        fluency: What each nat of mean token log-probability below the floor costs; relevance has
-            the weight 1. Above the floor likelihood earns nothing: a text that is likely without
-            end is a repetitive one.
-        floor: In nats per token; -3.5 is a perplexity of 33.
-        evaluators: How many of the evaluators to draw (`CTRLEval`), which costs less; None takes
-            all.
-        device: Where both score.
-        dtype: Of their weights.
+        model: Infilling model of the relevance and language model of the penalty.
+        task: Task of CTRLEval.
+        fluency: Penalty per nat of mean token log-probability below the floor; relevance has weight
+            1. Likelihood above the floor is not rewarded, since the most likely texts are
+            repetitive.
+        floor: Mean token log-probability in nats; -3.5 is a perplexity of 33.
+        evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
+        device: Device of the model.
+        dtype: Dtype of the model.
     """
-    whole = Task.load(task)
-    behind = Task([p for p in whole.prompts if p.startswith(TEXT_SLOT)], whole.verbalizers)
+    all_prompts = Task.load(task)
+    after_text = Task(
+        [prompt for prompt in all_prompts.prompts if prompt.startswith(TEXT_SLOT)],
+        all_prompts.verbalizers,
+    )
     ctrleval = CTRLEval(
-        *(model, behind, ("attribute_relevance",)),
+        *(model, after_text, ("attribute_relevance",)),
         evaluators=evaluators,
         device=device,
         dtype=dtype,
     )
     perplexity = Perplexity(model, device=device, dtype=dtype)
 
-    def guarded(scores: Mapping[str, Scores]) -> Scores:
-        below = np.minimum(scores["log_likelihood"] - floor, 0.0)
-        return scores["attribute_relevance"] + fluency * below
+    def penalised(scores: Mapping[str, Scores]) -> Scores:
+        shortfall = np.minimum(scores["log_likelihood"] - floor, 0.0)
+        return scores["attribute_relevance"] + fluency * shortfall
 
     return Reward(
         {
             "attribute_relevance": ctrleval["attribute_relevance"],
             "log_likelihood": perplexity["log_likelihood"],
         },
-        aggregate=guarded,
+        aggregate=penalised,
     )
 
 
-@cache  # two callbacks, one set of models
+@cache  # both callbacks share the models
 def held_out_scores(
     model: str = "smollm2-135m",
     task: str = "sentiment",
     device: str = "cpu",
     dtype: str | None = None,
 ) -> dict[str, Component]:
-    """Attribute relevance, perplexity and Distinct-2 within the prefix, by the frozen model."""
+    """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model."""
     ctrleval = CTRLEval(model, task, ("attribute_relevance",), device=device, dtype=dtype)
     perplexity = Perplexity(model, device=device, dtype=dtype)
     return {
@@ -157,10 +161,10 @@ def held_out_scorer(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> GenerationScorer:
-    """Scores generations from validation prefixes while training."""
+    """Return a callback that scores completions of validation prefixes during training."""
     return GenerationScorer(
         held_out_scores(model, task, device, dtype),
-        prompts(prefixes, labels, template),
+        build_prompts(prefixes, labels, template),
         generations_per_prompt=generations_per_prompt,
     )
 
@@ -175,9 +179,12 @@ def before_after(
     device: str = "cpu",
     dtype: str | None = None,
 ) -> BeforeAfter:
-    """Compares the untuned and the selected policy on test prefixes, which nothing else sees."""
+    """Return a callback that compares the untuned and the selected policy on test prefixes.
+
+    Nothing else sees the test prefixes.
+    """
     return BeforeAfter(
         held_out_scores(model, task, device, dtype),
-        prompts(prefixes, labels, template),
+        build_prompts(prefixes, labels, template),
         generations_per_prompt=generations_per_prompt,
     )

@@ -1,4 +1,4 @@
-"""Prompts in batches, as recipes train on them."""
+"""Data loaders of prompts for recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ctrlreward.samples import Samples
 def training_batches(
     prompts: Samples, batch_size: int, steps: int, seed: int
 ) -> DataLoader[Samples]:
-    """`steps` batches, in which all prompts are used, shuffled anew, before one is used again."""
+    """Return `steps` batches of prompts.
+
+    Every prompt is used once before any is used again; the order is shuffled for each such round.
+    """
     order: list[int] = []
     shuffler = random.Random(seed)
     while len(order) < steps * batch_size:
@@ -22,6 +25,9 @@ def training_batches(
     return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
 
 
-def one_item(prompts: Samples) -> DataLoader[Samples]:
-    """A validation of one item: what is validated are generations from held-out prompts."""
+def validation_placeholder(prompts: Samples) -> DataLoader[Samples]:
+    """Return a loader of one item, which makes the trainer run its validation loop.
+
+    `GenerationScorer` brings its own held-out prompts, so the item is not used.
+    """
     return DataLoader([prompts[:1]], batch_size=None)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Style transfer: rewriting a sentence into the other style, with its content kept.
+"""Style transfer: rewriting a sentence into another style while keeping its content.
 
-The pieces of `configs/style_transfer/yelp_*.yaml`: sentences as prompts, the reward, the held-out
-scores and the picture of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, Fig. 1. Copy this
+`configs/style_transfer/yelp_*.yaml` use these classes and functions: prompts, reward, held-out
+scores and the plot of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, Fig. 1. Copy this
 file to change them.
 """
 
@@ -23,8 +23,8 @@ from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.plots.curves import draw_trajectories
-from ctrlreward.recipes.prompt_data import one_item, training_batches
-from ctrlreward.recipes.text_files import read_texts
+from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
+from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
@@ -35,19 +35,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences of two styles, each to be rewritten into the other one.
+    """Sentences of two styles, each to be rewritten into the other style.
 
     Args:
-        files: Style → file of such sentences, one a line; see `text_files.lines`.
-        template: What the policy reads, with `{source}`, `{style}` (the wanted one) and, if
-            wanted, `{source_style}`.
-        count: Sentences of each style.
-        exclude: Files whose sentences are left out.
-        words: Shortest and longest sentence.
-        seed: Of the choice.
+        files: Style → file of its sentences, one per line; see `text_files.read_lines`.
+        template: Prompt of the policy, with `{source}`, `{style}` (the target style) and optionally
+            `{source_style}`.
+        count: Number of sentences of each style.
+        exclude: Files of held-out sentences.
+        words: Smallest and largest number of words of a sentence.
+        seed: Seed of the choice of sentences.
 
     Raises:
-        ValueError: There are not two styles, or the template lacks a field.
+        ValueError: There are not exactly two styles, or the template lacks a field.
     """
 
     files: Mapping[str, str]
@@ -61,32 +61,30 @@ class Sentences:
         if len(self.files) != 2:
             raise ValueError(f"files has the styles {', '.join(self.files)}: give two")
         if "{source}" not in self.template or "{style}" not in self.template:
-            raise ValueError(f"template = {self.template!r}: it must hold {{source}} and {{style}}")
+            raise ValueError(f"template = {self.template!r}: include {{source}} and {{style}}")
 
     def prompts(self) -> Samples:
-        """Reads the files.
+        """Read the files and return one prompt per sentence, those of the first file first.
 
-        Returns:
-            Prompts whose texts begin with nothing; `labels` are the wanted styles. Those of the
-            first file come first.
+        Texts and prefixes are empty, and `labels` are the target styles.
 
         Raises:
             ValueError: A file holds too few sentences.
         """
         first, second = self.files
-        wanted = {first: second, second: first}
+        target = {first: second, second: first}
         rows = [
             (source, style)
             for style, file in self.files.items()
-            for source in read_texts([file], self.exclude, self.count, self.words, self.seed)
+            for source in sample_texts([file], self.exclude, self.count, self.words, self.seed)
         ]
         return Samples(
             texts=[""] * len(rows),
             prefixes=[""] * len(rows),
-            labels=[wanted[style] for _, style in rows],
+            labels=[target[style] for _, style in rows],
             sources=[source for source, _ in rows],
             prompts=[
-                self.template.format(source=source, style=wanted[style], source_style=style)
+                self.template.format(source=source, style=target[style], source_style=style)
                 for source, style in rows
             ],
         )
@@ -94,15 +92,15 @@ class Sentences:
 
 @dataclass(frozen=True)
 class Judges:
-    """The frozen models that judge a transfer.
+    """Frozen models that score style transfer.
 
     Args:
-        classifier: Of the style; see `Accuracy`.
-        encoder: Of the content; see `Similarity`.
-        language_model: Of the fluency; see `Perplexity`.
-        thresholds: Of the GM; see `TransferQuality`.
-        device: Where all three run.
-        dtype: Of the language model's weights; None picks by device.
+        classifier: Style classifier; see `Accuracy`.
+        encoder: Encoder for content similarity; see `Similarity`.
+        language_model: Language model for fluency; see `Perplexity`.
+        thresholds: Thresholds of the GM; see `TransferQuality`.
+        device: Device of all three.
+        dtype: Dtype of the language model; None picks by device.
     """
 
     classifier: str
@@ -113,7 +111,7 @@ class Judges:
     dtype: str | None = None
 
     def quality(self) -> TransferQuality:
-        """A scorer with models of its own."""
+        """Return a new scorer over these models."""
         return TransferQuality(
             Accuracy(self.classifier, device=self.device),
             Similarity(self.encoder, device=self.device),
@@ -123,16 +121,16 @@ class Judges:
 
 
 class TransferData(pl.LightningDataModule):
-    """Training sentences in batches, shuffled anew when all have been used.
+    """Batches of training sentences, reshuffled after every pass.
 
     Args:
-        sentences: What is rewritten.
+        sentences: Sentences to rewrite.
         batch_size: Sentences per step.
-        steps: Length of the data; `max_steps` of the trainer may end sooner.
-        seed: Of the order.
-        judge: Folder of the classifier that judges the style.
-        judge_config: The configuration that it is trained by first, where the folder is not there
-            yet; None: it has to be.
+        steps: Number of batches; the trainer's `max_steps` may stop earlier.
+        seed: Seed of the order.
+        judge: Folder of the style classifier.
+        judge_config: Configuration that trains the classifier first if the folder does not exist;
+            None if it is never trained here.
     """
 
     def __init__(
@@ -153,49 +151,49 @@ class TransferData(pl.LightningDataModule):
         self.judge_config = judge_config
 
     def prepare_data(self) -> None:
-        """Trains the judge where there is none.
+        """Train the style classifier if its folder does not exist.
 
         Raises:
-            CalledProcessError: Its training failed; what it said stands above.
+            CalledProcessError: The training failed; its own output shows why.
         """
         if self.judge is None or self.judge_config is None or Path(self.judge).is_dir():
             return
-        log.warning("%s is not there: %s trains it first", self.judge, self.judge_config)
+        log.warning("%s does not exist: training it with %s", self.judge, self.judge_config)
         job = ["train", "--config", self.judge_config, "--model.init_args.folder", self.judge]
-        # A process of its own: a trainer within a trainer would share its seeds and signals.
+        # In a separate process: a nested trainer would share the seeds and signal handlers.
         subprocess.run([sys.executable, "-m", "ctrlreward", *job], check=True)
 
     def setup(self, stage: str) -> None:
-        """Reads the files."""
+        """Read the files."""
         self.prompts = self.sentences.prompts()
 
     def train_dataloader(self) -> DataLoader[Samples]:
-        """`Samples` of `batch_size` prompts a step."""
+        """Return batches as `Samples` of `batch_size` prompts."""
         return training_batches(self.prompts, self.batch_size, self.steps, self.seed)
 
     def val_dataloader(self) -> DataLoader[Samples]:
-        """One item."""
-        return one_item(self.prompts)
+        """Return a loader of one item; see `validation_placeholder`."""
+        return validation_placeholder(self.prompts)
 
 
 def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:
-    """A weighted sum of the sentence's GM and of the sides that it is made of.
+    """Return a weighted sum of a sentence's GM and of its components.
 
-    The GM alone is 0 wherever one side is beyond its threshold, as with many texts of an untuned
-    policy, and equal rewards teach nothing. The sides have no such dead zone: a warm-up rewards
-    them and hands over to the GM by `RewardShaping`'s schedules of these weights.
+    The GM is 0 wherever one component misses its threshold, as for many texts of an untuned policy,
+    and equal rewards have no gradient. The components have no such dead zone: a warm-up rewards
+    them, and `RewardShaping`'s schedules of these weights then move to the GM.
 
     Args:
-        weights: Scores of `TransferQuality` → their weights at the start, 0 included.
-        judges: Of the scores.
+        weights: Score of `TransferQuality` → weight at the start of training, 0 included.
+        judges: Models that compute the scores.
     """
     quality = judges.quality()
     return Reward({name: (quality[name], weight) for name, weight in weights.items()})
 
 
-@cache  # two callbacks, one set of models
+@cache  # both callbacks share the models
 def held_out_scores(judges: Judges) -> dict[str, Component]:
-    """GM and its sides; selection is by GM."""
+    """Return the GM, which selects checkpoints, and its components."""
     quality = judges.quality()
     names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
     return {name: quality[name] for name in names}
@@ -204,7 +202,7 @@ def held_out_scores(judges: Judges) -> dict[str, Component]:
 def held_out_scorer(
     sentences: Sentences, judges: Judges, generations_per_prompt: int = 1
 ) -> GenerationScorer:
-    """Scores rewritings of validation sentences while training."""
+    """Return a callback that scores rewrites of validation sentences during training."""
     return GenerationScorer(
         held_out_scores(judges),
         sentences.prompts(),
@@ -215,7 +213,7 @@ def held_out_scorer(
 def before_after(
     sentences: Sentences, judges: Judges, generations_per_prompt: int = 1
 ) -> BeforeAfter:
-    """Compares the selected policy with the untuned one and with copying, on test sentences."""
+    """Return a callback that compares untuned policy, selected policy and copying on test data."""
     prompts = sentences.prompts()
     return BeforeAfter(
         held_out_scores(judges),
@@ -226,15 +224,15 @@ def before_after(
 
 
 class Trajectories(pl.Callback):
-    """Draws `trajectories.png` when training ends: error rate against similarity, and similarity
-    against perplexity, a point for each validation, as Pang & Gimpel (2019), Fig. 1.
+    """Plot of error rate against similarity and similarity against perplexity over validations.
 
-    Error rate is 1 - accuracy; perplexity is that of the mean log-likelihood, since a mean of
-    perplexities is that of the oddest sentence.
+    Written to `trajectories.png` at the end of training, with one point per validation, as in Pang
+    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy. The perplexity is exp of the negative
+    mean log-likelihood, since a mean of perplexities is dominated by the least likely sentence.
 
     Args:
-        folder: Of the run's `HistoryLogger`; the picture is put beside its `metrics.jsonl`.
-        name: Of the `GenerationScorer`.
+        folder: Folder of the run's `HistoryLogger`, for `metrics.jsonl` and the plot.
+        name: Name of the `GenerationScorer`.
     """
 
     def __init__(self, folder: str, name: str = "score") -> None:
@@ -243,7 +241,7 @@ class Trajectories(pl.Callback):
         self.name = name
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws what was validated; nothing where there was no validation."""
+        """Draw the plot if there was a validation."""
         keys = [f"{self.name}/{score}" for score in ("accuracy", "similarity", "log_likelihood")]
         history = JsonLog(self.folder / "metrics.jsonl").read()
         rows = [row for row in history if all(row.get(key) is not None for key in keys)]
@@ -259,5 +257,5 @@ class Trajectories(pl.Callback):
         try:
             path = self.folder / "trajectories.png"
             draw_trajectories([row["step"] for row in rows], panels, path)
-        except ImportError as error:  # no reason to fail a run that is done
+        except ImportError as error:  # a finished run must not fail for lack of matplotlib
             log.warning("%s", error)

@@ -1,7 +1,6 @@
-"""Style transfer: training the classifier that judges whether a text has the wanted style.
+"""Training of Kim's (2014) TextCNN, the style classifier of style transfer.
 
-The pieces of `configs/style_transfer/text_cnn_*.yaml`: sentences by label, and the training of
-Kim's (2014) TextCNN. Copy this file to change them.
+`configs/style_transfer/text_cnn_*.yaml` use these classes. Copy this file to change them.
 """
 
 from __future__ import annotations
@@ -32,39 +31,42 @@ from ctrlreward.models.text_cnn import (
     frequent_words,
     save_text_cnn,
 )
-from ctrlreward.recipes.text_files import held_out, lines, plain
+from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 
-# What a finished folder holds.
+# Content of a finished folder.
 _FILES = ("config.json", "model.safetensors", "evaluation.json")
 
 
 class Sentence(NamedTuple):
-    """The words of a sentence, one space apart, and the place of its label."""
+    """A labelled sentence.
+
+    Attributes:
+        text: Lower-cased words, separated by single spaces.
+        label: Index of the label.
+    """
 
     text: str
     label: int
 
 
 class SentenceData(pl.LightningDataModule):
-    """Sentences by label, in files of one sentence a line.
+    """Labelled sentences from files of one sentence per line.
 
-    Sentences are the same where their words are, in upper or lower case and with any white space
-    between them. Of the training sentences a share is put aside to choose the best epoch by: a
-    sentence is on one side only, also where it has two labels, and counts once with each. None of
-    the held-out sentences is trained on.
+    Sentences that differ only in case and white space count as one. A share of the training
+    sentences is set aside for validation, to choose the best epoch. A sentence with two labels
+    counts once with each, and both are in the same split. Held-out sentences are never trained on.
 
     Args:
-        train: A file for each label.
-        test: The same, of sentences that nothing but the final figure sees.
-        exclude: Files whose sentences are not trained on, beside those of `test`; a line may
-            hold several, with tabs between them.
-        validation_share: Of the training sentences, above 0 and below 1.
-        batch_size: Sentences a step.
-        seed: Of the split and the order.
+        train: Label → file of training sentences.
+        test: Label → file of test sentences, used only for the final accuracy.
+        exclude: Files of further held-out sentences; a line may hold several, separated by tabs.
+        validation_share: Share of the training sentences for validation, above 0 and below 1.
+        batch_size: Sentences per batch.
+        seed: Seed of the split and of the order.
 
     Raises:
-        ValueError: The labels of both sets differ, the share is outside its range, a file gives
-            no sentence, or fewer than two are left to be trained on.
+        ValueError: `train` and `test` have different labels, the share is out of range, a file
+            holds no sentence, or fewer than two sentences are left for training and validation.
     """
 
     def __init__(
@@ -95,30 +97,30 @@ class SentenceData(pl.LightningDataModule):
         self.sentences: dict[str, list[Sentence]] = {}
 
     def setup(self, stage: str) -> None:
-        """Reads the files, leaves out what is held out, and splits the rest."""
+        """Read the files, drop held-out sentences, and split the others."""
         self.sentences["test"] = list(self._read(self.files["test"]))
-        barred = {sentence.text for sentence in self.sentences["test"]}
-        barred |= held_out(self.exclude)
+        held_out = {sentence.text for sentence in self.sentences["test"]}
+        held_out |= read_held_out(self.exclude)
         distinct = dict.fromkeys(self._read(self.files["train"]))
-        kept = [sentence for sentence in distinct if sentence.text not in barred]
+        kept = [sentence for sentence in distinct if sentence.text not in held_out]
         texts = list(dict.fromkeys(sentence.text for sentence in kept))
         if len(texts) < 2:
             raise ValueError(
                 f"{', '.join(self.files['train'].values())} hold {len(texts)} sentences that are "
-                "not held out: give two or more, one to train on and one to choose the epoch by"
+                "not held out: give two or more, for training and for validation"
             )
         random.Random(self.seed).shuffle(texts)
-        share = round(self.validation_share * len(texts))
-        aside = set(texts[: min(max(1, share), len(texts) - 1)])
-        self.sentences["validation"] = [s for s in kept if s.text in aside]
-        self.sentences["train"] = [s for s in kept if s.text not in aside]
+        count = round(self.validation_share * len(texts))
+        validation = set(texts[: min(max(1, count), len(texts) - 1)])
+        self.sentences["validation"] = [s for s in kept if s.text in validation]
+        self.sentences["train"] = [s for s in kept if s.text not in validation]
 
     def train_dataloader(self) -> DataLoader[Sentence]:
-        """Lists of `batch_size` sentences, in a new order each epoch."""
+        """Return batches as lists of sentences, in a new order each epoch."""
         return self._loader("train", shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Sentence]:
-        """Lists of `batch_size` sentences that were put aside."""
+        """Return batches as lists of validation sentences, in a fixed order."""
         return self._loader("validation", shuffle=False)
 
     def _loader(self, split: str, shuffle: bool) -> DataLoader[Sentence]:
@@ -132,30 +134,31 @@ class SentenceData(pl.LightningDataModule):
 
     def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
         for label, file in enumerate(files.values()):
-            texts = [plain(line) for line in lines([file]) if line.strip()]
+            texts = [matching_key(line) for line in read_lines([file]) if line.strip()]
             if not texts:
-                raise ValueError(f"{file} holds no sentence: give one a line")
+                raise ValueError(f"{file} holds no sentence: give one per line")
             yield from (Sentence(text, label) for text in texts)
 
 
 class TextCNNTrainer(pl.LightningModule):
-    """Trains a `TextCNN` on `SentenceData` and writes the folder of the best epoch.
+    """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
 
     Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is that of the trainer's
-    checkpoint callback, without one the last. The folder is what `Accuracy(classifier=...)`
-    takes; `evaluation.json` in it holds `test_accuracy`. A run with `fast_dev_run` writes nothing.
+    `ModelCheckpoint`; without one, it is the last. `Accuracy(classifier=...)` loads the folder;
+    `evaluation.json` in it holds `test_accuracy`. With `fast_dev_run`, nothing is written.
 
     Args:
-        folder: Where the model is written, in place of an earlier one; nothing else may be in it.
-        min_count: Words that occur less often in the training sentences are unknown.
-        embedding_size: Width of a word's vector.
-        widths: Words that a filter looks at.
-        filters: How many there are of each width.
-        dropout: Share of the features that are dropped in training.
-        learning_rate: Of Adam at the start; it falls linearly to 0 at the trainer's last step.
+        folder: Folder of the trained model. An earlier model in it is replaced; a folder with other
+            files is refused.
+        min_count: Words that occur less often in the training sentences are unknown words.
+        embedding_size: Size of a word embedding.
+        widths: Widths of the filters, in words.
+        filters: Number of filters of each width.
+        dropout: Dropout probability of the features.
+        learning_rate: Initial learning rate of Adam, with linear decay to 0 at the last step.
 
     Raises:
-        ValueError: At the start of the training, the folder holds something else than a model.
+        ValueError: At the start of training, the folder holds something other than a model.
     """
 
     def __init__(
@@ -178,9 +181,9 @@ class TextCNNTrainer(pl.LightningModule):
         self.learning_rate = learning_rate
 
     def setup(self, stage: str) -> None:
-        """Builds the network for the vocabulary and the labels of the data."""
+        """Build the network for the vocabulary and the labels of the data."""
         if stage == "fit":
-            _check_free(self.folder)
+            _check_replaceable(self.folder)
         data = self._data
         words = frequent_words((s.text for s in data.sentences["train"]), self.min_count)
         self.model = TextCNN(
@@ -190,29 +193,26 @@ class TextCNNTrainer(pl.LightningModule):
         )
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """Adam, with a rate that falls at every step."""
+        """Return Adam with linear decay."""
         optimizer = torch.optim.Adam(self.model.parameters(), self.learning_rate)
         steps = int(self.trainer.estimated_stepping_batches)
-        falling = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": falling, "interval": "step"},
-        }
+        decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
     def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
-        """Cross-entropy of the labels."""
-        loss, _ = self._judge(batch)
+        """Return the cross-entropy and log it as `train_loss`."""
+        loss, _ = self._loss_and_hits(batch)
         self.log("train_loss", loss, batch_size=len(batch))
         return loss
 
     def validation_step(self, batch: list[Sentence], batch_idx: int) -> None:
-        """Logs cross-entropy and the share of right decisions."""
-        loss, right = self._judge(batch)
-        values = {"val_loss": loss, "val_accuracy": right.float().mean()}
+        """Log the cross-entropy as `val_loss`, and `val_accuracy`."""
+        loss, hits = self._loss_and_hits(batch)
+        values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
         self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
     def on_fit_end(self) -> None:
-        """Writes the best epoch's folder, then reads it as its users do and judges the test."""
+        """Write the best epoch's model, load it as `Accuracy` does, and test it."""
         trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
         if trial or not self.trainer.is_global_zero:
             return
@@ -221,8 +221,8 @@ class TextCNNTrainer(pl.LightningModule):
         with whole_folder(self.folder) as folder:
             save_text_cnn(self.model, folder)
             classifier = TextCNNClassifier(str(folder))
-            chosen = classifier.probabilities([s.text for s in test]).argmax(axis=1)
-            accuracy = float(np.mean(chosen == [s.label for s in test]))
+            predicted = classifier.probabilities([s.text for s in test]).argmax(axis=1)
+            accuracy = float(np.mean(predicted == [s.label for s in test]))
             report = json.dumps({"test_accuracy": accuracy, "test_sentences": len(test)})
             write_whole(folder / "evaluation.json", report)
         rank_zero_info(f"{self.folder}: accuracy {accuracy:.4f} on {len(test)} test sentences")
@@ -232,12 +232,12 @@ class TextCNNTrainer(pl.LightningModule):
         data: SentenceData = self.trainer.datamodule  # type: ignore[attr-defined]
         return data
 
-    def _judge(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
-        """Mean loss, and for each sentence whether the decision is right."""
+    def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
+        """Return the mean loss, and for each sentence whether it is classified correctly."""
         rows = [self.model.config.encode(sentence.text) for sentence in batch]
         logits = self.model(*pad_rows(rows, PADDING, self.device))
-        wanted = torch.tensor([sentence.label for sentence in batch], device=self.device)
-        return cross_entropy(logits, wanted), logits.argmax(dim=1) == wanted
+        labels = torch.tensor([sentence.label for sentence in batch], device=self.device)
+        return cross_entropy(logits, labels), logits.argmax(dim=1) == labels
 
     def _load_best(self) -> None:
         checkpoint = self.trainer.checkpoint_callback
@@ -246,11 +246,11 @@ class TextCNNTrainer(pl.LightningModule):
             self.load_state_dict(best["state_dict"])
 
 
-def _check_free(folder: Path) -> None:
-    """Makes sure that nothing but a model is lost where the folder is replaced."""
+def _check_replaceable(folder: Path) -> None:
+    """Raise if the folder holds files other than those of a model, which would be lost."""
     others = sorted({path.name for path in folder.glob("*")} - set(_FILES))
     if others:
         raise ValueError(
-            f"folder = {str(folder)!r} holds {others[0]}, which is no part of a TextCNN, and would "
-            "be replaced: give a folder for the model alone"
+            f"folder = {str(folder)!r} holds {others[0]}, which does not belong to a TextCNN and "
+            "would be deleted: give a folder for the model alone"
         )

@@ -1,4 +1,4 @@
-"""Files of one text a line: reading them, and leaving out what is held out."""
+"""Files of one text per line, and the exclusion of held-out texts."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from huggingface_hub import hf_hub_download
 
 from ctrlreward.text.words import split_words
 
-# A word is letters with the apostrophes and hyphens inside; punctuation is none.
+# Letters and digits, with apostrophes and hyphens inside; punctuation is not a word.
 WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")
-_HUB = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
+_HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
 
 
-def read_texts(
+def sample_texts(
     files: Sequence[str],
     exclude: Sequence[str],
     count: int,
     words: tuple[int, int | None],
     seed: int,
 ) -> list[str]:
-    """A random choice of distinct lines.
+    """Draw distinct texts from files, without held-out ones.
 
     Args:
-        files: One text a line; see `lines`.
-        exclude: Files whose lines are left out; see `held_out`.
-        count: How many texts.
-        words: Shortest and longest text, in words; None: any length.
-        seed: Of the choice.
+        files: Files of one text per line; see `read_lines`.
+        exclude: Files of held-out texts; see `read_held_out`.
+        count: Number of texts.
+        words: Smallest and largest number of words of a text; None for no upper limit.
+        seed: Seed of the choice and its order.
 
     Raises:
-        ValueError: There are fewer texts.
+        ValueError: The files hold fewer than `count` such texts.
     """
-    barred = held_out(exclude)
+    held_out = read_held_out(exclude)
     shortest, longest = words
     texts = [
         text
-        for text in dict.fromkeys(line.strip() for line in lines(files))
+        for text in dict.fromkeys(line.strip() for line in read_lines(files))
         if shortest <= len(WORD.findall(text)) <= (longest or math.inf)
-        and plain(text) not in barred
+        and matching_key(text) not in held_out
     ]
     if len(texts) < count:
-        end = "words or more" if longest is None else f"to {longest} words"
+        limits = "words or more" if longest is None else f"to {longest} words"
         raise ValueError(
-            f"{', '.join(files)}: {len(texts)} texts of {shortest} {end}, {count} wanted: "
+            f"{', '.join(files)}: {len(texts)} texts of {shortest} {limits}, fewer than {count}: "
             "give more files, or a smaller number"
         )
     return random.Random(seed).sample(texts, count)
 
 
-def held_out(files: Iterable[str]) -> set[str]:
-    """The texts of files that nothing may be trained on, as `plain` texts.
+def read_held_out(files: Iterable[str]) -> set[str]:
+    """Return the `matching_key` of each text of the files.
 
-    A line may hold several, with tabs between them, as sentences with their references do.
+    A line may hold several texts separated by tabs, such as a sentence and its references.
     """
-    return {plain(column) for line in lines(files) for column in line.split("\t")}
+    return {matching_key(column) for line in read_lines(files) for column in line.split("\t")}
 
 
-def lines(files: Iterable[str]) -> Iterator[str]:
-    """The lines of all files, in order.
+def read_lines(files: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of all files, in order, with their line ends.
 
     Args:
         files: Paths, or `hf://datasets/<owner>/<name>/<file>` for a file of a data set on the
-            Hugging Face hub, which is fetched once.
+            Hugging Face hub, which is downloaded once.
     """
     for file in files:
-        # Not `splitlines`, for which a line also ends at characters that texts may hold.
-        with open(_local(file), encoding="utf-8", newline="\n") as opened:
+        # Not `splitlines`, which also splits at characters that texts may contain.
+        with open(_local_path(file), encoding="utf-8", newline="\n") as opened:
             yield from opened
 
 
-def plain(text: str) -> str:
-    """What texts of the same words have in common, whatever their case and spacing."""
+def matching_key(text: str) -> str:
+    """Return a form of the text that is equal for texts that differ only in case and spacing."""
     return " ".join(split_words(text))
 
 
-def _local(file: str) -> Path:
-    on_hub = _HUB.fullmatch(file)
+def _local_path(file: str) -> Path:
+    on_hub = _HUB_FILE.fullmatch(file)
     if on_hub is None:
         return Path(file).expanduser()
     repository, name = on_hub.groups()

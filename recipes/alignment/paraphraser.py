@@ -1,29 +1,25 @@
-"""Paraphrases: the same said in other words."""
+"""Paraphrasing with an encoder-decoder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transformers import AutoModelForSeq2SeqLM
-
-from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.recipes.alignment.generation import searched, write_answers
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.recipes.alignment.generators import Seq2SeqGenerator, beam_search
 
 
 class Paraphraser:
-    """Says each text in other words, with an encoder-decoder that was trained to.
+    """Paraphrases texts by beam search with an encoder-decoder that was trained for it.
 
     Args:
         model: Local folder or hub id.
-        prompt: What the model reads; `{text}` stands for the text.
-        device: Where it runs.
+        prompt: Input of the model, in which `{text}` is replaced by the text.
+        device: Device name as in torch.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one batch's texts.
-        beams: Width of the search; nothing is drawn.
+        batch_tokens: Token budget of one batch of inputs, padding included.
+        beams: Number of beams.
 
     Raises:
-        ValueError: The prompt has no place for the text.
+        ValueError: The prompt has no `{text}`.
     """
 
     def __init__(
@@ -36,29 +32,14 @@ class Paraphraser:
         beams: int = 4,
     ) -> None:
         if "{text}" not in prompt:
-            raise ValueError(f"prompt = {prompt!r}: it must hold {{text}}")
-        self.name = model
+            raise ValueError(f"prompt = {prompt!r}: include {{text}}")
         self.prompt = prompt
-        self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
-        self.limit = max_tokens(self.tokenizer, self.model.config)
-        self.search = searched(self.model, beams)
+        self.generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, beam_search(beams))
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
-        """One paraphrase a text, in the given order; "" where the model writes none.
+        """Return one paraphrase per text, in the given order; "" where the model generates none.
 
-        Texts longer than the model reads have none, with a warning.
+        Texts that are longer than the model reads get "", with one warning for all.
         """
         prompts = [self.prompt.replace("{text}", text) for text in texts]
-        found = write_answers(
-            self.model,
-            self.tokenizer,
-            texts,
-            [tuple(self.tokenizer(prompt, verbose=False).input_ids) for prompt in prompts],
-            self.limit,
-            self.batch_tokens,
-            self.search,
-            self.name,
-        )
-        return [found.get(i, "").strip() for i in range(len(texts))]
+        return [paraphrase.strip() for paraphrase in self.generator.rewrite(prompts, names=texts)]

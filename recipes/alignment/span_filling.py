@@ -1,4 +1,4 @@
-"""Writing new words into the blanks of a text, by sampling from a pretrained model."""
+"""Filling the blanks of a text with words sampled from a pretrained model."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.recipes.alignment.generation import sampled, write, write_answers, write_readable
-from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer
+from ctrlreward.recipes.alignment.generators import (
+    CausalGenerator,
+    Seq2SeqGenerator,
+    sampling,
+)
+from ctrlreward.weights.loading import load_config
 
 
 class Template(NamedTuple):
     """A text with blanks.
 
     Attributes:
-        parts: What stands before, between and behind the blanks: one part more than blanks.
-        sizes: Words that stood in each blank.
+        parts: Text before, between and after the blanks; one part more than there are blanks.
+        sizes: Number of words that each blank replaced.
     """
 
     parts: tuple[str, ...]
@@ -29,18 +31,18 @@ class Template(NamedTuple):
 
 Fillings = tuple[str, ...]
 
-# Where no word goes on: no letter between two letters.
-_WORDS_PART = r"(?!(?<=\w)\w)"
+# A position that is not between two letters of one word.
+_WORD_BREAK = r"(?!(?<=\w)\w)"
 
 
 class SpanFiller(Protocol):
-    """A frozen model that fills blanks without having seen what stood there."""
+    """A frozen model that fills blanks without having seen the words they replaced."""
 
     def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
-        """For each template a filling per blank; None where the model wrote none that fits.
+        """Return one filling per blank for each template; None where the model gave none that fits.
 
-        Templates longer than the model reads are passed over, with a warning. Equal arguments give
-        equal fillings.
+        Templates that are longer than the model reads get None, with one warning for all. Equal
+        arguments give equal fillings.
         """
 
 
@@ -52,48 +54,46 @@ def load_span_filler(
     temperature: float = 1.0,
     top_p: float = 0.95,
 ) -> SpanFiller:
-    """A `SpanFiller` over a pretrained model.
+    """Load a pretrained model as a `SpanFiller`.
 
     Args:
         model: Local folder, hub id or short name of a decoder-only model, a BART or a T5.
-        device: Where it runs.
+        device: Device name as in torch.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one batch's prompts.
-        temperature: Of sampling, above 0.
-        top_p: Sampling is among the likeliest tokens of this total probability.
+        batch_tokens: Token budget of one batch of inputs, padding included.
+        temperature: Sampling temperature, above 0.
+        top_p: Total probability of the most likely tokens to sample from.
 
     Raises:
-        ValueError: An encoder-decoder of another family.
+        ValueError: The model is an encoder-decoder of another family.
     """
-    if load_config(model).is_encoder_decoder:
-        return Seq2SeqSpanFiller(model, device, dtype, batch_tokens, temperature, top_p)
-    return CausalSpanFiller(model, device, dtype, batch_tokens, temperature, top_p)
+    config, options = load_config(model), sampling(temperature, top_p)
+    if not config.is_encoder_decoder:
+        return CausalSpanFiller(CausalGenerator(model, device, dtype, batch_tokens, options))
+    if config.model_type not in _FAMILIES:
+        raise ValueError(
+            f"model = {model!r} is a {config.model_type}, for which filling blanks is not "
+            f"supported: give an encoder-decoder of {', '.join(_FAMILIES)}, or a decoder-only model"
+        )
+    mask, parse = _FAMILIES[config.model_type]
+    generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, options)
+    return Seq2SeqSpanFiller(generator, mask, parse)
 
 
 class CausalSpanFiller:
     """Fills blanks with a decoder-only model.
 
-    What follows the blank is put first and what precedes it is continued, as `CausalInfiller`
-    does. Such a model does not know where to stop, so the filling is cut to the number of words
-    that stood in the blank, give or take one. Blanks are filled from left to right; each sees the
-    fillings before it.
+    As in `CausalInfiller`, the text after the blank comes first in the prompt, and the text before
+    it is continued. Such a model does not know where to stop, so the filling is cut to the number
+    of words that the blank replaced, give or take one. Blanks are filled from left to right; each
+    sees the fillings before it.
+
+    Args:
+        generator: The model, with options for sampling.
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str,
-        dtype: str | None,
-        batch_tokens: int,
-        temperature: float,
-        top_p: float,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
-        self.limit = max_tokens(self.tokenizer, self.model.config)
-        self.sampling = sampled(self.model, temperature, top_p)
+    def __init__(self, generator: CausalGenerator) -> None:
+        self.generator = generator
 
     def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
         """See `SpanFiller.fill`."""
@@ -102,127 +102,100 @@ class CausalSpanFiller:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             for blank in range(max((len(t.sizes) for t in templates), default=0)):
-                open_ones = [
+                unfinished = [
                     i for i, t in enumerate(templates) if len(t.sizes) > blank and all(filled[i])
                 ]
                 sizes = [
                     max(1, templates[i].sizes[blank] + lengths.choice((-1, 0, 0, 1)))
-                    for i in open_ones
+                    for i in unfinished
                 ]
-                prompts = [_prompt(templates[i], filled[i]) for i in open_ones]
-                for i, filling in zip(open_ones, self._continue(prompts, sizes), strict=True):
+                prompts = [_prompt(templates[i], filled[i]) for i in unfinished]
+                for i, filling in zip(unfinished, self._continue(prompts, sizes), strict=True):
                     filled[i].append(filling)
         return [tuple(row) if all(row) else None for row in filled]
 
     def _continue(self, prompts: list[str], sizes: list[int]) -> list[str]:
-        """So many words behind each prompt; "" where there are none."""
-        start = self.tokenizer.bos_token or self.tokenizer.eos_token or ""
-        encoded = [
-            tuple(self.tokenizer(start + prompt, add_special_tokens=False, verbose=False).input_ids)
-            for prompt in prompts
+        """Return up to `sizes[i]` words that continue each prompt; "" where there are none."""
+        completions = self.generator.complete(prompts, [_tokens_for(size) for size in sizes])
+        return [
+            _first_words(prompt, completion, size)
+            for prompt, completion, size in zip(prompts, completions, sizes, strict=True)
         ]
-        room = _tokens_for(max(sizes, default=0))
-
-        def forward(places: list[int]) -> list[str]:
-            longest = _tokens_for(max(sizes[i] for i in places))
-            chosen = [encoded[i] for i in places]
-            texts = write(self.model, self.tokenizer, chosen, self.sampling, longest)
-            return [_words(prompts[i], t, sizes[i]) for t, i in zip(texts, places, strict=True)]
-
-        limit = self.limit - room
-        budget = self.batch_tokens
-        found = write_readable(prompts, encoded, limit, budget, forward, self.name, "blanks")
-        return [found.get(i, "") for i in range(len(prompts))]
 
 
 class Seq2SeqSpanFiller:
-    """Fills blanks with a BART or a T5, which were pretrained to.
+    """Fills blanks with a BART or a T5, which were pretrained on that task.
 
-    BART writes the whole text again, T5 the fillings; both decide how long these are. A filling
-    is None where BART did not keep to the text, or T5 left one out.
+    BART generates the whole text again, T5 only the fillings; both decide how long these are. The
+    fillings are None where BART changed the rest of the text, or T5 left one out.
 
-    Raises:
-        ValueError: A model of another family.
+    Args:
+        generator: The model, with options for sampling.
+        mask: Returns the mask token of the blank at an index.
+        parse: Extracts the fillings of a template from the model's output.
     """
 
     def __init__(
         self,
-        model: str,
-        device: str,
-        dtype: str | None,
-        batch_tokens: int,
-        temperature: float,
-        top_p: float,
+        generator: Seq2SeqGenerator,
+        mask: Callable[[int], str],
+        parse: Callable[[Template, str], Fillings | None],
     ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = batch_tokens
-        self.limit = max_tokens(self.tokenizer, self.model.config)
-        self.sampling = sampled(self.model, temperature, top_p)
-        family = self.model.config.model_type
-        families: dict[str, tuple[Callable[[int], str], Callable[[Template, str], Fillings | None]]]
-        families = {
-            "bart": (lambda blank: "<mask>", whole_text_fillings),
-            "t5": ("<extra_id_{}>".format, sentinel_fillings),
-        }
-        if family not in families:
-            raise ValueError(
-                f"model = {model!r} is a {family}, which has no known way of filling blanks: give "
-                f"an encoder-decoder of {', '.join(families)}, or a decoder-only model"
-            )
-        self._mask, self._read = families[family]
+        self.generator = generator
+        self.mask = mask
+        self.parse = parse
 
     def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
         """See `SpanFiller.fill`."""
-        sources = [
+        inputs = [
             "".join(
-                part + (self._mask(blank) if blank < len(template.sizes) else "")
+                part + (self.mask(blank) if blank < len(template.sizes) else "")
                 for blank, part in enumerate(template.parts)
             )
             for template in templates
         ]
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            found = write_answers(
-                self.model,
-                self.tokenizer,
-                sources,
-                [tuple(self.tokenizer(source, verbose=False).input_ids) for source in sources],
-                self.limit,
-                self.batch_tokens,
-                self.sampling,
-                self.name,
-            )
+            outputs = self.generator.rewrite(inputs)
         return [
-            self._read(template, found[i]) if i in found else None
-            for i, template in enumerate(templates)
+            self.parse(template, output)
+            for template, output in zip(templates, outputs, strict=True)
         ]
 
 
 def whole_text_fillings(template: Template, text: str) -> Fillings | None:
-    """What stands at the blanks of a text that was written anew; None where it was changed.
+    """Extract the fillings from a text that was generated as a whole; None if the rest changed.
 
-    A filling that goes on with a kept word (`theatre` where `the` was kept) changes it.
+    A filling that extends a kept word (`theatre` where `the` was kept) changes the rest.
     """
     kept = [r"\s+".join(re.escape(word) for word in part.split()) for part in template.parts]
-    pattern = rf"\s*{_WORDS_PART}(\S.*?){_WORDS_PART}\s*".join(kept)
+    pattern = rf"\s*{_WORD_BREAK}(\S.*?){_WORD_BREAK}\s*".join(kept)
     match = re.fullmatch(pattern, text.strip(), flags=re.IGNORECASE | re.DOTALL)
     return tuple(filling.strip() for filling in match.groups()) if match else None
 
 
 def sentinel_fillings(template: Template, text: str) -> Fillings | None:
-    """What follows the sentinels, in their order; None where one is missing or opens nothing."""
-    found = re.split(r"<extra_id_(\d+)>", text)[1:]
-    written = {
-        int(number): words.strip() for number, words in zip(found[::2], found[1::2], strict=True)
+    """Extract the text after each sentinel, in order; None if a sentinel or its text is missing."""
+    pieces = re.split(r"<extra_id_(\d+)>", text)[1:]
+    by_blank = {
+        int(number): words.strip() for number, words in zip(pieces[::2], pieces[1::2], strict=True)
     }
-    fillings = tuple(written.get(blank, "") for blank in range(len(template.sizes)))
+    fillings = tuple(by_blank.get(blank, "") for blank in range(len(template.sizes)))
     return fillings if all(fillings) else None
 
 
+# Model type → mask token of the blank at an index, and parser of the model's output.
+_FAMILIES: dict[str, tuple[Callable[[int], str], Callable[[Template, str], Fillings | None]]] = {
+    "bart": (lambda blank: "<mask>", whole_text_fillings),
+    "t5": ("<extra_id_{}>".format, sentinel_fillings),
+}
+
+
 def _prompt(template: Template, filled: Sequence[str]) -> str:
-    """The text up to the blank behind the one that follows it, up to the next blank."""
+    """Return the text up to the first unfilled blank, after the text that follows that blank.
+
+    The text that follows reaches to the next blank.
+    """
     blank = len(filled)
     left = template.parts[0]
     for filling, part in zip(filled, template.parts[1:], strict=False):
@@ -233,12 +206,19 @@ def _prompt(template: Template, filled: Sequence[str]) -> str:
 
 
 def _tokens_for(words: int) -> int:
+    """Return a number of tokens that is enough for most runs of `words` words."""
     return 3 * words // 2 + 2
 
 
-def _words(before: str, text: str, count: int) -> str:
-    """The first so many words of the text's first line; "" where it goes on with a word before."""
-    if re.fullmatch(r"\w\w", before[-1:] + text[:1]):
+def _first_words(prompt: str, completion: str, count: int) -> str:
+    """Return the first words of the completion's first line; "" if it extends a word of the prompt.
+
+    Args:
+        prompt: Text before the completion.
+        completion: Generated text.
+        count: Largest number of words.
+    """
+    if re.fullmatch(r"\w\w", prompt[-1:] + completion[:1]):
         return ""
-    line = text.lstrip(" ").split("\n", 1)[0]
+    line = completion.lstrip(" ").split("\n", 1)[0]
     return " ".join(line.split()[:count])

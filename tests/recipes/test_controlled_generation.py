@@ -10,8 +10,8 @@ from ctrlreward import Samples
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
     before_after,
+    build_prompts,
     held_out_scorer,
-    prompts,
     relevance_reward,
 )
 from ctrlreward.scorers import CTRLEval, Perplexity, Task
@@ -30,8 +30,8 @@ def model(tiny_llama: Callable[[str], str]) -> str:
 
 
 def test_every_prefix_with_every_label() -> None:
-    made = prompts(["The food", "A {dog}"], LABELS, TEMPLATE)
-    assert made == Samples(
+    samples = build_prompts(["The food", "A {dog}"], LABELS, TEMPLATE)
+    assert samples == Samples(
         texts=["The food", "The food", "A {dog}", "A {dog}"],
         prefixes=["The food", "The food", "A {dog}", "A {dog}"],
         labels=LABELS * 2,
@@ -47,8 +47,8 @@ def test_every_prefix_with_every_label() -> None:
 
 @pytest.mark.parametrize("template", ["{prefix}", "{label}: {prefix}.", "{label}"])
 def test_a_template_names_the_label_and_ends_in_the_prefix(template: str) -> None:
-    with pytest.raises(ValueError, match=r"must hold \{label\} and end in \{prefix\}"):
-        prompts(PREFIXES, LABELS, template)
+    with pytest.raises(ValueError, match=r"include \{label\} and end in \{prefix\}"):
+        build_prompts(PREFIXES, LABELS, template)
 
 
 # The data
@@ -65,11 +65,11 @@ def test_all_prompts_are_used_before_one_is_used_again() -> None:
     drawn = [prompt for batch in batches for prompt in batch.prompts]
     rounds = [drawn[start : start + 6] for start in range(0, 36, 6)]
     assert all(Counter(r) == Counter(data.prompts.prompts) for r in rounds)
-    assert len({tuple(r) for r in rounds}) > 1  # shuffled anew
+    assert len({tuple(r) for r in rounds}) > 1  # reshuffled
     for batch in batches:
         assert (
             batch
-            == prompts(PREFIXES, LABELS, TEMPLATE)[
+            == build_prompts(PREFIXES, LABELS, TEMPLATE)[
                 [data.prompts.prompts.index(prompt) for prompt in batch.prompts]
             ]
         )
@@ -90,15 +90,15 @@ def test_one_item_makes_a_validation() -> None:
 # Reward and held-out scores
 
 
-def test_the_reward_asks_the_evaluators_behind_the_text(model: str) -> None:
+def test_the_reward_uses_the_evaluators_after_the_text(model: str) -> None:
     reward = relevance_reward(model)
     texts = Samples(["the food was good", "a bad room"], labels=["positive", "negative"])
     batch = reward(texts)
     reward.release()
     whole = Task.load("sentiment")
-    behind = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
-    assert len(behind) * 2 == len(whole.prompts)
-    expected = CTRLEval(model, Task(behind, whole.verbalizers), ("attribute_relevance",))
+    after = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
+    assert len(after) * 2 == len(whole.prompts)
+    expected = CTRLEval(model, Task(after, whole.verbalizers), ("attribute_relevance",))
     relevance = expected.score(texts)["attribute_relevance"]
     assert batch.components["attribute_relevance"].tolist() == relevance.tolist()
 
@@ -117,7 +117,7 @@ def test_only_texts_below_the_floor_are_punished(model: str) -> None:
     np.testing.assert_allclose(batch.total, batch.components["attribute_relevance"] + penalty)
 
 
-def test_an_empty_text_has_failed_and_is_named(model: str, caplog) -> None:
+def test_an_empty_text_fails_and_is_named(model: str, caplog) -> None:
     reward = relevance_reward(model)
     batch = reward(Samples(["good", "", "bad"], labels=["positive"] * 3))
     assert batch.failed.tolist() == [False, True, False]
@@ -126,7 +126,7 @@ def test_an_empty_text_has_failed_and_is_named(model: str, caplog) -> None:
         "texts[1] is empty: perplexity is NaN",
     ]
     assert batch.statistics()["fail_rate"] == pytest.approx(1 / 3)
-    with pytest.raises(ValueError, match=r"labels\[0\] = 'fine' is no label of the task"):
+    with pytest.raises(ValueError, match=r"labels\[0\] = 'fine' is not a label of the task"):
         reward(Samples(["good"], labels=["fine"]))
     reward.release()
 

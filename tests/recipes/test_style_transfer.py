@@ -27,7 +27,7 @@ from ctrlreward.recipes.style_transfer import (
     held_out_scorer,
     transfer_reward,
 )
-from ctrlreward.recipes.text_files import held_out, plain
+from ctrlreward.recipes.text_files import matching_key, read_held_out
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "style_transfer" / "yelp_smollm2.yaml"
 LETTERS = "\n abcdefghijklmnopqrstuvwxyz.,:!'$_"
@@ -48,7 +48,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 # The data
 
 
-def test_each_sentence_is_to_get_the_other_style(files: dict[str, str]) -> None:
+def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) -> None:
     made = Sentences(files, TEMPLATE, 4).prompts()
     assert sorted(made.sources[:4]) == sorted(SOUR)
     assert sorted(made.sources[4:]) == sorted(SWEET)
@@ -61,9 +61,9 @@ def test_each_sentence_is_to_get_the_other_style(files: dict[str, str]) -> None:
 def test_bad_arguments_are_named(files: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="files has the styles sour: give two"):
         Sentences({"sour": files["sour"]}, TEMPLATE, 2)
-    with pytest.raises(ValueError, match=r"'\{style\}:': it must hold \{source\} and \{style\}"):
+    with pytest.raises(ValueError, match=r"'\{style\}:': include \{source\} and \{style\}"):
         Sentences(files, "{style}:", 2)
-    with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, 5 wanted"):
+    with pytest.raises(ValueError, match="sour: 4 texts of 4 to 15 words, fewer than 5"):
         Sentences(files, TEMPLATE, 5).prompts()
 
 
@@ -80,7 +80,7 @@ def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: P
     assert len(next(iter(data.val_dataloader()))) == 1
 
 
-def test_a_judge_that_is_not_there_is_trained_first(files, tmp_path: Path, monkeypatch) -> None:
+def test_a_missing_judge_is_trained_first(files, tmp_path: Path, monkeypatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(
         style_transfer.subprocess, "run", lambda command, check: started.append(command)
@@ -112,7 +112,7 @@ def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> Judges:
     return Judges(str(folder), "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
-def test_the_reward_is_the_weighted_sum_of_gm_and_its_sides(judges: Judges) -> None:
+def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(judges: Judges) -> None:
     weights = {"label_probability": 2.0, "similarity": 0.5, "log_likelihood": 0.1, "gm": 0.01}
     reward = transfer_reward(weights, judges)
     texts = Samples(["the soup was hot .", "a bus ."], labels=["sweet", "sour"], sources=SOUR[:2])
@@ -172,7 +172,7 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
 
 @pytest.fixture
 def settings(data_dir: Path, tmp_path: Path) -> dict[str, Any]:
-    """The real one, with the data where it lies and a folder of its own."""
+    """The shipped configuration, with the paths of the data and of a temporary folder."""
     text = CONFIG.read_text().replace("../shared/data", str(data_dir))
     return yaml.safe_load(text.replace("runs/yelp_smollm2", str(tmp_path / "run")))
 
@@ -192,7 +192,7 @@ def test_training_selection_and_report_have_sentences_of_their_own(
     (watch,) = (c for c in cli.trainer.callbacks if isinstance(c, GenerationScorer))
     (report,) = (c for c in cli.trainer.callbacks if isinstance(c, BeforeAfter))
     sets = [cli.datamodule.prompts, watch.samples, report.samples]
-    sources = [{plain(source) for source in samples.sources} for samples in sets]
+    sources = [{matching_key(source) for source in samples.sources} for samples in sets]
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert sources[i].isdisjoint(sources[j])
     for samples in sets:
@@ -200,7 +200,7 @@ def test_training_selection_and_report_have_sentences_of_their_own(
     assert len(report.samples) >= 128
     rated = [data_dir / "li2018" / f"{kind}.{n}" for kind in ("sentiment.test", "reference")
              for n in (0, 1)]  # fmt: skip
-    assert sources[0].isdisjoint(held_out(map(str, rated)))
+    assert sources[0].isdisjoint(read_held_out(map(str, rated)))
 
 
 def test_a_small_run_leaves_all_that_is_promised(

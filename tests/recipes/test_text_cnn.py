@@ -43,7 +43,7 @@ def files(tmp_path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
 # The data
 
 
-def test_what_is_held_out_is_not_trained_on(files: tuple) -> None:
+def test_held_out_sentences_are_not_trained_on(files: tuple) -> None:
     train, test, exclude = files
     data = SentenceData(train, test, exclude, validation_share=0.25)
     data.setup("fit")
@@ -56,7 +56,7 @@ def test_what_is_held_out_is_not_trained_on(files: tuple) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_variants_and_labels_of_a_sentence_fall_on_one_side(tmp_path: Path, seed: int) -> None:
+def test_variants_and_labels_of_a_sentence_are_in_one_split(tmp_path: Path, seed: int) -> None:
     """Of each sentence three variants, and both labels."""
     lines = [line for text in GOOD for line in (text, text.upper(), text.replace(" ", "  "))]
     train = {label: written(tmp_path / label, lines) for label in ("no", "yes")}
@@ -91,7 +91,7 @@ def test_fewer_than_two_sentences_raise(files: tuple, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_that_is_none(files: tuple, share: float) -> None:
+def test_a_share_out_of_range(files: tuple, share: float) -> None:
     with pytest.raises(
         ValueError, match=r"validation_share = .*: give a share above 0 and below 1"
     ):
@@ -129,7 +129,7 @@ def test_labels_belong_to_both_sets(files: tuple) -> None:
 def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
     train, test, _ = files
     data = SentenceData({**train, "positive": written(tmp_path / "empty", ["", " "])}, test)
-    with pytest.raises(ValueError, match="empty holds no sentence: give one a line"):
+    with pytest.raises(ValueError, match="empty holds no sentence: give one per line"):
         data.setup("fit")
 
 
@@ -242,7 +242,9 @@ def test_a_folder_that_holds_something_else_is_refused(files: tuple, tmp_path: P
     folder = tmp_path / "model"
     folder.mkdir()
     written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(ValueError, match=r"model' holds thesis\.txt, which is no part of a TextC"):
+    with pytest.raises(
+        ValueError, match=r"model' holds thesis\.txt, which does not belong to a TextC"
+    ):
         trained(files, folder)
     assert (folder / "thesis.txt").is_file()
 

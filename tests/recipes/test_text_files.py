@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ctrlreward.recipes import text_files
-from ctrlreward.recipes.text_files import held_out, lines, read_texts
+from ctrlreward.recipes.text_files import read_held_out, read_lines, sample_texts
 
 TEXTS = [f"the {thing} was very {word} ." for thing in ("food", "bus", "play")
          for word in ("good", "slow")]  # fmt: skip
@@ -19,35 +19,35 @@ def files(tmp_path: Path) -> tuple[list[str], list[str]]:
 
 
 def test_held_out_repeated_short_and_long_lines_are_left_out(files) -> None:
-    found = read_texts(*files, 5, (4, 6), seed=1)
-    assert sorted(found) == sorted(set(TEXTS) - {TEXTS[1]})
-    assert found == read_texts(*files, 5, (4, 6), seed=1)
-    assert found != read_texts(*files, 5, (4, 6), seed=2)
-    with pytest.raises(ValueError, match="5 texts of 4 to 6 words, 7 wanted: give more files"):
-        read_texts(*files, 7, (4, 6), seed=1)
-    with pytest.raises(ValueError, match="6 texts of 4 words or more, 7 wanted"):
-        read_texts(*files, 7, (4, None), seed=1)
+    texts = sample_texts(*files, 5, (4, 6), seed=1)
+    assert sorted(texts) == sorted(set(TEXTS) - {TEXTS[1]})
+    assert texts == sample_texts(*files, 5, (4, 6), seed=1)
+    assert texts != sample_texts(*files, 5, (4, 6), seed=2)
+    with pytest.raises(ValueError, match="5 texts of 4 to 6 words, fewer than 7: give more files"):
+        sample_texts(*files, 7, (4, 6), seed=1)
+    with pytest.raises(ValueError, match="6 texts of 4 words or more, fewer than 7"):
+        sample_texts(*files, 7, (4, None), seed=1)
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_bytes("one\u2028line\x0c here\r\ntwo\n".encode())
-    assert list(lines([str(path), str(path)])) == ["one\u2028line\x0c here\r\n", "two\n"] * 2
+    assert list(read_lines([str(path), str(path)])) == ["one\u2028line\x0c here\r\n", "two\n"] * 2
 
 
 def test_columns_are_held_out_one_by_one(tmp_path: Path) -> None:
     (tmp_path / "pairs").write_text("A  text\tits Reference\nanother\n")
-    assert held_out([str(tmp_path / "pairs")]) == {"a text", "its reference", "another"}
+    assert read_held_out([str(tmp_path / "pairs")]) == {"a text", "its reference", "another"}
 
 
 def test_a_file_of_the_hub_is_fetched_from_its_data_set(monkeypatch, tmp_path: Path) -> None:
     (tmp_path / "fetched").write_text("from afar\n")
-    asked: list[tuple[str, str, str]] = []
+    requests: list[tuple[str, str, str]] = []
 
     def fetch(repository: str, name: str, repo_type: str) -> str:
-        asked.append((repository, name, repo_type))
+        requests.append((repository, name, repo_type))
         return str(tmp_path / "fetched")
 
     monkeypatch.setattr(text_files, "hf_hub_download", fetch)
-    assert list(lines(["hf://datasets/someone/yelp/data/train.0"])) == ["from afar\n"]
-    assert asked == [("someone/yelp", "data/train.0", "dataset")]
+    assert list(read_lines(["hf://datasets/someone/yelp/data/train.0"])) == ["from afar\n"]
+    assert requests == [("someone/yelp", "data/train.0", "dataset")]

@@ -33,7 +33,7 @@ def test_texts_that_are_too_long_have_none(
 ) -> None:
     paraphrase = Paraphraser(tiny_bart, beams=1)
     nearly = "food" + " food" * 55
-    assert 50 < len(paraphrase.tokenizer(nearly).input_ids) <= 64
+    assert 50 < len(paraphrase.generator.tokenizer(nearly).input_ids) <= 64
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         made = paraphrase([TEXTS[0], "food " * 80, nearly])
     assert [bool(text) for text in made] == [True, False, True]
@@ -43,5 +43,5 @@ def test_texts_that_are_too_long_have_none(
 
 
 def test_a_prompt_without_the_text_is_refused(tiny_bart: str) -> None:
-    with pytest.raises(ValueError, match=r"prompt = 'paraphrase': it must hold \{text\}"):
+    with pytest.raises(ValueError, match=r"prompt = 'paraphrase': include \{text\}"):
         Paraphraser(tiny_bart, "paraphrase")

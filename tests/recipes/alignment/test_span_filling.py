@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ctrlreward.recipes.alignment.generation import write
+from ctrlreward.recipes.alignment import generators
+from ctrlreward.recipes.alignment.generators import generate_batch
 from ctrlreward.recipes.alignment.span_filling import (
     Template,
     load_span_filler,
@@ -28,9 +30,9 @@ from ctrlreward.recipes.alignment.span_filling import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_decoder_only_model_fills_every_blank_anew(tiny_llama: Callable[[str], str]) -> None:
+def test_a_decoder_only_model_fills_every_blank(tiny_llama: Callable[[str], str]) -> None:
     filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!,"), batch_tokens=60)
-    templates = [  # what random letters follow ends in no letter: they would go on with the word
+    templates = [  # blanks follow no letter: random letters would extend the word
         Template(("", " was cold , ", " said sorry ."), (2, 1)),
         Template(("what a view ! ", " !"), (3,)),
     ]
@@ -46,7 +48,7 @@ def test_a_decoder_only_model_fills_every_blank_anew(tiny_llama: Callable[[str],
             assert "\n" not in filling
 
 
-def test_fillings_are_read_from_a_text_that_was_written_anew() -> None:
+def test_fillings_are_extracted_from_a_whole_text() -> None:
     template = Template(("The ", " was (too) ", " ."), (1, 2))
     fitting = " the old soup was (too)  cold to eat."
     assert whole_text_fillings(template, fitting.replace("eat.", "eat .")) == (
@@ -56,19 +58,21 @@ def test_fillings_are_read_from_a_text_that_was_written_anew() -> None:
     assert whole_text_fillings(template, "A soup was (too) cold .") is None
 
 
-def test_a_filling_that_goes_on_with_a_kept_word_is_none() -> None:
+def test_a_filling_that_extends_a_kept_word_is_none() -> None:
     template = Template(("we loved the ", " view ."), (1,))
     assert whole_text_fillings(template, "we loved theatre view .") is None
     assert whole_text_fillings(template, "we loved the overview .") is None
     assert whole_text_fillings(template, "we loved the old view .") == ("old",)
 
 
-def test_a_decoder_only_model_may_not_go_on_with_a_kept_word(
+def test_a_decoder_only_model_may_not_extend_a_kept_word(
     tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
     answers = ["s were", " was", ", so", "never"]
-    monkeypatch.setattr("ctrlreward.recipes.alignment.span_filling.write", lambda *_: answers)
+    monkeypatch.setattr(
+        "ctrlreward.recipes.alignment.generators.generate_batch", lambda *_: answers
+    )
     befores = ["the waiter ", "the waiter ", "the waiter ", ""]
     made = filler.fill([Template((before, " rude ."), (1,)) for before in befores], seed=0)
     assert made[:2] == [None, ("was",)]
@@ -76,8 +80,31 @@ def test_a_decoder_only_model_may_not_go_on_with_a_kept_word(
     assert made[3] == ("never",)
 
 
+def test_prompts_start_a_document_not_a_chat_turn(
+    tiny_causal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In instruction-tuned models, the bos token may be one that opens a chat turn."""
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    folder = shutil.copytree(tiny_causal("llama", special), tmp_path / "chat")
+    AutoTokenizer.from_pretrained(
+        folder, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    ).save_pretrained(folder)
+    filler: Any = load_span_filler(str(folder))
+    prompts: list[tuple[int, ...]] = []
+
+    def record(
+        _model: object, _tokenizer: object, rows: list[tuple[int, ...]], *_: Any
+    ) -> list[str]:
+        prompts.extend(rows)
+        return [" fine"] * len(rows)
+
+    monkeypatch.setattr(generators, "generate_batch", record)
+    assert filler.fill([Template(("The food was ", "."), (1,))], seed=0) == [("fine",)]
+    assert filler.generator.tokenizer.decode(prompts[0]) == "<|endoftext|>The food was"
+
+
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_bart"])
-def test_templates_that_are_too_long_are_passed_over_and_named(
+def test_templates_that_are_too_long_are_skipped_and_named(
     family: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = request.getfixturevalue(family)
@@ -94,7 +121,7 @@ def test_templates_that_are_too_long_are_passed_over_and_named(
     assert len(caplog.messages) == 1
     message = caplog.messages[0]
     assert message.endswith(
-        f"more than the {limit} that the model can take: it is passed over (and 1 more)"
+        f"more than the {limit} that the model can take: it is skipped (and 1 more)"
     )
     assert "soup soup soup" in message
 
@@ -109,7 +136,7 @@ def test_fillings_are_read_behind_sentinels() -> None:
 
 
 @pytest.mark.parametrize("family", ["tiny_bart", "tiny_t5"])
-def test_an_encoder_decoder_is_asked_at_its_masks(
+def test_an_encoder_decoder_fills_its_masks(
     family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filler = load_span_filler(request.getfixturevalue(family))
@@ -122,10 +149,10 @@ def test_an_encoder_decoder_is_asked_at_its_masks(
     written: list[list[str]] = []
 
     def recorded(*arguments: Any) -> list[str]:
-        written.append(write(*arguments))
+        written.append(generate_batch(*arguments))
         return written[-1]
 
-    monkeypatch.setattr("ctrlreward.recipes.alignment.generation.write", recorded)
+    monkeypatch.setattr(generators, "generate_batch", recorded)
     for seed in (1, 1, 2):
         assert filler.fill([template] * 3, seed) == [None] * 3  # random weights fit nowhere
     assert written[0] == written[1] != written[2]
@@ -134,16 +161,16 @@ def test_an_encoder_decoder_is_asked_at_its_masks(
     asked = []
 
     def answer(model: object, tokenizer: object, rows: list[list[int]], *_: object) -> list[str]:
-        asked.extend(filler.tokenizer.decode(row) for row in rows)
+        asked.extend(filler.generator.tokenizer.decode(row) for row in rows)
         return [answers[family]] * len(rows)
 
-    monkeypatch.setattr("ctrlreward.recipes.alignment.generation.write", answer)
+    monkeypatch.setattr(generators, "generate_batch", answer)
     assert filler.fill([template], seed=1) == [("All of it", "nobody")]
     assert [mask in asked[0] for mask in masks] == [True, True]
     assert asked[0].count("<mask>") + asked[0].count("<extra_id_") == 2
 
 
-def test_what_no_text_can_hold_is_not_written(tiny_bart: str) -> None:
+def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
     good = tokenizer("fine food").input_ids
     unknown, mask = tokenizer.unk_token_id, tokenizer.mask_token_id
@@ -159,12 +186,12 @@ def test_what_no_text_can_hold_is_not_written(tiny_bart: str) -> None:
         config=SimpleNamespace(is_encoder_decoder=True),
         generate=generate,
     )
-    assert write(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
+    assert generate_batch(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
     assert asked == [(7, 1)]
     assert config.max_new_tokens is None
 
 
-def test_the_space_in_front_of_what_is_written_is_kept() -> None:
+def test_the_leading_space_of_a_completion_is_kept() -> None:
     vocabulary = {"<pad>": 0, "▁the": 1, "▁soup": 2, "s": 3}
     pieces = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     pieces.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -178,7 +205,10 @@ def test_the_space_in_front_of_what_is_written_is_kept() -> None:
             [input_ids, torch.tensor([[2, 0], [3, 2]])], dim=1
         ),
     )
-    assert write(model, tokenizer, [(1,), (1, 2)], GenerationConfig(), 2) == [" soup", "s soup"]
+    assert generate_batch(model, tokenizer, [(1,), (1, 2)], GenerationConfig(), 2) == [
+        " soup",
+        "s soup",
+    ]
 
 
 def test_another_family_is_refused(tmp_path: Path, tiny_bart: str) -> None:
@@ -195,5 +225,5 @@ def test_another_family_is_refused(tmp_path: Path, tiny_bart: str) -> None:
     PegasusForConditionalGeneration(config).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((Path(tiny_bart) / name).read_bytes())
-    with pytest.raises(ValueError, match="is a pegasus, which has no known way of filling blanks"):
+    with pytest.raises(ValueError, match="is a pegasus, for which filling blanks is not supported"):
         load_span_filler(str(tmp_path))

@@ -19,11 +19,12 @@ from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.files import JsonLog
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.recipes.alignment import AlignmentData, TokenAlignerTrainer, aligned
-from ctrlreward.recipes.alignment.pair_file import PairFile, read_pairs
-from ctrlreward.recipes.alignment.pairs import AlignmentPair
+from ctrlreward.recipes.alignment import AlignmentData, PairFile, TokenAlignerTrainer
+from ctrlreward.recipes.alignment.labelled_pairs import AlignmentPair
+from ctrlreward.recipes.alignment.pair_file import read_pair_file
+from ctrlreward.recipes.alignment.trainers import alignment_labels
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "alignment"
+CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "alignment"
 TEXTS = [
     "the soup was cold and nobody said sorry .",
     "we loved the view , but the room was small !",
@@ -121,8 +122,8 @@ def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_pa
         values = [row[name] for row in rows if name in row]
         assert len(values) == 12
         assert all(0 <= value <= 1 for value in values)
-    trained = read_pairs(str(tmp_path / "pairs.jsonl"))
-    kept = cli.datamodule.pairs
+    trained = read_pair_file(str(tmp_path / "pairs.jsonl"))
+    kept = cli.datamodule.splits
     assert sorted(kept["train"] + kept["validation"]) == sorted(trained)
     assert not {p.source for p in kept["train"]} & {p.source for p in kept["validation"]}
 
@@ -161,7 +162,7 @@ def test_r_learns_the_mean_or_the_sum(
         for row in JsonLog(tmp_path / "r" / "metrics.jsonl").read()
         if "val_mse" in row
     ]
-    pairs = cli.datamodule.pairs["validation"]
+    pairs = cli.datamodule.splits["validation"]
     made = RegressionAligner(str(tmp_path / "r" / "model")).align([(p.a, p.b) for p in pairs])
     labels = []
     for pair in pairs:
@@ -227,7 +228,7 @@ def test_a_folder_of_other_things_is_refused(
     configured: Callable[..., TrainCLI], tmp_path: Path
 ) -> None:
     cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
-    with pytest.raises(ValueError, match=rf"folder = '{tmp_path}' is there and holds no model"):
+    with pytest.raises(ValueError, match=rf"folder = '{tmp_path}' exists and holds no model"):
         cli.trainer.fit(cli.model, cli.datamodule)
     assert {"texts", "pairs.jsonl"} <= {file.name for file in tmp_path.iterdir()}
     assert cli.trainer.global_step == 0
@@ -249,7 +250,7 @@ def test_pairs_are_not_built_twice(configured: Callable[..., TrainCLI], tmp_path
     for name, value in {"temperature": 0.5, "dtype": "bfloat16"}.items():
         setting = {f"data.init_args.pairs.{name}": value}
         changed = configured("d", "TokenAlignerTrainer", 1, **setting)
-        with pytest.raises(ValueError, match="begun with other texts or settings"):
+        with pytest.raises(ValueError, match=f"was started with a different {name}: "):
             changed.datamodule.prepare_data()
 
 
@@ -257,9 +258,9 @@ def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(encoder)
     pair = AlignmentPair(0, "the soup was cold .", "the soup was small .", ((13, 17),))
     (encoded,) = encode_pairs(tokenizer, [(pair.a, pair.b)], 64)
-    assert aligned(encoded, pair) == [1, 1, 1, 0, 1]
-    assert aligned(encoded, pair._replace(hallucinated=((5, 14),))) == [1, 0, 0, 0, 1]
-    assert aligned(encoded, pair._replace(hallucinated=())) == [1] * 5
+    assert alignment_labels(encoded, pair) == [1, 1, 1, 0, 1]
+    assert alignment_labels(encoded, pair._replace(hallucinated=((5, 14),))) == [1, 0, 0, 0, 1]
+    assert alignment_labels(encoded, pair._replace(hallucinated=())) == [1] * 5
 
 
 def test_the_papers_config_is_built_without_loading_anything() -> None:
@@ -267,7 +268,7 @@ def test_the_papers_config_is_built_without_loading_anything() -> None:
     assert yaml.safe_load(config.read_text())["trainer"]["accelerator"] == "gpu"
     cli = build([f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"])
     assert cli.model.encoder == "FacebookAI/roberta-large"
-    assert cli.datamodule.file.infiller == "facebook/bart-large"
+    assert cli.datamodule.pair_file.infiller == "facebook/bart-large"
     regression = "ctrlreward.recipes.alignment.RegressionAlignerTrainer"
     arguments = [f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
     cli = build([*arguments, f"--model.class_path={regression}", "--model.init_args.target=sum"])
