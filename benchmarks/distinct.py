@@ -1,9 +1,9 @@
-"""Distinct-n against the loop that studies of multi-aspect control use: a set for each prefix.
+"""Distinct-n against the loop in studies of multi-aspect control, with one set per prefix.
 
     python benchmarks/distinct.py [--texts 1400] [--runs 5] [--curve]
 
-Released outputs of PriorCTG over GPT-2 tokens: `distinct_n` on ready token ids, and the scorer,
-which tokenises the texts. Needs the data folder (CTRLREWARD_DATA).
+Released outputs of PriorCTG in GPT-2 tokens: `distinct_n` on given token ids, and the scorer, which
+also tokenises the texts. Needs the data folder (CTRLREWARD_DATA).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import csv
 import json
 
 import numpy as np
-from side_by_side import DATA, Work, compare, cost_curve, header, options
+from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_header
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 
 from ctrlreward import Samples
@@ -28,69 +28,69 @@ def gpt2_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def released_outputs(count: int) -> Samples:
-    """The first outputs that begin with one of the 35 prefixes, which is their group."""
+    """Return the first outputs, as far as they start with one of the 35 prefixes."""
     with open(DATA / "prompts35.csv", encoding="utf-8") as file:
         prefixes = sorted((row["prompt"] for row in csv.DictReader(file)), key=len, reverse=True)
     lines = (DATA / "multicontrol" / "generate_prior.txt").read_text(encoding="utf-8").splitlines()
-    texts, own = [], []
+    texts, text_prefixes = [], []
     for line in lines[:count]:
         text = json.loads(line)[1]
         prefix = next((p for p in prefixes if text.startswith(p)), None)
         if prefix is not None:
             texts.append(text)
-            own.append(prefix)
-    return Samples(texts=texts, prefixes=own)
+            text_prefixes.append(prefix)
+    return Samples(texts=texts, prefixes=text_prefixes)
 
 
 def looped(rows: list[list[int]], prefixes: list[str]) -> np.ndarray:
-    """Distinct-1, -2 and -3: unique n-grams over tokens for each prefix, then the mean."""
+    """Return distinct-1, -2 and -3: unique n-grams over tokens per prefix, then the mean."""
     values = []
     for n in (1, 2, 3):
         shares = []
         for prefix in dict.fromkeys(prefixes):
-            seen, tokens = set(), 0
-            for ids, own in zip(rows, prefixes, strict=True):
-                if own != prefix:
+            unique, tokens = set(), 0
+            for ids, row_prefix in zip(rows, prefixes, strict=True):
+                if row_prefix != prefix:
                     continue
                 tokens += len(ids)
                 for i in range(len(ids) - n + 1):
-                    seen.add(tuple(ids[i : i + n]))
-            shares.append(len(seen) / tokens)
+                    unique.add(tuple(ids[i : i + n]))
+            shares.append(len(unique) / tokens)
         values.append(np.mean(shares))
     return np.array(values)
 
 
 def scoring(scorer: Distinct, samples: Samples) -> Work:
-    """Each group's values, averaged over the groups."""
-    firsts = [samples.prefixes.index(prefix) for prefix in dict.fromkeys(samples.prefixes)]
-    return lambda: np.array([values[firsts].mean() for values in scorer.score(samples).values()])
+    """Return a callable that averages the scores over the prefixes."""
+    first_rows = [samples.prefixes.index(prefix) for prefix in dict.fromkeys(samples.prefixes)]
+    return lambda: np.array([v[first_rows].mean() for v in scorer.score(samples).values()])
 
 
 def main() -> None:
-    given = options(__doc__, 1400)
-    header()
+    options = parse_options(__doc__, 1400)
+    print_header()
     tokenizer = gpt2_tokenizer()
     scorer = Distinct(tokenizer)
-    if given.curve:
+    if options.curve:
         cost_curve(
             *(SUITE, "scorer"),
             lambda texts: scoring(scorer, Samples(texts=texts, prefixes=[t[:1] for t in texts])),
-            *(given.curve_texts, given.curve_words),
+            *(options.curve_texts, options.curve_words),
         )
         return
-    samples = released_outputs(given.texts)
+    samples = released_outputs(options.texts)
     texts, prefixes = samples.texts, samples.prefixes
     rows = tokenizer(texts, verbose=False).input_ids
     compare(
         *(SUITE, "distinct_n of token ids"),
         lambda: np.array([distinct_n(rows, n, prefixes) for n in (1, 2, 3)]),
         lambda: looped(rows, prefixes),
-        *(given.runs, "a set for each prefix"),
+        *(options.runs, "one set per prefix"),
     )
     compare(
         *(SUITE, "scorer, tokens included", scoring(scorer, samples)),
         lambda: looped([tokenizer.encode(text) for text in texts], prefixes),
-        *(given.runs, "a set for each prefix, a text tokenised at a time"),
+        *(options.runs, "one set per prefix, texts tokenised one by one"),
     )
 
 

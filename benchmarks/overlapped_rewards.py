@@ -1,11 +1,12 @@
-"""What overlapping rewards with updates saves, and what it costs in learning.
+"""Overlapped rewards: the step time they save, and their effect on learning.
 
     python benchmarks/overlapped_rewards.py [--steps 40] [--seeds 3] [--threads 1]
 
-A bandit of letters: the reward is the share of the letter a in what a small random model writes,
-and takes as long as the updates on one rollout, which is measured first. Serial and overlapped
-runs alternate. Prints one JSON line and a table: median seconds a step, and the mean reward of the
-last third of the rollouts, each seed's and as a mean with its 95 % interval (Student's t).
+A letter bandit: the reward is the share of the letter a in completions of a small random model.
+Scoring sleeps for as long as the updates on one rollout take, which is measured first. Serial and
+overlapped runs alternate. Prints a line of JSON and a table: median seconds per step, and the mean
+reward of the last third of the rollouts, per seed and as a mean with its 95 % interval (Student's
+t).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PROMPTS = Samples(texts=[*LETTERS])
 
 
 class SlowShare(Scorer):
-    """The share of the letter a in what follows the prefix, after some seconds of sleep."""
+    """Share of the letter a in the text after the prefix; sleeps before it scores."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -46,12 +47,14 @@ class SlowShare(Scorer):
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         time.sleep(self.seconds)
-        rests = [t[len(p) :] for t, p in zip(samples.texts, samples.prefixes or (), strict=True)]
-        return {"share": np.array([r.count("a") / len(r) if r else np.nan for r in rests])}
+        completions = [
+            t[len(p) :] for t, p in zip(samples.texts, samples.prefixes or (), strict=True)
+        ]
+        return {"share": np.array([r.count("a") / len(r) if r else np.nan for r in completions])}
 
 
 class Clock(pl.Callback):
-    """Seconds of each step, and the mean reward of each rollout that was learned from."""
+    """Seconds of each step, and the mean reward of each rollout that updates the policy."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -69,7 +72,7 @@ class Clock(pl.Callback):
 
 
 def build_model(folder: str, width: int, layers: int) -> str:
-    """A random Llama whose tokens are letters."""
+    """Save a random Llama whose tokens are letters."""
     vocabulary = {token: i for i, token in enumerate(["<|end|>", "?", *LETTERS])}
     letters = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -122,7 +125,7 @@ def run(model: str, sleep: float, overlap: bool, seed: int, steps: int) -> Clock
 
 
 def with_interval(values: list[float]) -> tuple[float, float]:
-    """Mean and half of its 95 % interval."""
+    """Return the mean and half the width of its 95 % interval."""
     half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return float(np.mean(values)), float(half)
 
@@ -139,21 +142,21 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     forms = {"serial": False, "overlapped": True}
-    found: dict[str, dict[str, list[float]]] = {f: {"seconds": [], "reward": []} for f in forms}
+    results: dict[str, dict[str, list[float]]] = {f: {"seconds": [], "reward": []} for f in forms}
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(folder, options.width, options.layers)
         sleep = update_seconds(model)
         for seed in range(options.seeds):
             for form, overlap in forms.items():
                 clock = run(model, sleep, overlap, seed, options.steps)
-                # The first steps warm up; an overlapped run's first learns from nothing.
-                found[form]["seconds"].append(float(np.median(clock.seconds[3:])))
-                found[form]["reward"].append(float(np.mean(clock.rewards[-options.steps // 3 :])))
-    report(found, sleep)
+                # The first steps warm up; the first overlapped step has no rollout to learn from.
+                results[form]["seconds"].append(float(np.median(clock.seconds[3:])))
+                results[form]["reward"].append(float(np.mean(clock.rewards[-options.steps // 3 :])))
+    report(results, sleep)
 
 
 def update_seconds(model: str) -> float:
-    """Median seconds that updating on one rollout takes, without a reward to wait for."""
+    """Return the median seconds of the updates on one rollout, with an instant reward."""
     updates: list[float] = []
     original = PolicyTuner._learn
 
@@ -169,24 +172,24 @@ def update_seconds(model: str) -> float:
     return float(np.median(updates[3:]))
 
 
-def report(found: dict[str, dict[str, list[float]]], sleep: float) -> None:
-    serial, overlapped = found["serial"], found["overlapped"]
-    falls = [1 - o / s for s, o in zip(serial["seconds"], overlapped["seconds"], strict=True)]
-    fall = 1 - float(np.median(overlapped["seconds"]) / np.median(serial["seconds"]))
+def report(results: dict[str, dict[str, list[float]]], sleep: float) -> None:
+    serial, overlapped = results["serial"], results["overlapped"]
+    savings = [1 - o / s for s, o in zip(serial["seconds"], overlapped["seconds"], strict=True)]
+    saving = 1 - float(np.median(overlapped["seconds"]) / np.median(serial["seconds"]))
     gains = [o - s for s, o in zip(serial["reward"], overlapped["reward"], strict=True)]
-    print(json.dumps({"sleep": sleep, **found, "step_time_falls_by": falls}))
-    print(f"the reward sleeps {sleep:.3f} s, as long as the updates on a rollout take")
-    for form, values in found.items():
+    print(json.dumps({"sleep": sleep, **results, "step_time_falls_by": savings}))
+    print(f"scoring sleeps {sleep:.3f} s, as long as the updates on a rollout take")
+    for form, values in results.items():
         reward, half = with_interval(values["reward"])
-        each = ", ".join(f"{value:.3f}" for value in values["reward"])
+        per_seed = ", ".join(f"{value:.3f}" for value in values["reward"])
         print(
-            f"{form:<12}{np.median(values['seconds']):.3f} s a step   "
-            f"reward {reward:.3f} ± {half:.3f} (seeds: {each})"
+            f"{form:<12}{np.median(values['seconds']):.3f} s per step   "
+            f"reward {reward:.3f} ± {half:.3f} (seeds: {per_seed})"
         )
     gain, half = with_interval(gains)
     print(
-        f"step time falls by {fall:.0%} (pairs of runs: {min(falls):.0%} to {max(falls):.0%}); "
-        f"reward changes by {gain:+.3f} ± {half:.3f}"
+        f"step time falls by {saving:.0%} (pairs of runs: {min(savings):.0%} to "
+        f"{max(savings):.0%}); reward changes by {gain:+.3f} ± {half:.3f}"
     )
 
 

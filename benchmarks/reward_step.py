@@ -1,12 +1,12 @@
-"""What the reward takes of a training step of the demo.
+"""Share of the reward in a training step of the demo.
 
     python benchmarks/reward_step.py [--runs 5] [--steps 2]
 
-Runs the demo's configuration in three forms in turn: waiting for its reward, with the reward of a
-rollout computed beside the next step (`overlap`), and the latter with a reward that costs nothing,
-which is what generating and updating take. Prints a row and a line of JSON for each form: median
-seconds of a step, the share of the step that it waits for its reward, and what the step takes
-beyond generating and updating. Takes about three and a half minutes a run on two cores.
+Alternates three forms of the demo's configuration: serial; overlapped, with a rollout scored during
+the next step (`overlap`); and overlapped with an instant reward, which leaves generation and
+updates. Prints a row and a line of JSON per form: median seconds per step, the share of a step
+spent waiting for the reward, and the share beyond generation and updates. A run takes about three
+and a half minutes on two cores.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONFIG = Path(__file__).parent.parent / "configs/controlled_generation/sentiment
 
 
 class Clock(pl.Callback):
-    """Seconds of each step, and the share of them that it waited for scores."""
+    """Seconds of each step, and the share of them spent waiting for scores."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -44,12 +44,12 @@ class Clock(pl.Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         self.seconds.append(time.perf_counter() - self._started)
-        # The module's share is of the step up to Lightning's backward pass.
+        # The module's own share would not count Lightning's backward pass.
         self.waited.append(module.waited / self.seconds[-1])
 
 
 class Timed(PolicyTuner):
-    """Remembers how long the last step waited for its scores."""
+    """A tuner that keeps the seconds that the last step waited for its scores."""
 
     waited = 0.0
 
@@ -59,7 +59,7 @@ class Timed(PolicyTuner):
 
 
 class Instant(Reward):
-    """Draws its rewards."""
+    """A reward of random numbers that takes no time."""
 
     def _score(self, samples: Samples) -> RewardBatch:
         drawn = np.random.default_rng(0).random(len(samples))
@@ -67,8 +67,8 @@ class Instant(Reward):
 
 
 def run(form: str, steps: int) -> Clock:
-    """Some steps of the demo, after one (with overlap two) that are not counted."""
-    gc.collect()  # a trainer and its module hold each other, and a gigabyte
+    """Run some steps of the demo after one warm-up step (with overlap, two)."""
+    gc.collect()  # the last trainer and its module reference each other and hold a gigabyte
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     given = config["model"]["init_args"]
     reward = relevance_reward(**given.pop("reward")["init_args"])
@@ -100,9 +100,11 @@ def run(form: str, steps: int) -> Clock:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="counted in each run")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps per run")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--curve", action="store_true", help="there is none: prints nothing")
+    parser.add_argument(
+        "--curve", action="store_true", help="prints nothing: no cost curve here"
+    )
     options = parser.parse_args()
     if options.curve:
         return
@@ -115,22 +117,22 @@ def main() -> None:
     for _ in range(options.runs):
         for form in forms:
             clocks[form].append(run(form, options.steps))
-    of_a_run = {f: [float(np.mean(c.seconds)) for c in own] for f, own in clocks.items()}
+    seconds = {f: [float(np.mean(c.seconds)) for c in runs] for f, runs in clocks.items()}
     for form in forms:
         beyond = [
-            1 - without / own
-            for own, without in zip(of_a_run[form], of_a_run["instant"], strict=True)
+            1 - instant_s / form_s
+            for form_s, instant_s in zip(seconds[form], seconds["instant"], strict=True)
         ]
         record = {
             "suite": "reward_step",
             "form": form,
-            "seconds": of_a_run[form],
+            "seconds": seconds[form],
             "waiting_share": [float(np.mean(c.waited)) for c in clocks[form]],
             "beyond_generating_and_updating": beyond,
         }
         print(
-            f"reward_step  {form:<12}{np.median(of_a_run[form]):7.2f} s a step   waits "
-            f"{np.median(record['waiting_share']):5.1%}   beyond generating and updating "
+            f"reward_step  {form:<12}{np.median(seconds[form]):7.2f} s per step   waits "
+            f"{np.median(record['waiting_share']):5.1%}   beyond generation and updates "
             f"{np.median(beyond):5.1%} ({min(beyond):.1%} to {max(beyond):.1%})"
         )
         print(json.dumps(record), flush=True)

@@ -1,7 +1,7 @@
-"""What the suites share: two sides timed in turn, their memory, the table, the cost curve.
+"""Side-by-side benchmarks: timings of two alternating sides, peak memory, table and cost curves.
 
-A side is a callable without arguments that returns an array of scores, or None where there is
-nothing to compare. Each row is printed twice: for the eye, and as one line of JSON.
+A side is a callable without arguments that returns an array of scores, or None if there is nothing
+to compare. Each row is printed twice: as a line of the table and as a line of JSON.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)
 CURVE_WORDS = (20, 50, 100, 200, 400)
 
-# Seconds of a run that chance can't change much: one is enough for a cost curve.
-_LONG = 5.0
+# Runs of at least this many seconds vary little: a cost curve times them once.
+_LONG_S = 5.0
 
 Work = Callable[[], np.ndarray | None]
 
@@ -44,15 +44,23 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class Row:
-    """What one comparison found.
+    """Result of one comparison.
 
     Attributes:
-        ours_s: Median seconds of a run; `peer_s` likewise.
-        ratio: Median over pairs of runs of the peer's seconds over ours; above 1 we are faster.
-        largest_difference: Of any score, absolute; None where the two are not comparable.
-        ours_mib: Peak memory of a run above what was resident before; None where the system
-            doesn't tell (anywhere but Linux).
-        floor: The work's cost in operations and bytes, and how near to it our time is.
+        suite: Name of the suite.
+        case: Name of the case.
+        peer: Name of the other side.
+        runs: Pairs of runs.
+        ours_s: Median seconds of our runs.
+        peer_s: Median seconds of the peer's runs.
+        ratio: Median of the peer's seconds over ours, over pairs of runs; above 1 we are faster.
+        ratio_min: The smallest of these ratios.
+        ratio_max: The largest of these ratios.
+        largest_difference: Largest absolute difference between scores; None if not comparable.
+        ours_mib: Peak memory of our run in MiB above the resident memory before it; None except on
+            Linux.
+        peer_mib: The same for the peer.
+        floor: Lower bound of our run time; None if we do no matrix products.
     """
 
     suite: str
@@ -70,27 +78,27 @@ class Row:
     floor: floor.Floor | None
 
 
-def options(
+def parse_options(
     description: str | None,
     texts: int,
-    more: Callable[[argparse.ArgumentParser], None] | None = None,
+    add_options: Callable[[argparse.ArgumentParser], None] | None = None,
 ) -> argparse.Namespace:
-    """The command line that all suites have; sets the threads and silences what is not asked for.
+    """Parse the options that all suites have, set the threads and silence warnings.
 
     Args:
-        description: Of the suite; its first line is shown.
-        texts: How many are scored unless told.
-        more: Adds what only this suite has; None adds nothing.
+        description: Description of the suite, of which `--help` shows the first line.
+        texts: Default number of texts.
+        add_options: Adds the suite's own options to the parser.
     """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("--texts", type=int, default=texts)
+    parser.add_argument("--texts", type=int, default=texts, help="number of texts")
     parser.add_argument("--runs", type=int, default=5, help="alternating pairs of runs")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--curve", action="store_true", help="print the cost curve instead")
     parser.add_argument("--curve-texts", type=int, nargs="+", default=CURVE_TEXTS)
     parser.add_argument("--curve-words", type=int, nargs="+", default=CURVE_WORDS)
-    if more is not None:
-        more(parser)
+    if add_options is not None:
+        add_options(parser)
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     warnings.filterwarnings("ignore")
@@ -98,23 +106,23 @@ def options(
     transformers_logging.disable_progress_bar()
     logging.disable(logging.WARNING)
     if not DATA.is_dir():
-        parser.error(f"{DATA} is no folder: set CTRLREWARD_DATA to the data folder")
+        parser.error(f"{DATA} is not a folder: set CTRLREWARD_DATA to the data folder")
     return given
 
 
 def machine() -> str:
-    """Processor, threads, torch and day, in one line."""
+    """Return processor, threads, torch version and date in one line."""
     return (
         f"{_processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, "
         f"{date.today().isoformat()}"
     )
 
 
-def header() -> None:
-    """Prints what the table stands on: the machine, what it reaches, the columns."""
+def print_header() -> None:
+    """Print the machine, its peak rates and the columns of the table."""
     speed = floor.speed()
     print(f"# {machine()}")
-    print(f"# plain: {speed.gflops:.1f} GFLOP/s (matrix product), {speed.gbytes:.1f} GB/s (copy)")
+    print(f"# peak: {speed.gflops:.1f} GFLOP/s (matrix product), {speed.gbytes:.1f} GB/s (copy)")
     print(_HEADER, flush=True)
 
 
@@ -127,17 +135,17 @@ def compare(
     peer_name: str = "plain",
     needed: Work | None = None,
 ) -> Row:
-    """Times two sides in turn, after a warm-up of each, and prints the row.
+    """Time two sides in alternating runs after a warm-up of each, and print the row.
 
     Args:
-        suite: Its name.
-        case: What is scored.
+        suite: Name of the suite.
+        case: Name of the case.
         ours: Our side.
-        peer: The other.
-        runs: Pairs of runs, ours first in each.
-        peer_name: Who the other side is.
-        needed: Our work without padding, where that can be had: its operations are the floor's.
-            None has those of `ours`.
+        peer: The other side.
+        runs: Pairs of runs, ours first in each pair.
+        peer_name: Name of the other side.
+        needed: Our side without padding, whose operations make the lower bound of the run time;
+            None takes `ours`.
     """
     ours(), peer()
     pairs = []
@@ -145,29 +153,29 @@ def compare(
         ours_s, a = _timed(ours)
         peer_s, b = _timed(peer)
         pairs.append((ours_s, peer_s))
-    ratios = [theirs / own for own, theirs in pairs]
-    own = float(np.median([p[0] for p in pairs]))
+    ratios = [peer_s / ours_s for ours_s, peer_s in pairs]
+    median_s = float(np.median([ours_s for ours_s, _ in pairs]))
     row = Row(
         suite,
         case,
         peer_name,
         runs,
-        own,
-        float(np.median([p[1] for p in pairs])),
+        median_s,
+        float(np.median([peer_s for _, peer_s in pairs])),
         float(np.median(ratios)),
         min(ratios),
         max(ratios),
         None if a is None or b is None else float(np.abs(a - b).max()),
         peak_mib(ours),
         peak_mib(peer),
-        floor.of(ours, needed or ours, own),
+        floor.measure(ours, needed or ours, median_s),
     )
-    show(row)
+    print_row(row)
     return row
 
 
-def show(row: Row) -> None:
-    """Prints a row of the table and its line of JSON."""
+def print_row(row: Row) -> None:
+    """Print a row of the table and its line of JSON."""
     spread = f"{row.ratio:.2f} ({row.ratio_min:.2f}-{row.ratio_max:.2f})"
     share = None if row.floor is None else row.floor.share
     print(
@@ -181,23 +189,23 @@ def show(row: Row) -> None:
 def cost_curve(
     suite: str,
     case: str,
-    make: Callable[[list[str]], Work],
+    scoring: Callable[[list[str]], Work],
     texts: Sequence[int],
     words: Sequence[int],
     words_each: int = 60,
 ) -> None:
-    """Seconds and peak memory of ours over the number of texts and over their length.
+    """Print seconds and peak memory of our side over the number of texts and over their length.
 
-    Prints one line of JSON and a row a point, and of the first the exponent: the slope of
-    log seconds over log texts, 1 where twice as many texts take twice as long.
+    Prints a row per point, and per axis a line of JSON with the exponent: the slope of log seconds
+    over log size, 1 for linear growth.
 
     Args:
-        suite: Its name.
-        case: What is scored.
-        make: From texts to the work of scoring them.
-        texts: How many, each of `words_each` words.
-        words: How long eight texts are.
-        words_each: Words of a text where their number grows.
+        suite: Name of the suite.
+        case: Name of the case.
+        scoring: Makes the callable that scores the given texts.
+        texts: Numbers of texts, each text of `words_each` words.
+        words: Numbers of words per text, for eight texts.
+        words_each: Words per text when the number of texts varies.
     """
     for axis, points in (
         ("texts", [(n, words_each) for n in texts]),
@@ -205,14 +213,14 @@ def cost_curve(
     ):
         sizes = [point[axis == "words"] for point in points]
         seconds, memory = [], []
-        make(running_texts(*points[0]))()
+        scoring(running_texts(*points[0]))()
         for count, length in points:
-            work = make(running_texts(count, length))
-            took: list[float] = []
-            memory.append(peak_mib(lambda w=work, t=took: t.append(_timed(w)[0])))
-            if took[0] < _LONG:
-                took += [_timed(work)[0] for _ in range(2)]
-            seconds.append(min(took))
+            work = scoring(running_texts(count, length))
+            times: list[float] = []
+            memory.append(peak_mib(lambda w=work, t=times: t.append(_timed(w)[0])))
+            if times[0] < _LONG_S:
+                times += [_timed(work)[0] for _ in range(2)]
+            seconds.append(min(times))
             print(
                 f"{suite:11}{case:34}{count:5} texts of {length:3} words{seconds[-1]:10.3f} s"
                 f"{_cell(memory[-1], '8.0f')} MiB",
@@ -221,26 +229,26 @@ def cost_curve(
         curve = {"suite": suite, "case": case, axis: sizes, "seconds": seconds, "peak_mib": memory}
         if len(sizes) > 1:
             curve["exponent"] = float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
-            print(f"{suite:11}{case:34}seconds grow as {axis} ^ {curve['exponent']:.2f}")
+            print(f"{suite:11}{case:34}seconds grow like {axis} ^ {curve['exponent']:.2f}")
         print(json.dumps(curve), flush=True)
 
 
 def running_texts(count: int, words: int) -> list[str]:
-    """Texts of so many words each, cut from running text one after the other, all different."""
+    """Return consecutive, non-overlapping pieces of WikiText-2, each of the given word count."""
     lines = (DATA / "wikitext2" / "test.txt").read_text(encoding="utf-8").splitlines()
     running = " ".join(line for line in lines if not line.startswith(" ="))
     all_words = [word for word in running.split() if word != "<unk>"]
     if count * words > len(all_words):
         raise ValueError(
-            f"{count} texts of {words} words: the data has {len(all_words)} words, ask for fewer"
+            f"{count} texts of {words} words: the data has {len(all_words)} words: use fewer"
         )
     return [" ".join(all_words[i * words : (i + 1) * words]) for i in range(count)]
 
 
 def peak_mib(work: Work) -> float | None:
-    """Peak memory of a run above what was resident before it; None where Linux's /proc isn't."""
+    """Return the peak memory of a run above the resident memory before it; None without /proc."""
     gc.collect()
-    trim()  # else what earlier runs have freed would be used again, and not be seen
+    trim()  # otherwise, memory freed by earlier runs would be reused and not counted
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -1,4 +1,4 @@
-"""Scores generated text without references, and lets a training run act on the scores."""
+"""Reference-free scores of generated text, and training runs that act on them."""
 
 from importlib.metadata import version
 

@@ -1,7 +1,7 @@
-"""Work shared out over ranks, so that a failure on one rank is raised on all of them.
+"""Distributed calls that raise on every rank if one rank fails.
 
-A rank that raises alone leaves the others waiting in their next collective until it times out.
-Ranks are those of torch's default process group; without one there is a single rank, 0.
+If only one rank raised, the others would wait in their next collective until it times out. Ranks
+are those of torch's default process group; without one there is a single rank, 0.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ Result = TypeVar("Result")
 
 
 def rank_and_ranks() -> tuple[int, int]:
-    """This process's rank, and how many ranks there are."""
+    """Return this process's rank and the world size."""
     if not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
 
 def on_every_rank(work: Callable[[], Result]) -> list[Result]:
-    """Does the work on every rank and gives all ranks the results of all, in rank order.
+    """Call `work` on every rank and return the results of all ranks in rank order.
 
-    Every rank has to make this call.
+    A collective: every rank must call it.
 
     Args:
-        work: Its result is pickled to travel.
+        work: A function with a picklable result.
 
     Raises:
-        Exception: What the work raised on this rank.
-        RuntimeError: The work failed on another rank; carries that rank's message.
+        Exception: The exception of `work`, on a rank where it failed.
+        RuntimeError: On the other ranks, with the message of the failed rank.
     """
     _, ranks = rank_and_ranks()
     if ranks == 1:
@@ -39,20 +39,20 @@ def on_every_rank(work: Callable[[], Result]) -> list[Result]:
     value, error = _attempt(work)
     outcomes: list[tuple[Result | None, str] | None] = [None] * ranks
     dist.all_gather_object(outcomes, (value, _describe(error)))
-    done = [outcome for outcome in outcomes if outcome is not None]
-    for rank, (_, message) in enumerate(done):
-        _raise(error, rank, message)
-    return [cast(Result, value) for value, _ in done]
+    gathered = [outcome for outcome in outcomes if outcome is not None]
+    for rank, (_, message) in enumerate(gathered):
+        _raise_failure(error, rank, message)
+    return [cast(Result, value) for value, _ in gathered]
 
 
-def unless_one_fails(work: Callable[[], Result]) -> Result:
-    """Does the work on every rank and gives each its own result, if all have one.
+def fail_together(work: Callable[[], Result]) -> Result:
+    """Call `work` on every rank and return this rank's own result, or raise on all ranks.
 
-    Every rank has to make this call. No result travels.
+    A collective: every rank must call it. The result may be anything, as it is not sent.
 
     Raises:
-        Exception: What the work raised on this rank.
-        RuntimeError: The work failed on another rank; carries that rank's message.
+        Exception: The exception of `work`, on a rank where it failed.
+        RuntimeError: On the other ranks, with the message of the failed rank.
     """
     own: list[Result] = []
     on_every_rank(lambda: own.append(work()))
@@ -60,17 +60,17 @@ def unless_one_fails(work: Callable[[], Result]) -> Result:
 
 
 def on_rank_zero(work: Callable[[], Result]) -> Result:
-    """Does the work on rank 0 alone and gives its result to every rank.
+    """Call `work` on rank 0 only and return its result on every rank.
 
-    Every rank has to make this call. The others wait meanwhile, no longer than the timeout of the
+    A collective: every rank must call it. The other ranks wait, at most for the timeout of the
     process group.
 
     Args:
-        work: Its result is pickled to travel.
+        work: A function with a picklable result.
 
     Raises:
-        Exception: What the work raised, on rank 0.
-        RuntimeError: The work failed, on the other ranks; carries rank 0's message.
+        Exception: On rank 0, the exception of `work`.
+        RuntimeError: On the other ranks, with the message of rank 0.
     """
     rank, ranks = rank_and_ranks()
     if ranks == 1:
@@ -79,7 +79,7 @@ def on_rank_zero(work: Callable[[], Result]) -> Result:
     outcome = [(value, _describe(error))]
     dist.broadcast_object_list(outcome, src=0)
     value, message = outcome[0]
-    _raise(error, 0, message)
+    _raise_failure(error, 0, message)
     return cast(Result, value)
 
 
@@ -94,7 +94,7 @@ def _describe(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _raise(error: Exception | None, rank: int, message: str) -> None:
+def _raise_failure(error: Exception | None, rank: int, message: str) -> None:
     if error is not None:  # this rank's own, with its traceback
         raise error
     if message:

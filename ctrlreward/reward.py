@@ -1,4 +1,4 @@
-"""Named scores, folded into one reward per sample."""
+"""Rewards: several named scores combined into one number per sample."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RewardBatch:
     """The rewards of one batch of n samples.
 
     Attributes:
-        total: One reward a sample, float64, shape (n,); NaN where it failed.
-        components: Each named score as its scorer gave it, float64, shape (n,).
-        failed: Where any component is NaN, or the total no finite number, shape (n,).
+        total: One reward per sample, float64, shape (n,); NaN where it failed.
+        components: Each named score as its scorer returned it, float64, shape (n,).
+        failed: True where a component is NaN or the total is not finite, shape (n,).
         seconds: Wall time of scoring.
     """
 
@@ -39,7 +39,7 @@ class RewardBatch:
 
     @staticmethod
     def concat(parts: Sequence[RewardBatch]) -> RewardBatch:
-        """One batch of all parts, in order, which were scored at the same time."""
+        """Concatenate parts that were scored at the same time, so `seconds` is their maximum."""
         return RewardBatch(
             np.concatenate([part.total for part in parts]),
             {
@@ -51,38 +51,41 @@ class RewardBatch:
         )
 
     def statistics(self) -> dict[str, float]:
-        """`total` and each component: mean and standard deviation over the samples that did not
-        fail (`<name>`, `<name>_std`; NaN if all failed); and `fail_rate`, in [0, 1]."""
+        """Return `fail_rate`, in [0, 1], and mean and standard deviation of total and components.
+
+        The means (`<name>`) and standard deviations (`<name>_std`) are over the samples that did
+        not fail; NaN if all failed.
+        """
         valid = ~self.failed
-        found = {"fail_rate": float(self.failed.mean()) if len(self.failed) else 0.0}
+        statistics = {"fail_rate": float(self.failed.mean()) if len(self.failed) else 0.0}
         for name, values in {"total": self.total, **self.components}.items():
-            found[name] = float(values[valid].mean()) if valid.any() else np.nan
-            found[f"{name}_std"] = float(values[valid].std()) if valid.any() else np.nan
-        return found
+            statistics[name] = float(values[valid].mean()) if valid.any() else np.nan
+            statistics[f"{name}_std"] = float(values[valid].std()) if valid.any() else np.nan
+        return statistics
 
 
 class Reward:
-    """Combines components into one reward per sample; higher is better.
+    """Several components combined into one reward per sample; higher is better.
 
-    A call scores in the caller's thread, `submit` on one worker thread of its own, both on a CUDA
-    stream of their own where the device is one. A sample that occurs several times is scored once,
-    and what several scorers ask of one model is one call of it.
+    A call scores in the caller's thread, `submit` on a background thread; on a CUDA device both
+    use a stream of their own. Repeated samples are scored once, and scorers that share a model
+    share its forward passes.
 
     Args:
-        components: Name → component (`scorer["coherence"]`), or a pair of component and weight.
-        aggregate: `"weighted"`: the sum of weight × score, so a score that is better when lower
-            takes a negative weight. `"gm"`: the adjusted geometric mean of an accuracy, a
-            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). Or a callable from the
+        components: Name → component (`scorer["coherence"]`) or (component, weight).
+        aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
+            score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
+            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). Or a callable that maps the
             scores by name, each of shape (n,), to totals of shape (n,).
-        device: Moves all scorers there; None leaves each where it is.
+        device: Device to move all scorers to; None leaves each where it is.
 
     Attributes:
-        components: Each component by its name.
-        weights: What `"weighted"` multiplies each score with; None for other aggregates.
+        components: The components by name.
+        weights: The weight of each component with `"weighted"`; None with other aggregates.
 
     Raises:
-        ValueError: No components, a weight that rewards the worse direction, weights where they
-            mean nothing, or components that `"gm"` does not know.
+        ValueError: No components, a weight that rewards the wrong direction, weights with another
+            aggregate than `"weighted"`, or components that `"gm"` can't combine.
     """
 
     def __init__(
@@ -93,10 +96,14 @@ class Reward:
     ) -> None:
         if not components:
             raise ValueError("components is empty: give at least one scorer['name']")
-        pairs = {n: c if isinstance(c, tuple) else (c, None) for n, c in components.items()}
-        self.components = {name: component for name, (component, _) in pairs.items()}
-        self.weights = _weights(pairs) if aggregate == "weighted" else None
-        self._aggregate = _aggregator(aggregate, pairs, self.weights)
+        self.components = {n: c[0] if isinstance(c, tuple) else c for n, c in components.items()}
+        given_weights = {n: float(c[1]) for n, c in components.items() if isinstance(c, tuple)}
+        self.weights: dict[str, float] | None = None
+        if aggregate == "weighted":
+            self.weights = _complete_weights(self.components, given_weights)
+            self._aggregate: Aggregate = partial(weighted_sum, self.weights)
+        else:
+            self._aggregate = _unweighted(aggregate, self.components, given_weights)
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -104,15 +111,16 @@ class Reward:
         self._worker = Worker()
 
     def __call__(self, samples: Samples) -> RewardBatch:
-        """Scores samples.
+        """Score samples in the calling thread.
 
         Raises:
-            Exception: Whatever a scorer raised; a scorer that fails as a whole is never a score.
+            Exception: Any exception of a scorer.
+            ValueError: A scorer or the aggregate does not return one value per sample.
         """
         return self._score(samples)
 
     def submit(self, samples: Samples) -> Future[RewardBatch]:
-        """Starts scoring on the worker; the future holds what a call would return or raise."""
+        """Score samples on the background thread; the future returns or raises as a call does."""
         return self._worker.submit(self._score, samples)
 
     def yield_cpu(self) -> None:
@@ -120,22 +128,23 @@ class Reward:
         self._worker.yield_cpu()
 
     def load(self) -> None:
-        """Loads all models now, on this thread; otherwise the first samples have the worker do it.
+        """Load all models now, on this thread; without it, the first scoring loads them.
 
-        Building a model may draw random numbers, which the caller can put back only here.
+        Building a model may draw random numbers. Call this before `submit` if the state of the
+        random generators has to be restored afterwards.
         """
         for scorer in self._scorers():
             scorer.load()
 
     def release(self) -> None:
-        """Ends the worker and frees all models; a later call starts anew."""
+        """End the background thread and free all models; a later call loads them again."""
         self._worker.close(cancel=True)
         for scorer in self._scorers():
             scorer.release()
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-        with _own_stream(self.device):
+        with _cuda_stream(self.device):
             components = score(self.components, samples)
         total = np.asarray(self._aggregate(components), dtype=np.float64)
         if total.shape != (len(samples),):
@@ -154,63 +163,65 @@ class Reward:
 
 
 def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:
-    """The sum of weight × score over the weights' names, shape (n,)."""
+    """Return the sum of weight × score over the names in `weights`, shape (n,)."""
     return np.sum([weight * scores[name] for name, weight in weights.items()], axis=0)
 
 
 def check_direction(name: str, component: Component, weight: float) -> None:
-    """Refuses a weight that rewards the worse direction of a score; 0 rewards neither.
+    """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed.
 
     Raises:
-        ValueError: Names the score, its direction and the weight to give.
+        ValueError: The weight is negative and higher is better, or positive and lower is better.
     """
-    better, sign = ("higher", 1.0) if component.spec.higher_is_better else ("lower", -1.0)
-    if weight * sign < 0:
+    better = "higher" if component.spec.higher_is_better else "lower"
+    if weight * _direction(component) < 0:
         raise ValueError(
-            f"{name} is better when {better}, and its weight {weight} rewards the opposite: "
+            f"{name} is better when {better}, but its weight {weight} rewards the opposite: "
             f"give {-weight}"
         )
 
 
-def _aggregator(
-    aggregate: str | Aggregate,
-    pairs: Mapping[str, tuple[Component, float | None]],
-    weights: Mapping[str, float] | None,
+def _direction(component: Component) -> float:
+    return 1.0 if component.spec.higher_is_better else -1.0
+
+
+def _complete_weights(
+    components: Mapping[str, Component], given: Mapping[str, float]
+) -> dict[str, float]:
+    weights = {name: given.get(name, _direction(c)) for name, c in components.items()}
+    for name, weight in weights.items():
+        check_direction(name, components[name], weight)
+    return weights
+
+
+def _unweighted(
+    aggregate: str | Aggregate, components: Mapping[str, Component], weights: Mapping[str, float]
 ) -> Aggregate:
-    if weights is not None:
-        return partial(weighted_sum, weights)
-    given_weights = [name for name, (_, weight) in pairs.items() if weight is not None]
-    if given_weights:
+    if weights:
         raise ValueError(
-            f"weights of {', '.join(given_weights)} mean nothing to aggregate={aggregate!r}: "
+            f"aggregate = {aggregate!r} takes no weights (given for {', '.join(weights)}): "
             "give the components alone"
         )
     if callable(aggregate):
         return aggregate
-    if aggregate != "gm":
-        raise ValueError(f"aggregate = {aggregate!r}: give 'weighted', 'gm' or a callable")
-    given = [component.name for component, _ in pairs.values()]
-    if sorted(given) != ["accuracy", "perplexity", "similarity"]:
+    if aggregate == "gm":
+        return _geometric_mean(components)
+    raise ValueError(f"aggregate = {aggregate!r}: give 'weighted', 'gm' or a callable")
+
+
+def _geometric_mean(components: Mapping[str, Component]) -> Aggregate:
+    score_names = [component.name for component in components.values()]
+    if sorted(score_names) != ["accuracy", "perplexity", "similarity"]:
         raise ValueError(
-            "aggregate='gm' takes one accuracy, one similarity and one perplexity; "
-            f"these are {', '.join(given)}"
+            "aggregate = 'gm' combines one accuracy, one similarity and one perplexity, but the "
+            f"components are {', '.join(score_names)}: give these three"
         )
-    names = dict(zip(given, pairs, strict=True))
-    acc, sim, pp = (names[score] for score in ("accuracy", "similarity", "perplexity"))
+    keys = dict(zip(score_names, components, strict=True))
+    acc, sim, pp = (keys[name] for name in ("accuracy", "similarity", "perplexity"))
     return lambda scores: adjusted_gm(scores[acc], scores[sim], scores[pp])
 
 
-def _weights(pairs: Mapping[str, tuple[Component, float | None]]) -> dict[str, float]:
-    """The given weights; 1 in the better direction where none is."""
-    weights: dict[str, float] = {}
-    for name, (component, given) in pairs.items():
-        usual = 1.0 if component.spec.higher_is_better else -1.0
-        weights[name] = usual if given is None else float(given)
-        check_direction(name, component, weights[name])
-    return weights
-
-
-def _own_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:
+def _cuda_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:
     if device is None or not device.startswith("cuda"):
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))

@@ -1,4 +1,4 @@
-"""The batch type: texts and whatever is known of them, column by column."""
+"""The batch type `Samples`: texts and the columns that scorers read with them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any
 
-# Column → its key in a JSONL record, one record a sample.
+# Column → key in a JSONL record, one record per sample.
 JSON_KEYS = {
     "texts": "text",
     "prefixes": "prefix",
@@ -24,26 +24,26 @@ JSON_KEYS = {
 
 @dataclass(frozen=True)
 class Samples:
-    """Texts to be scored and the columns that scorers read beside them.
+    """Texts to score, with optional columns that some scorers need.
 
-    Every column is a sequence of strings, one a sample, all of the same length; it is checked
-    once, here, and kept as a tuple.
+    Every column is a sequence of n strings, one per sample. Columns are validated here and kept as
+    tuples.
 
     Args:
-        texts: The generated texts, prefix included. May be empty strings: a generator can end at
-            once, and a scorer then gives NaN.
-        prefixes: What each text begins with, character for character (content prefix).
-        labels: The wanted attribute, as the scorer's task names it (`"positive"`).
-        sources: The input of a transfer or a summary.
-        references: A human-written target, for the few scorers that take one.
+        texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
+            at once); its scores are NaN.
+        prefixes: The beginning of each text, character for character (content prefix).
+        labels: Target attribute, as the scorer's task names it (`"positive"`).
+        sources: Input of a transfer or a summary.
+        references: Human-written target, for the few scorers that take one.
         contexts: Knowledge that the text should draw on (a fact, a document).
-        histories: The dialog before the text.
-        prompts: What the generator read; never scored, kept for tables and adapters.
-        groups: Samples with the same group id answer the same prompt.
+        histories: Dialog before the text.
+        prompts: Input of the generator; never scored, kept for tables and adapters.
+        groups: Group ids; samples with the same id were generated from the same prompt.
 
     Raises:
-        TypeError: A column or an item is not of the right type; names column and item.
-        ValueError: Lengths differ, or a prefix does not start its text.
+        TypeError: A column is not a sequence of strings.
+        ValueError: Lengths differ, or a text does not start with its prefix.
     """
 
     texts: Sequence[str]
@@ -78,21 +78,21 @@ class Samples:
         return len(self.texts)
 
     def __getitem__(self, rows: slice | Sequence[int]) -> Samples:
-        """The samples at a slice or at a sequence of indices, in that order."""
+        """Return the samples at a slice or at a sequence of indices, in that order."""
         if isinstance(rows, int):
-            raise TypeError(f"samples[{rows}] is one row: write samples[{rows}:{rows + 1}]")
+            raise TypeError(f"samples[{rows}] is one row: use samples[{rows}:{rows + 1}]")
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows
         return Samples(
             **{name: [column[i] for i in indices] for name, column in self.columns().items()}
         )
 
     def columns(self) -> dict[str, tuple[str, ...]]:
-        """The columns that are present, by name, in declaration order."""
+        """Return the columns that are present by name, in declaration order."""
         present = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in present.items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
-        """A column, or an error that says which scorer needs it.
+        """Return a column, or raise an error that names the scorer that needs it.
 
         Raises:
             ValueError: The column is absent.
@@ -100,21 +100,22 @@ class Samples:
         columns = self.columns()
         if name not in columns:
             raise ValueError(
-                f"{scorer} needs the column {name!r}, and these samples have "
+                f"{scorer} needs the column {name!r}, but these samples have "
                 f"{', '.join(columns)}: pass Samples(..., {name}=[...])"
             )
         return columns[name]
 
     def replace(self, **columns: Sequence[str] | None) -> Samples:
-        """The same samples with some columns exchanged (None removes one)."""
-        changes: dict[str, Any] = {**columns}  # the type of all columns, though texts can't be None
+        """Return the samples with some columns replaced, added or (None) removed."""
+        changes: dict[str, Any] = {**columns}  # mypy: texts can't be None, other columns can
         return replace(self, **changes)
 
     def as_prompts(self) -> Samples:
-        """The samples cut back to their beginnings, as a generator takes them.
+        """Return the samples reduced to prompts for a generator.
 
-        The beginning is the prefix, where there are none the text. `prefixes`, `prompts` (the
-        beginnings) and `groups` (the prompts' numbers) are filled in where they are absent.
+        A prompt is the prefix, or the whole text if there are no prefixes. `texts` and `prefixes`
+        become the prompts. `prompts` (also the prompts) and `groups` (numbers of the prompts) are
+        filled in if absent.
         """
         beginnings = self.texts if self.prefixes is None else self.prefixes
         numbers = [str(i) for i in range(len(self))]
@@ -126,10 +127,10 @@ class Samples:
         )
 
     def completed(self, completions: Sequence[str]) -> Samples:
-        """Prompts with what a generator wrote behind each: texts are prefix + completion.
+        """Return the samples with texts replaced by prefix + completion.
 
         Raises:
-            ValueError: There is not one completion per prompt, or the column prefixes is absent.
+            ValueError: The number of completions is wrong, or the column `prefixes` is absent.
         """
         prefixes = self.require("prefixes", "Samples.completed")
         if len(completions) != len(prefixes):
@@ -139,28 +140,28 @@ class Samples:
         return self.replace(texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
 
     def distinct(self) -> tuple[Samples, list[int]]:
-        """The samples without repetitions, and for each sample its place among them.
+        """Return the distinct samples, and for each sample its index among them.
 
-        Two samples are the same when they agree in every column but `prompts` and `groups`, which
-        no scorer of single samples reads.
+        Two samples are equal if they agree in all columns except `prompts` and `groups`, which no
+        pointwise scorer reads.
         """
-        read = [c for name, c in self.columns().items() if name not in ("prompts", "groups")]
-        places: dict[tuple[str, ...], int] = {}
-        first: list[int] = []
+        keys = [c for name, c in self.columns().items() if name not in ("prompts", "groups")]
+        index_of: dict[tuple[str, ...], int] = {}
+        first_rows: list[int] = []
         inverse: list[int] = []
-        for i, key in enumerate(zip(*read, strict=True)):
-            if key not in places:
-                places[key] = len(first)
-                first.append(i)
-            inverse.append(places[key])
-        return self[first], inverse
+        for i, key in enumerate(zip(*keys, strict=True)):
+            if key not in index_of:
+                index_of[key] = len(first_rows)
+                first_rows.append(i)
+            inverse.append(index_of[key])
+        return self[first_rows], inverse
 
     @staticmethod
     def concat(parts: Iterable[Samples]) -> Samples:
-        """All samples of the parts, in order.
+        """Concatenate samples in order.
 
         Raises:
-            ValueError: The parts don't have the same columns, or there is no part.
+            ValueError: The parts don't have the same columns, or there are no parts.
         """
         parts = list(parts)
         if not parts:
@@ -169,7 +170,7 @@ class Samples:
         for i, part in enumerate(parts):
             if list(part.columns()) != names:
                 raise ValueError(
-                    f"parts[{i}] has the columns {', '.join(part.columns())} and parts[0] has "
+                    f"parts[{i}] has the columns {', '.join(part.columns())}, but parts[0] has "
                     f"{', '.join(names)}: give all parts the same columns"
                 )
         return Samples(
@@ -177,7 +178,7 @@ class Samples:
         )
 
     def to_jsonl(self, path: str | PathLike[str]) -> None:
-        """Writes one JSON record a sample, with keys in the singular (`text`, `prefix`, …)."""
+        """Write one JSON record per sample, with singular keys (`text`, `prefix`, …)."""
         columns = self.columns()
         with open(path, "w", encoding="utf-8") as file:
             for row in zip(*columns.values(), strict=True):
@@ -186,13 +187,13 @@ class Samples:
 
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:
-        """Reads records as `to_jsonl` writes them; other keys are left aside.
+        """Read records in the format of `to_jsonl`, ignoring other keys.
 
         Raises:
-            ValueError: A line is no JSON object, or it lacks a key that the first line has.
+            ValueError: A line is not a JSON object with `text`, or lacks a key of the first line.
         """
         with open(path, encoding="utf-8") as file:
-            lines = file.readlines()  # not str.splitlines, for which U+2028 in a text ends a line
+            lines = file.readlines()  # str.splitlines would also split at U+2028 within a text
         records = []
         for number, line in enumerate(lines, 1):
             try:
@@ -200,14 +201,14 @@ class Samples:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number} is not JSON ({error})") from error
             if not isinstance(record, dict) or "text" not in record:
-                raise ValueError(f"{path}:{number} is no object with the key 'text'")
+                raise ValueError(f"{path}:{number} is not an object with the key 'text'")
             records.append(record)
         names = [n for n, key in JSON_KEYS.items() if records and key in records[0]] or ["texts"]
         for name in names:
             for number, record in enumerate(records, 1):
                 if JSON_KEYS[name] not in record:
                     raise ValueError(
-                        f"{path}:{number} lacks the key {JSON_KEYS[name]!r}, which line 1 has"
+                        f"{path}:{number} lacks the key {JSON_KEYS[name]!r} that line 1 has"
                     )
         return Samples(**{n: [record[JSON_KEYS[n]] for record in records] for n in names})
 
@@ -227,6 +228,6 @@ def _strings(name: str, column: object) -> tuple[str, ...]:
 
 
 def shortened(item: object, width: int = 40) -> str:
-    """What a message calls a text, or whatever stands in its place: its `repr`, cut to a width."""
-    shown = repr(item)
-    return shown if len(shown) <= width else shown[: width - 2] + "…" + shown[-1]
+    """Return an item's `repr` for an error message, truncated to `width` characters."""
+    text = repr(item)
+    return text if len(text) <= width else text[: width - 2] + "…" + text[-1]

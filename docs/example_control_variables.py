@@ -1,4 +1,4 @@
-"""Control variables of one's own, each a YAML file: formality, tense and emotion."""
+"""Custom control variables, one YAML file each: formality, tense and emotion."""
 
 from pathlib import Path
 
@@ -32,16 +32,16 @@ if __name__ == "__main__":
             print("  ", *(f"{value:.2f}" for value in row), text)
         scorers[name].release()
 
-    # Why? What each prompt with each verbalizer says, from the highest to the lowest.
+    # Explain a score: the prompts and verbalizers with the highest and the lowest probability.
     rejection = Samples(TEXTS["formality"][:1], labels=["formal"])
     (parts,) = scorers["formality"].explain(rejection)
     evaluators = sorted(parts["attribute_relevance"].evaluators, key=lambda e: -e.score)
     for e in [evaluators[0], evaluators[-1]]:
         print(f"{e.score:.2f} {e.left}[{e.target}]{e.right}")
 
-    # Several at once: a label names them all.
+    # Combine attributes: the label names one value of each.
     both = AttributeClassifier({name: scorers[name] for name in ("formality", "emotion")})
-    wanted = rejection.replace(labels=["formality=formal emotion=sadness"])
-    for name, (value,) in both.score(wanted).items():
+    labelled = rejection.replace(labels=["formality=formal emotion=sadness"])
+    for name, (value,) in both.score(labelled).items():
         if name.startswith("label_probability"):
             print(f"{name} {value:.2f}")

@@ -17,8 +17,8 @@ from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
-class Said(Scorer):
-    """Scores by the numbers that a text says: "0.5 2.0" is a gain of 0.5 and a cost of 2."""
+class NumberScorer(Scorer):
+    """A scorer that reads its scores from the text: "0.5 2.0" is a gain of 0.5, a cost of 2."""
 
     names = ("gain", "cost")
     higher = (True, False)
@@ -48,30 +48,30 @@ class Said(Scorer):
         self.releases += 1
 
 
-class Whole(Said):
-    """A score that depends on all samples at once."""
+class BatchScorer(NumberScorer):
+    """A scorer whose scores depend on all samples of a batch."""
 
     pointwise = False
 
 
-class Sides(Said):
-    """The three sides of transfer quality."""
+class TransferScorer(NumberScorer):
+    """The three scores of style transfer."""
 
     names = ("accuracy", "similarity", "perplexity")
     higher = (True, True, False)
 
 
-class Broken(Said):
+class Broken(NumberScorer):
     def score(self, samples: Samples) -> dict[str, Scores]:
         raise RuntimeError("the model is gone")
 
 
 @pytest.fixture
-def said() -> Said:
-    return Said()
+def scorer() -> NumberScorer:
+    return NumberScorer()
 
 
-def said_by(rows: list[tuple[float, ...]]) -> Samples:
+def samples_with(rows: list[tuple[float, ...]]) -> Samples:
     return Samples([" ".join(map(repr, row)) for row in rows])
 
 
@@ -88,45 +88,49 @@ numbers = st.floats(-100, 100)
 def test_weighted_sum(
     rows: list[tuple[float, float]], gain: float | None, cost: float | None
 ) -> None:
-    said = Said()
+    scorer = NumberScorer()
     reward = Reward(
         {
-            "g": said["gain"] if gain is None else (said["gain"], gain),
-            "c": said["cost"] if cost is None else (said["cost"], cost),
+            "g": scorer["gain"] if gain is None else (scorer["gain"], gain),
+            "c": scorer["cost"] if cost is None else (scorer["cost"], cost),
         }
     )
-    batch = reward(said_by(rows))
+    batch = reward(samples_with(rows))
     reward.release()
-    by_direction = (1.0 if gain is None else gain), (-1.0 if cost is None else cost)
-    expected = [by_direction[0] * g + by_direction[1] * c for g, c in rows]
+    weights = (1.0 if gain is None else gain), (-1.0 if cost is None else cost)
+    expected = [weights[0] * g + weights[1] * c for g, c in rows]
     assert batch.total.tolist() == pytest.approx(expected, abs=1e-9)
     assert batch.total.dtype == np.float64
     assert list(batch.components) == ["g", "c"]
     assert batch.components["g"].tolist() == [g for g, _ in rows]
-    assert batch.components["c"].tolist() == [c for _, c in rows]  # as it was scored
+    assert batch.components["c"].tolist() == [c for _, c in rows]  # without the weight
     assert not batch.failed.any()
     assert batch.seconds > 0
 
 
 def test_gm_is_the_adjusted_geometric_mean() -> None:
-    """The first two rows are published ones, with GM 10.0 and 14.2."""
-    sides = Sides()
+    """The first two rows are published results, with GM 10.0 and 14.2."""
+    transfer = TransferScorer()
     rows = [(0.818, 0.719, 37.3), (0.819, 0.734, 26.3), (0.5, 0.9, 40.0)]
-    components = {"pp": sides["perplexity"], "style": sides["accuracy"], "sim": sides["similarity"]}
-    total = Reward(components, aggregate="gm")(said_by(rows)).total
+    components = {
+        "pp": transfer["perplexity"],
+        "style": transfer["accuracy"],
+        "sim": transfer["similarity"],
+    }
+    total = Reward(components, aggregate="gm")(samples_with(rows)).total
     assert total.tolist() == pytest.approx([10.0, 14.2, 0.0], abs=0.05)
     assert total.tolist() == adjusted_gm(*np.transpose(rows)).tolist()
 
 
-def test_a_callable_gets_the_scores_by_name(said: Said) -> None:
+def test_a_callable_gets_the_scores_by_name(scorer: NumberScorer) -> None:
     reward = Reward(
-        {"g": said["gain"], "c": said["cost"]}, aggregate=lambda s: s["g"] ** 2 / s["c"]
+        {"g": scorer["gain"], "c": scorer["cost"]}, aggregate=lambda s: s["g"] ** 2 / s["c"]
     )
-    assert reward(said_by([(3.0, 2.0), (1.0, 4.0)])).total.tolist() == [4.5, 0.25]
+    assert reward(samples_with([(3.0, 2.0), (1.0, 4.0)])).total.tolist() == [4.5, 0.25]
 
 
-def test_no_samples_get_no_rewards(said: Said) -> None:
-    batch = Reward({"g": said["gain"]})(Samples([]))
+def test_an_empty_batch(scorer: NumberScorer) -> None:
+    batch = Reward({"g": scorer["gain"]})(Samples([]))
     assert batch.total.shape == batch.failed.shape == batch.components["g"].shape == (0,)
     assert batch.statistics()["fail_rate"] == 0.0
 
@@ -136,39 +140,46 @@ def test_no_samples_get_no_rewards(said: Said) -> None:
     [
         ({}, "weighted", r"components is empty: give at least one scorer\['name'\]"),
         (
-            {"g": (Said()["gain"], -0.5)},
+            {"g": (NumberScorer()["gain"], -0.5)},
             "weighted",
-            r"g is better when higher, and its weight -0\.5 rewards the opposite: give 0\.5",
+            r"g is better when higher, but its weight -0\.5 rewards the opposite: give 0\.5",
         ),
         (
-            {"c": (Said()["cost"], 2)},
+            {"c": (NumberScorer()["cost"], 2)},
             "weighted",
-            r"c is better when lower, and its weight 2\.0 rewards the opposite: give -2\.0",
+            r"c is better when lower, but its weight 2\.0 rewards the opposite: give -2\.0",
         ),
         (
-            {"g": (Said()["gain"], 1.0), "c": Said()["cost"]},
+            {"g": (NumberScorer()["gain"], 1.0), "c": NumberScorer()["cost"]},
             lambda scores: scores["g"],
-            r"weights of g mean nothing to aggregate=<function",
+            r"aggregate = <function .* takes no weights \(given for g\): give the components alone",
         ),
         (
-            {"a": (Sides()["accuracy"], 1.0), "s": Sides()["similarity"]},
+            {"a": (TransferScorer()["accuracy"], 1.0), "s": TransferScorer()["similarity"]},
             "gm",
-            "weights of a mean nothing to aggregate='gm': give the components alone",
-        ),
-        ({"g": Said()["gain"]}, "mean", "aggregate = 'mean': give 'weighted', 'gm' or a callable"),
-        (
-            {"a": Sides()["accuracy"], "g": Said()["gain"]},
-            "gm",
-            "takes one accuracy, one similarity and one perplexity; these are accuracy, gain",
+            r"aggregate = 'gm' takes no weights \(given for a\): give the components alone",
         ),
         (
-            {name: Sides()[name.rstrip("2")] for name in (*Sides.names, "accuracy2")},
+            {"g": NumberScorer()["gain"]},
+            "mean",
+            "aggregate = 'mean': give 'weighted', 'gm' or a callable",
+        ),
+        (
+            {"a": TransferScorer()["accuracy"], "g": NumberScorer()["gain"]},
             "gm",
-            "these are accuracy, similarity, perplexity, accuracy",
+            "one perplexity, but the components are accuracy, gain: give these three",
+        ),
+        (
+            {
+                name: TransferScorer()[name.rstrip("2")]
+                for name in (*TransferScorer.names, "accuracy2")
+            },
+            "gm",
+            "but the components are accuracy, similarity, perplexity, accuracy: give these three",
         ),
     ],
 )
-def test_what_can_not_be_combined(components, aggregate, message) -> None:
+def test_invalid_components_and_aggregates(components, aggregate, message) -> None:
     with pytest.raises(ValueError, match=message):
         Reward(components, aggregate)
 
@@ -176,157 +187,160 @@ def test_what_can_not_be_combined(components, aggregate, message) -> None:
 # Failures
 
 
-def test_a_failed_sample_is_nan_and_counted_and_spoils_no_other(said: Said) -> None:
+def test_a_failed_sample_is_nan_and_does_not_affect_the_others(scorer: NumberScorer) -> None:
     rows = [(1.0, 4.0), (math.nan, 1.0), (3.0, 2.0), (5.0, 3.0)]
-    batch = Reward({"g": said["gain"], "c": (said["cost"], -0.5)})(said_by(rows))
+    batch = Reward({"g": scorer["gain"], "c": (scorer["cost"], -0.5)})(samples_with(rows))
     assert batch.failed.tolist() == [False, True, False, False]
     assert math.isnan(batch.total[1])
     assert np.delete(batch.total, 1).tolist() == [-1.0, 2.0, 3.5]
     expected = {"total": [-1.0, 2.0, 3.5], "g": [1.0, 3.0, 5.0], "c": [4.0, 2.0, 3.0]}
-    wanted = {"fail_rate": 0.25}
+    statistics_expected = {"fail_rate": 0.25}
     for name, values in expected.items():
-        wanted[name] = statistics.fmean(values)
-        wanted[f"{name}_std"] = statistics.pstdev(values)
-    assert batch.statistics() == pytest.approx(wanted)
+        statistics_expected[name] = statistics.fmean(values)
+        statistics_expected[f"{name}_std"] = statistics.pstdev(values)
+    assert batch.statistics() == pytest.approx(statistics_expected)
 
 
-def test_an_aggregate_can_not_hide_a_failure(said: Said) -> None:
-    reward = Reward({"g": said["gain"]}, aggregate=lambda scores: np.nan_to_num(scores["g"]))
-    batch = reward(said_by([(math.nan, 0.0), (1.0, 0.0)]))
+def test_an_aggregate_cannot_hide_a_failure(scorer: NumberScorer) -> None:
+    reward = Reward({"g": scorer["gain"]}, aggregate=lambda scores: np.nan_to_num(scores["g"]))
+    batch = reward(samples_with([(math.nan, 0.0), (1.0, 0.0)]))
     assert batch.failed.tolist() == [True, False]
     assert math.isnan(batch.total[0])
 
 
-def test_a_total_that_is_no_finite_number_has_failed(said: Said) -> None:
-    """An infinite reward would be an infinite advantage."""
-    batch = Reward({"g": said["gain"]})(said_by([(-math.inf, 0.0), (2.0, 0.0), (math.inf, 0.0)]))
+def test_a_total_that_is_not_finite_has_failed(scorer: NumberScorer) -> None:
+    """An infinite reward would become an infinite advantage."""
+    batch = Reward({"g": scorer["gain"]})(
+        samples_with([(-math.inf, 0.0), (2.0, 0.0), (math.inf, 0.0)])
+    )
     assert batch.failed.tolist() == [True, False, True]
     assert batch.total[1] == 2.0
     assert np.isnan(batch.total[[0, 2]]).all()
     assert batch.statistics()["fail_rate"] == pytest.approx(2 / 3)
 
 
-def test_statistics_where_all_failed(said: Said) -> None:
-    found = Reward({"g": said["gain"]})(said_by([(math.nan, 0.0)])).statistics()
-    assert found.pop("fail_rate") == 1.0
-    assert set(found) == {"total", "total_std", "g", "g_std"}
-    assert all(math.isnan(value) for value in found.values())
+def test_statistics_where_all_failed(scorer: NumberScorer) -> None:
+    batch_statistics = Reward({"g": scorer["gain"]})(samples_with([(math.nan, 0.0)])).statistics()
+    assert batch_statistics.pop("fail_rate") == 1.0
+    assert set(batch_statistics) == {"total", "total_std", "g", "g_std"}
+    assert all(math.isnan(value) for value in batch_statistics.values())
 
 
-def test_what_a_scorer_raises_reaches_call_and_future(said: Said) -> None:
-    reward = Reward({"g": said["gain"], "b": Broken()["gain"]})
+def test_call_and_future_raise_the_exception_of_a_scorer(scorer: NumberScorer) -> None:
+    reward = Reward({"g": scorer["gain"], "b": Broken()["gain"]})
     with pytest.raises(RuntimeError, match="the model is gone"):
-        reward(said_by([(1.0, 1.0)]))
-    future = reward.submit(said_by([(1.0, 1.0)]))
+        reward(samples_with([(1.0, 1.0)]))
+    future = reward.submit(samples_with([(1.0, 1.0)]))
     assert isinstance(future.exception(), RuntimeError)
 
 
-def test_a_scorer_gives_one_value_per_sample(said: Said) -> None:
-    said.score = lambda samples: {"gain": np.zeros((3, 1))}
+def test_a_scorer_must_return_one_value_per_sample(scorer: NumberScorer) -> None:
+    scorer.score = lambda samples: {"gain": np.zeros((3, 1))}
     with pytest.raises(
-        ValueError, match=r"Said returned 'gain' of shape \(3, 1\) for 3 samples: return an array"
+        ValueError,
+        match=r"NumberScorer returned 'gain' of shape \(3, 1\) for 3 samples: return an array",
     ):
-        Reward({"g": said["gain"]})(said_by([(1.0,), (2.0,), (3.0,)]))
+        Reward({"g": scorer["gain"]})(samples_with([(1.0,), (2.0,), (3.0,)]))
 
 
-def test_an_aggregate_gives_one_number_per_sample(said: Said) -> None:
-    reward = Reward({"g": said["gain"]}, aggregate=lambda scores: scores["g"].mean())
+def test_an_aggregate_must_return_one_number_per_sample(scorer: NumberScorer) -> None:
+    reward = Reward({"g": scorer["gain"]}, aggregate=lambda scores: scores["g"].mean())
     with pytest.raises(
         ValueError, match=r"aggregate returned shape \(\) for 2 samples: return one number per"
     ):
-        reward(said_by([(1.0, 1.0), (2.0, 2.0)]))
+        reward(samples_with([(1.0, 1.0), (2.0, 2.0)]))
 
 
-# What is scored, where and when
+# Scoring: repeated samples, threads, devices
 
 
-def test_repeated_samples_are_scored_once(said: Said) -> None:
-    whole = Whole()
-    reward = Reward({"g": said["gain"], "c": said["cost"], "w": whole["gain"]})
+def test_repeated_samples_are_scored_once(scorer: NumberScorer) -> None:
+    over_batch = BatchScorer()
+    reward = Reward({"g": scorer["gain"], "c": scorer["cost"], "w": over_batch["gain"]})
     samples = Samples(
         texts=["1 0", "2 0", "1 0", "1 0"],
         labels=["a", "a", "a", "b"],
         prompts=["p", "q", "r", "s"],
     )
     batch = reward(samples)
-    (scored,) = said.scored  # once, for both of its scores
+    (scored,) = scorer.scored  # one call for both of its scores
     assert scored.texts == ("1 0", "2 0", "1 0")
-    assert scored.labels == ("a", "a", "b")  # another label is another sample
-    assert whole.scored == [samples]
+    assert scored.labels == ("a", "a", "b")  # a different label makes a different sample
+    assert over_batch.scored == [samples]
     assert batch.components["g"].tolist() == batch.components["w"].tolist() == [1, 2, 1, 1]
 
 
 @pytest.fixture
-def slow() -> Iterator[tuple[Said, threading.Event]]:
-    """A scorer that waits until it is allowed to go on."""
-    said, allowed = Said(), threading.Event()
-    score = said.score
+def slow() -> Iterator[tuple[NumberScorer, threading.Event]]:
+    """A scorer that blocks until the event is set."""
+    scorer, allowed = NumberScorer(), threading.Event()
+    score = scorer.score
 
     def waits(samples: Samples) -> dict[str, Scores]:
         assert allowed.wait(timeout=30)
         return score(samples)
 
-    said.score = waits
-    yield said, allowed
+    scorer.score = waits
+    yield scorer, allowed
     allowed.set()
 
 
-def test_submit_leaves_the_caller_free(slow: tuple[Said, threading.Event]) -> None:
-    said, allowed = slow
-    reward = Reward({"g": said["gain"]})
-    futures = [reward.submit(said_by([(value, 0.0)])) for value in (1.0, 2.0)]
+def test_submit_does_not_block(slow: tuple[NumberScorer, threading.Event]) -> None:
+    scorer, allowed = slow
+    reward = Reward({"g": scorer["gain"]})
+    futures = [reward.submit(samples_with([(value, 0.0)])) for value in (1.0, 2.0)]
     assert all(isinstance(future, Future) and not future.done() for future in futures)
     allowed.set()
     batches: list[RewardBatch] = [future.result(timeout=30) for future in futures]
     assert [batch.total.tolist() for batch in batches] == [[1.0], [2.0]]
-    assert [samples.texts[0] for samples in said.scored] == ["1.0 0.0", "2.0 0.0"]
-    assert len(set(said.threads)) == 1  # one after the other, on a thread of the reward's own
-    assert said.threads[0].startswith("ctrlreward")
-    assert said.threads[0] != threading.current_thread().name
+    assert [samples.texts[0] for samples in scorer.scored] == ["1.0 0.0", "2.0 0.0"]
+    assert len(set(scorer.threads)) == 1  # in order, on the reward's own thread
+    assert scorer.threads[0].startswith("ctrlreward")
+    assert scorer.threads[0] != threading.current_thread().name
 
 
-def test_a_call_scores_in_the_callers_thread(said: Said) -> None:
+def test_a_call_scores_in_the_callers_thread(scorer: NumberScorer) -> None:
     others = set(threading.enumerate())
-    assert Reward({"g": said["gain"]})(said_by([(1.0, 0.0)])).total.tolist() == [1.0]
-    assert said.threads == [threading.current_thread().name]
+    assert Reward({"g": scorer["gain"]})(samples_with([(1.0, 0.0)])).total.tolist() == [1.0]
+    assert scorer.threads == [threading.current_thread().name]
     assert set(threading.enumerate()) == others
 
 
-def test_a_reward_that_stepped_aside_computes_on_one_core(said: Said) -> None:
-    seen: list[int] = []
-    score = said.score
-    said.score = lambda samples: seen.append(torch.get_num_threads()) or score(samples)
-    reward = Reward({"g": said["gain"]})
+def test_a_reward_that_yields_the_cpu_uses_one_core(scorer: NumberScorer) -> None:
+    threads_used: list[int] = []
+    score = scorer.score
+    scorer.score = lambda samples: threads_used.append(torch.get_num_threads()) or score(samples)
+    reward = Reward({"g": scorer["gain"]})
     reward.yield_cpu()
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert reward.submit(said_by([(1.0, 0.0)])).result(timeout=30).total.tolist() == [1.0]
+        assert reward.submit(samples_with([(1.0, 0.0)])).result(timeout=30).total.tolist() == [1.0]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
     reward.release()
-    assert seen == [1]
+    assert threads_used == [1]
 
 
-def test_release_frees_models_and_thread_and_the_reward_can_be_used_again(said: Said) -> None:
-    reward = Reward({"g": said["gain"], "c": said["cost"]})
-    reward.release()  # nothing has begun yet
-    assert said.releases == 1
+def test_release_frees_models_and_thread_until_the_next_call(scorer: NumberScorer) -> None:
+    reward = Reward({"g": scorer["gain"], "c": scorer["cost"]})
+    reward.release()  # before the first call
+    assert scorer.releases == 1
     others = set(threading.enumerate())
-    first = reward.submit(said_by([(1.0, 1.0)])).result(timeout=30)
+    first = reward.submit(samples_with([(1.0, 1.0)])).result(timeout=30)
     (worker,) = set(threading.enumerate()) - others
     reward.release()
     assert not worker.is_alive()
-    assert said.releases == 2  # once, though two of its scores are used
-    assert reward(said_by([(1.0, 1.0)])).total.tolist() == first.total.tolist()
+    assert scorer.releases == 2  # once per release, though two of its scores are used
+    assert reward(samples_with([(1.0, 1.0)])).total.tolist() == first.total.tolist()
     reward.release()
 
 
-def test_device_moves_each_scorer_once(said: Said) -> None:
-    other = Whole()
-    components = {"g": said["gain"], "c": said["cost"], "o": other["gain"]}
+def test_device_moves_each_scorer_once(scorer: NumberScorer) -> None:
+    other = BatchScorer()
+    components = {"g": scorer["gain"], "c": scorer["cost"], "o": other["gain"]}
     Reward(components)
-    assert (said.moves, other.moves) == ([], [])
+    assert (scorer.moves, other.moves) == ([], [])
     Reward(components, device="cpu")
-    assert (said.moves, other.moves) == (["cpu"], ["cpu"])
+    assert (scorer.moves, other.moves) == (["cpu"], ["cpu"])

@@ -18,7 +18,7 @@ FOOD = Samples(
 
 @st.composite
 def samples(draw: st.DrawFn, min_size: int = 0) -> Samples:
-    """Any rows in any columns; the alphabet is all of Unicode, line separators included."""
+    """Samples with any columns and any Unicode texts, line separators included."""
     n = draw(st.integers(min_size, 4))
     names = draw(st.sets(st.sampled_from([*JSON_KEYS][2:])))
     column = st.lists(st.text(max_size=5), min_size=n, max_size=n)
@@ -28,7 +28,7 @@ def samples(draw: st.DrawFn, min_size: int = 0) -> Samples:
     return Samples(**columns)
 
 
-# What is checked when samples are made.
+# Validation.
 
 
 def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
@@ -47,7 +47,9 @@ def test_columns_are_kept_as_tuples_in_declaration_order() -> None:
         ({"texts": "long" * 99}, "texts = 'longlonglonglonglonglonglonglonglongl…' is a str"),
     ],
 )
-def test_what_is_no_column_of_strings_raises(columns: dict[str, object], message: str) -> None:
+def test_columns_that_are_not_lists_of_strings_raise(
+    columns: dict[str, object], message: str
+) -> None:
     with pytest.raises(TypeError, match=re.escape(message)):
         Samples(**columns)
 
@@ -71,62 +73,62 @@ def test_a_prefix_that_does_not_start_its_text_raises() -> None:
 def test_a_required_column_that_is_absent_raises() -> None:
     assert FOOD.require("labels", "Accuracy") == ("positive", "negative", "positive")
     message = (
-        r"Similarity needs the column 'sources', and these samples have texts, prefixes, labels: "
+        r"Similarity needs the column 'sources', but these samples have texts, prefixes, labels: "
         r"pass Samples\(\.\.\., sources=\[\.\.\.\]\)"
     )
     with pytest.raises(ValueError, match=message):
         FOOD.require("sources", "Similarity")
 
 
-# Choosing, joining and exchanging rows and columns.
+# Selecting, concatenating and replacing.
 
 
 @given(samples(), st.data())
-def test_rows_are_chosen_in_every_column(batch: Samples, data: st.DataObject) -> None:
+def test_rows_are_selected_in_every_column(batch: Samples, data: st.DataObject) -> None:
     indices = st.lists(st.integers(0, len(batch) - 1), max_size=6) if len(batch) else st.just([])
     rows = data.draw(st.slices(len(batch)) | indices)
-    chosen = batch[rows]
-    assert chosen.columns().keys() == batch.columns().keys()
+    selected = batch[rows]
+    assert selected.columns().keys() == batch.columns().keys()
     for name, column in batch.columns().items():
         expected = column[rows] if isinstance(rows, slice) else tuple(column[i] for i in rows)
-        assert chosen.columns()[name] == expected
+        assert selected.columns()[name] == expected
 
 
-def test_one_row_is_asked_for_as_a_slice() -> None:
-    with pytest.raises(TypeError, match=r"samples\[1\] is one row: write samples\[1:2\]"):
+def test_an_integer_index_raises() -> None:
+    with pytest.raises(TypeError, match=r"samples\[1\] is one row: use samples\[1:2\]"):
         FOOD[1]  # type: ignore[index]
 
 
 @given(samples(min_size=1), st.integers(0, 4))
-def test_what_was_cut_apart_is_joined_again(batch: Samples, place: int) -> None:
+def test_concat_undoes_slicing(batch: Samples, place: int) -> None:
     assert Samples.concat(iter([batch[:place], batch[place:]])) == batch
 
 
-def test_parts_with_other_columns_raise() -> None:
+def test_parts_with_different_columns_raise() -> None:
     message = (
-        r"parts\[1\] has the columns texts, labels and parts\[0\] has texts, prefixes, labels: "
+        r"parts\[1\] has the columns texts, labels, but parts\[0\] has texts, prefixes, labels: "
         "give all parts the same columns"
     )
     with pytest.raises(ValueError, match=message):
         Samples.concat([FOOD, FOOD.replace(prefixes=None)])
 
 
-def test_no_parts_raise() -> None:
+def test_concat_of_no_parts_raises() -> None:
     with pytest.raises(ValueError, match=r"Samples\.concat got no parts: give at least one"):
         Samples.concat([])
 
 
-def test_replace_exchanges_adds_and_removes_columns() -> None:
+def test_replace_changes_adds_and_removes_columns() -> None:
     changed = FOOD.replace(prefixes=None, labels=["a", "b", "c"], groups=["0", "0", "1"])
     assert changed == Samples(FOOD.texts, labels=["a", "b", "c"], groups=["0", "0", "1"])
     with pytest.raises(ValueError, match="labels has 0 items and texts has 3"):
         FOOD.replace(labels=[])
 
 
-# Prompts and what is written behind them.
+# Prompts and completions.
 
 
-def test_prompts_are_the_prefixes_or_else_the_texts() -> None:
+def test_prompts_are_the_prefixes_or_the_texts() -> None:
     beginnings = ("The food", "The food", "A dog")
     assert FOOD.as_prompts() == Samples(
         texts=beginnings,
@@ -138,15 +140,15 @@ def test_prompts_are_the_prefixes_or_else_the_texts() -> None:
     assert Samples(beginnings).as_prompts() == FOOD.replace(labels=None).as_prompts()
 
 
-def test_prompts_keep_what_the_generator_reads_and_its_groups() -> None:
-    given_ones = FOOD.replace(prompts=["Praise: food", "Blame: food", ""], groups=["a", "b", "a"])
-    prompts = given_ones.as_prompts()
-    assert prompts.prompts == given_ones.prompts
-    assert prompts.groups == given_ones.groups
+def test_as_prompts_keeps_existing_prompts_and_groups() -> None:
+    with_prompts = FOOD.replace(prompts=["Praise: food", "Blame: food", ""], groups=["a", "b", "a"])
+    prompts = with_prompts.as_prompts()
+    assert prompts.prompts == with_prompts.prompts
+    assert prompts.groups == with_prompts.groups
     assert prompts.as_prompts() == prompts
 
 
-def test_completions_stand_behind_their_prefixes() -> None:
+def test_completions_are_appended_to_their_prefixes() -> None:
     prompts = FOOD.as_prompts()
     completed = prompts.completed([" was bad.", "", " slept."])
     assert completed == prompts.replace(texts=["The food was bad.", "The food", "A dog slept."])
@@ -163,44 +165,42 @@ def test_a_wrong_number_of_completions_raises() -> None:
 
 
 @given(samples(), st.data())
-def test_distinct_samples_give_all_of_them_back(batch: Samples, data: st.DataObject) -> None:
+def test_distinct_samples_restore_the_batch(batch: Samples, data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, max(0, len(batch) - 1)), max_size=8))
     repeated = batch[rows if len(batch) else []]
-    once, places = repeated.distinct()
-    read = [name for name in once.columns() if name not in ("prompts", "groups")]
+    distinct, indices = repeated.distinct()
+    read = [name for name in distinct.columns() if name not in ("prompts", "groups")]
     for name in read:
-        assert once[places].columns()[name] == repeated.columns()[name]
-    assert len({*zip(*(once.columns()[name] for name in read), strict=True)}) == len(once)
+        assert distinct[indices].columns()[name] == repeated.columns()[name]
+    assert len({*zip(*(distinct.columns()[name] for name in read), strict=True)}) == len(distinct)
 
 
-def test_equal_texts_with_other_labels_are_not_the_same() -> None:
+def test_equal_texts_with_different_labels_are_distinct() -> None:
     batch = Samples(["a", "a", "a"], labels=["x", "y", "x"], prompts=["1", "2", "3"])
-    once, places = batch.distinct()
-    assert once == batch[:2]
-    assert places == [0, 1, 0]
+    distinct, indices = batch.distinct()
+    assert distinct == batch[:2]
+    assert indices == [0, 1, 0]
 
 
 # Files.
 
 
 @given(batch=samples(min_size=1))
-@example(batch=Samples(["a\u2028b\x85c\x0bd\r\n"]))  # all of these end a line somewhere
-def test_jsonl_gives_back_what_it_was_given(
-    batch: Samples, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@example(batch=Samples(["a\u2028b\x85c\x0bd\r\n"]))  # all of these are line ends for some reader
+def test_jsonl_round_trip(batch: Samples, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "samples.jsonl"
     batch.to_jsonl(path)
     assert Samples.from_jsonl(path) == batch
     assert path.read_text(encoding="utf-8").count("\n") == len(batch)
 
 
-def test_no_samples_make_an_empty_file(tmp_path: Path) -> None:
+def test_an_empty_batch_makes_an_empty_file(tmp_path: Path) -> None:
     Samples([]).to_jsonl(tmp_path / "none.jsonl")
     assert (tmp_path / "none.jsonl").read_bytes() == b""
     assert Samples.from_jsonl(tmp_path / "none.jsonl") == Samples([])
 
 
-def test_records_are_in_the_singular_and_other_keys_left_aside(tmp_path: Path) -> None:
+def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     Samples(["Zoë"], histories=["Hi."]).to_jsonl(path)
     assert path.read_text(encoding="utf-8") == '{"text": "Zoë", "history": "Hi."}\n'
@@ -213,9 +213,9 @@ def test_records_are_in_the_singular_and_other_keys_left_aside(tmp_path: Path) -
     [
         ("{text}", r"s\.jsonl:2 is not JSON \(Expecting property name"),
         ("", r"s\.jsonl:2 is not JSON"),
-        ('["b"]', r"s\.jsonl:2 is no object with the key 'text'"),
-        ('{"label": "y"}', r"s\.jsonl:2 is no object with the key 'text'"),
-        ('{"text": "b"}', r"s\.jsonl:2 lacks the key 'label', which line 1 has"),
+        ('["b"]', r"s\.jsonl:2 is not an object with the key 'text'"),
+        ('{"label": "y"}', r"s\.jsonl:2 is not an object with the key 'text'"),
+        ('{"text": "b"}', r"s\.jsonl:2 lacks the key 'label' that line 1 has"),
     ],
 )
 def test_a_bad_line_raises(tmp_path: Path, second_line: str, message: str) -> None:

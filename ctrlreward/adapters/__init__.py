@@ -1,2 +1,2 @@
-"""Rewards and scorers as other trainers want them, a module for each: `trl`, `verl`, `openrlhf`,
+"""Adapters that make rewards and scorers usable from other trainers: `trl`, `verl`, `openrlhf` and
 `torchmetrics`. None imports the trainer it serves before it has to."""

@@ -1,14 +1,14 @@
-"""A `Reward` as OpenRLHF's reward function (OpenRLHF 0.11).
+"""Adapter of a `Reward` to OpenRLHF's reward function (OpenRLHF 0.11).
 
-`--reward.remote_url rewards.py` names a file of your own, which has to define `reward_func`:
+`--reward.remote_url rewards.py` names a file of your own that defines `reward_func`:
 
 ```python
 reward_func = as_reward_func(reward, tokenizer.all_special_tokens, failed_score=-1.0,
                              columns={"labels": "label"})
 ```
 
-OpenRLHF calls it with one sample at a time from several threads, and logs errors without ending
-the run: try the function by hand before training.
+OpenRLHF calls the function from several threads, one sample per call. It only logs exceptions and
+goes on training, so try the function by hand first.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrlreward.adapters.reading import (
+from ctrlreward.adapters.conversion import (
+    build_samples,
     check_columns,
     check_failed_score,
     check_pointwise,
-    samples_of,
 )
 from ctrlreward.reward import Reward
 from ctrlreward.samples import shortened
@@ -36,35 +36,35 @@ def as_reward_func(
     failed_score: float,
     columns: Mapping[str, str] | None = None,
 ) -> Callable[..., dict[str, Any]]:
-    """A function of queries (prompt and completion), prompts and labels, n of each.
+    """Return a function of n queries (prompt + completion), n prompts and n labels.
 
-    It returns `rewards` and `scores`, the totals, and `extra_logs`, each component and `failed`
-    (1.0 or 0.0): float32 tensors of shape (n,). OpenRLHF has no notion of a sample without a
-    reward, and NaN would spread to others' advantages: the caller says what such a sample is
-    worth. Its components are NaN in `extra_logs`.
+    The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
+    each component and `failed` (1.0 or 0.0): float32 tensors of shape (n,). In OpenRLHF every
+    sample has a reward, and NaN would spread to the advantages of other samples. So a failed
+    sample gets `failed_score`; its components are NaN in `extra_logs`.
 
     Args:
-        reward: Of scores that depend on one sample alone.
-        special_tokens: What to take out of completions, which OpenRLHF decodes with special
+        reward: Reward whose scores depend on one sample alone.
+        special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
             tokens: the tokenizer's `all_special_tokens`.
-        failed_score: The score of a sample that failed, a finite number.
-        columns: Column of `Samples` ← `"label"` or `"prompt"`. Texts are prefix and completion
-            where prefixes are mapped, else the completion alone.
+        failed_score: Score of a failed sample, a finite number.
+        columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
+            `prefixes` is mapped, else the completion alone.
 
     Raises:
-        ValueError: Columns that are not there, a score that is not finite, a component named
-            `failed`, or one that is a score of several samples at once. When called: a query that
-            does not begin with its prompt.
+        ValueError: An unknown column, a score that is not finite, a component named `failed`, or
+            a component that depends on several samples. When called: a query that does not start
+            with its prompt.
     """
     check_pointwise(reward, "OpenRLHF's reward_func")
     check_failed_score(reward, failed_score, ["failed"])
-    mapped = check_columns(columns)
+    mapping = check_columns(columns)
 
     def reward_func(
         queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
         completions = _completions(queries, prompts, special_tokens)
-        batch = reward(samples_of(completions, prompts, {"label": labels}, mapped))
+        batch = reward(build_samples(completions, prompts, {"label": labels}, mapping))
         totals = _tensor(np.where(batch.failed, failed_score, batch.total))
         components = {name: _tensor(values) for name, values in batch.components.items()}
         return {
@@ -83,8 +83,8 @@ def _completions(
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(
-                f"queries[{i}] = {shortened(query)} does not begin with prompts[{i}] = "
-                f"{shortened(prompt)}: was the prompt cut to fit the context? Allow more tokens"
+                f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
+                f"{shortened(prompt)}: was the prompt truncated? Allow longer prompts"
             )
         completion = query[len(prompt) :]
         for token in special_tokens:

@@ -1,4 +1,4 @@
-"""Scores as torchmetrics: `update(samples)` on each rank, the same value on all ranks.
+"""Scores as torchmetrics: `update(samples)` on each rank, one value over all ranks.
 
 ```python
 self.coherence = ScoreMean(ctrleval["coherence"])  # in a LightningModule
@@ -7,7 +7,7 @@ self.coherence.update(samples)                     # in validation_step
 self.log("coherence", self.coherence)
 ```
 
-A metric holds its scorer aside: it is neither a submodule nor copied with the metric.
+The scorer is not a submodule of its metric: it is neither moved nor copied with it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from ctrlreward.functional.statistics import valid_mean
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Component, Scorer, score
 
 
-class _Aside:
-    """A component that a copy of its metric shares, and torch does not see into."""
+class _ComponentRef:
+    """A reference to a component that deep copies share, so that models are never copied."""
 
     def __init__(self, component: Component) -> None:
         self.component = component
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Aside:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ComponentRef:
         return self
 
 
-class _ScorerMetric(Metric):
-    """What all metrics of scores have: a component aside, and its direction."""
+class _ScoreMetric(Metric):
+    """Base class of metrics over one component."""
 
     is_differentiable = False
     full_state_update = False
 
     def __init__(self, component: Component) -> None:
         super().__init__()
-        self._aside = _Aside(component)
+        self._component_ref = _ComponentRef(component)
 
     @property
     def component(self) -> Component:
-        """What is scored."""
-        return self._aside.component
+        """The component that is scored."""
+        return self._component_ref.component
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]  # torchmetrics has it per class
@@ -60,43 +60,43 @@ class _ScorerMetric(Metric):
         return self.component.spec.higher_is_better
 
 
-# Each scorer's number: what tells apart scorers whose sums happen to be equal.
-_numbers: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
-_next: Iterator[int] = count(1)
+# A number for each scorer, which keeps apart scorers whose sums happen to be equal.
+_scorer_ids: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
+_next_id: Iterator[int] = count(1)
 
 
-class _Sums(_ScorerMetric):
-    """Sums over all samples of all scores of one scorer.
+class _ScoreSums(_ScoreMetric):
+    """Base class of metrics computed from sums over the samples.
 
-    Metrics of one scorer then have the same states, so that a `MetricCollection` finds them equal
-    and scores each batch once for all of them.
+    The states hold the sums of all scores of the scorer. Metrics of one scorer therefore have
+    equal states, and a `MetricCollection` scores each batch once for all of them.
     """
 
     totals: Tensor
     counts: Tensor
     seen: Tensor
-    scorer_number: Tensor
+    scorer_id: Tensor
 
     def __init__(self, component: Component) -> None:
         super().__init__(component)
         scorer = component.scorer
         if not scorer.pointwise:
             raise ValueError(
-                f"{component.name} is a score of several samples at once, and a mean over batches "
-                f"would be another: give ScoreOfAll({type(scorer).__name__}(...)"
+                f"{component.name} is computed over several samples at once, and a mean over "
+                f"batches would differ: use ScoreOfAll({type(scorer).__name__}(...)"
                 f"[{component.name!r}])"
             )
         self._names = list(scorer.specs)
         k = len(self._names)
-        if scorer not in _numbers:
-            _numbers[scorer] = next(_next)
+        if scorer not in _scorer_ids:
+            _scorer_ids[scorer] = next(_next_id)
         self.add_state("totals", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(k, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("scorer_number", torch.tensor(_numbers[scorer]), dist_reduce_fx="max")
+        self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
     def update(self, samples: Samples) -> None:
-        """Scores samples, n of them, each distinct one once."""
+        """Score n samples and add them up; repeated samples are scored once."""
         scorer = self.component.scorer
         scores = score({name: scorer[name] for name in self._names}, samples)
         table = torch.from_numpy(np.stack([scores[name] for name in self._names]))
@@ -105,12 +105,12 @@ class _Sums(_ScorerMetric):
         self.counts += (~failed).sum(dim=1).to(self.counts.device)
         self.seen += len(samples)
 
-    def _place(self) -> int:
+    def _index(self) -> int:
         return self._names.index(self.component.name)
 
 
-class ScoreMean(_Sums):
-    """The mean of a score over the samples that did not fail; NaN if all did.
+class ScoreMean(_ScoreSums):
+    """Mean of a score over the samples that did not fail; NaN if all failed.
 
     Samples that a distributed sampler repeats count twice; `ScoreOfAll` can leave them out.
 
@@ -118,69 +118,68 @@ class ScoreMean(_Sums):
         component: A score that depends on one sample alone, `ctrleval["coherence"]`.
 
     Raises:
-        ValueError: It depends on several.
+        ValueError: The score depends on several samples.
     """
 
     def compute(self) -> Tensor:
-        """The mean, float64."""
-        place = self._place()
-        return self.totals[place] / self.counts[place]
+        """Return the mean, float64."""
+        index = self._index()
+        return self.totals[index] / self.counts[index]
 
 
-class FailRate(_Sums):
-    """The share of samples for which a score is NaN, in [0, 1]; NaN if there were none.
+class FailRate(_ScoreSums):
+    """Share of the samples for which a score is NaN, in [0, 1]; NaN without samples.
 
     Args:
-        component: As `ScoreMean` takes it.
+        component: A score that depends on one sample alone, `ctrleval["coherence"]`.
 
     Raises:
-        ValueError: It depends on several samples.
+        ValueError: The score depends on several samples.
     """
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
-        """It is better when lower, whatever the score."""
+        """False, whatever the direction of the score."""
         return False
 
     def compute(self) -> Tensor:
-        """The rate, float64."""
-        return 1.0 - self.counts[self._place()].double() / self.seen
+        """Return the rate, float64."""
+        return 1.0 - self.counts[self._index()].double() / self.seen
 
 
-class ScoreOfAll(_ScorerMetric):
-    """A score of all ranks' samples together, for those that read several samples at once
-    (`Distinct`); the mean over the samples that did not fail, NaN if there is none.
+class ScoreOfAll(_ScoreMetric):
+    """Mean of a score computed over the samples of all ranks together; NaN if all failed.
 
-    The samples themselves are the state: `compute` gathers them on every rank, and each rank scores
-    all of them.
+    Meant for scores that depend on several samples (`Distinct`). The state is the samples
+    themselves: `compute` gathers them on every rank, and each rank scores all of them.
 
     Args:
-        component: `distinct["distinct_2"]`, or one that depends on one sample alone.
+        component: `distinct["distinct_2"]`, or any other score.
     """
 
     records: list[Tensor] | Tensor
 
     def __init__(self, component: Component) -> None:
         super().__init__(component)
-        # The samples as JSON lines in UTF-8: torchmetrics gathers nothing but tensors.
+        # JSON lines in UTF-8, because torchmetrics gathers only tensors.
         self.add_state("records", [], dist_reduce_fx="cat")
 
     @property
     def dtype(self) -> torch.dtype:
-        """What torchmetrics gathers from a rank that has seen nothing: it must fit the others'."""
+        """The dtype of the records, which torchmetrics also uses for a rank without samples."""
         return torch.uint8
 
     def update(self, samples: Samples, ids: Sequence[int] | None = None) -> None:
-        """Keeps samples until `compute`.
+        """Keep samples until `compute`.
 
         Args:
-            samples: All updates on all ranks with the same columns.
-            ids: Their indices in the dataset. With them samples are scored in the dataset's order,
-                whichever rank they were on, and those that a sampler repeats count once; without,
-                rank after rank.
+            samples: n samples, with the same columns in all updates on all ranks.
+            ids: Their n indices in the dataset. With ids, samples are scored in the dataset's
+                order, and those that a sampler repeats count once. Without, they are scored rank
+                by rank.
 
         Raises:
-            ValueError: There is not one id per sample.
+            ValueError: The number of ids is not the number of samples.
         """
         if ids is not None and len(ids) != len(samples):
             raise ValueError(f"{len(ids)} ids for {len(samples)} samples: give one per sample")
@@ -189,48 +188,48 @@ class ScoreOfAll(_ScorerMetric):
         for i, row in enumerate(zip(*columns.values(), strict=True)):
             record = dict(zip(columns, row, strict=True))
             lines.append(json.dumps([None if ids is None else int(ids[i]), record]) + "\n")
-        text = bytearray("".join(lines).encode())
-        if text:
+        encoded = bytearray("".join(lines).encode())
+        if encoded:
             assert isinstance(self.records, list)
-            kept = torch.frombuffer(text, dtype=torch.uint8)
-            self.records.append(kept.to(self.device, copy=True))
+            records = torch.frombuffer(encoded, dtype=torch.uint8)
+            self.records.append(records.to(self.device, copy=True))
 
     def compute(self) -> Tensor:
-        """The mean of the score, float64.
+        """Return the mean of the score, float64.
 
         Raises:
             ValueError: Updates had different columns, or only some had ids.
         """
-        samples = _read(self.records)
+        samples = _decode(self.records)
         if samples is None:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)
         values = score({"score": self.component}, samples)["score"]
         return torch.tensor(valid_mean(values), dtype=torch.float64, device=self.device)
 
 
-def _read(records: list[Tensor] | Tensor) -> Samples | None:
-    """The samples of all records in the order of their ids, each id once; None if there is none."""
+def _decode(records: list[Tensor] | Tensor) -> Samples | None:
+    """Return the recorded samples, sorted and deduplicated by id; None if there are none."""
     if isinstance(records, list) and not records:
         return None
     lines = bytes(dim_zero_cat(records).cpu().numpy()).decode().splitlines()
-    rows: list[tuple[int | None, dict[str, str]]] = [tuple(json.loads(line)) for line in lines]
-    if not rows:
+    if not lines:
         return None
-    given = [i for i, _ in rows if i is not None]
-    if given and len(given) < len(rows):
+    decoded: list[tuple[int | None, dict[str, str]]] = [tuple(json.loads(line)) for line in lines]
+    rows = [row for _, row in decoded]
+    ids = [i for i, _ in decoded if i is not None]
+    if ids and len(ids) < len(rows):
         raise ValueError(
-            f"ids were given for {len(given)} of {len(rows)} samples: give them in every update, "
+            f"ids were given for {len(ids)} of {len(rows)} samples: give them in every update, "
             "or in none"
         )
-    found = [row for _, row in rows]
-    if given:
-        by_id = dict(zip(given, found, strict=True))
-        found = [by_id[i] for i in sorted(by_id)]
-    names = [name for name in JSON_KEYS if name in found[0]]
-    for row in found:
+    if ids:
+        by_id = dict(zip(ids, rows, strict=True))
+        rows = [by_id[i] for i in sorted(by_id)]
+    names = [name for name in JSON_KEYS if name in rows[0]]
+    for row in rows:
         if set(row) != set(names):
             raise ValueError(
                 f"one update had the columns {', '.join(names)}, another {', '.join(row)}: "
-                "give all the same"
+                "give the same columns in every update"
             )
-    return Samples(**{name: [row[name] for row in found] for name in names})
+    return Samples(**{name: [row[name] for row in rows] for name in names})

@@ -1,4 +1,4 @@
-"""A `Reward` as the reward functions of TRL's `GRPOTrainer` and `RLOOTrainer` (TRL 1.16).
+"""Adapter of a `Reward` to the reward functions of TRL's GRPO and RLOO trainers (TRL 1.16).
 
 ```python
 trainer = GRPOTrainer(
@@ -6,9 +6,9 @@ trainer = GRPOTrainer(
 )
 ```
 
-Prompts and completions are texts or chats; of a chat completion the assistant's messages are
-scored. TRL takes None for "no reward": a sample that failed has no advantage there either. `trl`
-itself is not imported.
+Prompts and completions are texts or chats; of a chat completion, the assistant's messages are
+scored. A failed sample is None, which TRL leaves out of the advantages. `trl` itself is not
+imported.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters.reading import check_columns, samples_of, text_of
+from ctrlreward.adapters.conversion import build_samples, check_columns, plain_text
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -27,17 +27,17 @@ RewardFunc = Callable[..., Rewards]
 AsyncRewardFunc = Callable[..., Awaitable[Rewards]]
 LogMetric = Callable[[str, float], None]
 
-# What TRL passes beside the dataset's columns.
-_NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "trainer_state")
+# Keywords that TRL passes besides the dataset's columns.
+_NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "trainer_state")
 
 
 class ComponentFuncs(NamedTuple):
-    """Reward functions of single components, and what makes a reward of them.
+    """Reward functions of single components, and the weights that combine them.
 
     Attributes:
-        functions: One a component, named as it is, for `reward_funcs`.
-        weights: For `GRPOConfig(reward_weights=...)`. Without them TRL takes 1 for all, which
-            rewards the worse direction of a score that is better when lower.
+        functions: One function per component, with the component's name, for `reward_funcs`.
+        weights: For `GRPOConfig(reward_weights=...)`. Without them TRL weights all functions by 1,
+            which rewards the wrong direction of a score that is better when lower.
     """
 
     functions: list[RewardFunc]
@@ -47,34 +47,35 @@ class ComponentFuncs(NamedTuple):
 def as_reward_funcs(
     reward: Reward, columns: Mapping[str, str] | None = None, name: str = "reward"
 ) -> list[RewardFunc]:
-    """One function, of the reward's total; TRL needs no weights to go with it.
+    """Return one function that gives the reward's total; it needs no `reward_weights`.
 
-    TRL's log gets `rewards/<name>/mean` and `/std`, of the total, and `<name>/<component>` and
-    `<name>/fail_rate`: means over all ranks' samples, components over those that did not fail.
+    TRL logs `rewards/<name>/mean` and `/std` of the total, and `<name>/<component>` and
+    `<name>/fail_rate`. These are means over the samples of all ranks; components leave out failed
+    samples.
 
     Args:
-        reward: On several ranks each scores its own samples; a score of whole groups
-            (`Distinct`) then sees those of a group that are on its rank.
-        columns: Column of `Samples` ← column of the dataset, `{"labels": "sentiment"}`. With
-            `{"prefixes": "prompt"}` texts begin with their prompts; where no prefixes are mapped
-            the text is the completion alone.
-        name: What TRL logs the function as; give each reward its own.
+        reward: The reward. Each rank scores its own samples, so a score over whole groups
+            (`Distinct`) sees only the part of a group that is on its rank.
+        columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
+            `{"prefixes": "prompt"}` each text is prompt + completion; without `prefixes` it is the
+            completion alone.
+        name: Name of the function in TRL's log; give each reward its own.
 
     Raises:
-        ValueError: Columns that `Samples` doesn't have. When called: dataset columns that are not
-            there.
+        ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
+            doesn't have.
     """
-    mapped = check_columns(columns)
+    mapping = check_columns(columns)
 
     def reward_func(
         prompts: Sequence[Any],
         completions: Sequence[Any],
         log_metric: LogMetric | None = None,
-        **given: Any,
+        **dataset: Any,
     ) -> Rewards:
-        batch = reward(_samples(prompts, completions, given, mapped))
-        _log(batch, name, log_metric)
-        return _without_failed(batch.total, batch)
+        batch = reward(_samples(prompts, completions, dataset, mapping))
+        _log_components(batch, name, log_metric)
+        return _failed_as_none(batch.total, batch)
 
     reward_func.__name__ = name
     return [reward_func]
@@ -83,65 +84,64 @@ def as_reward_funcs(
 def as_async_reward_funcs(
     reward: Reward, columns: Mapping[str, str] | None = None, name: str = "reward"
 ) -> list[AsyncRewardFunc]:
-    """As `as_reward_funcs`, as a coroutine: TRL lets such functions run side by side.
+    """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
-    Worth it where there are several rewards, each on a device of its own.
+    Worth it with several rewards, each on a device of its own.
     """
-    mapped = check_columns(columns)
+    mapping = check_columns(columns)
 
     async def reward_func(
         prompts: Sequence[Any],
         completions: Sequence[Any],
         log_metric: LogMetric | None = None,
-        **given: Any,
+        **dataset: Any,
     ) -> Rewards:
-        started = reward.submit(_samples(prompts, completions, given, mapped))
-        batch = await asyncio.wrap_future(started)
-        _log(batch, name, log_metric)
-        return _without_failed(batch.total, batch)
+        future = reward.submit(_samples(prompts, completions, dataset, mapping))
+        batch = await asyncio.wrap_future(future)
+        _log_components(batch, name, log_metric)
+        return _failed_as_none(batch.total, batch)
 
     reward_func.__name__ = name
     return [reward_func]
 
 
 def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None) -> ComponentFuncs:
-    """One function a component, where TRL is to combine them itself.
+    """Return one function per component, for TRL to combine.
 
-    That is for `multi_objective_aggregation="normalize_then_sum"`; a plain sum is had from
-    `as_reward_funcs`. The functions share one scoring of a batch. A sample that fails in one
-    component is None in all: TRL would sum up the others.
+    Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum,
+    `as_reward_funcs` is enough. The functions score a batch once between them. A sample that fails
+    in one component is None in all, because TRL would sum the others.
 
     Args:
-        reward: A weighted one.
-        columns: As `as_reward_funcs` takes them.
+        reward: A reward with `aggregate="weighted"`.
+        columns: As in `as_reward_funcs`.
 
     Raises:
-        ValueError: The reward is no weighted sum; or as `as_reward_funcs` raises.
+        ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
     """
     if reward.weights is None:
         raise ValueError(
-            "the reward is no weighted sum of its components, which is all that TRL can make of "
-            "them: take as_reward_funcs, which gives the total"
+            "the reward is not a weighted sum, and TRL can combine components in no other way: "
+            "use as_reward_funcs, which gives the total"
         )
-    mapped = check_columns(columns)
-    judge = _Once(reward)
+    mapping = check_columns(columns)
+    cached_reward = _CachedReward(reward)
 
-    def function(component: str) -> RewardFunc:
+    def build(component: str) -> RewardFunc:
         def component_func(
-            prompts: Sequence[Any], completions: Sequence[Any], **given: Any
+            prompts: Sequence[Any], completions: Sequence[Any], **dataset: Any
         ) -> Rewards:
-            given = {name: value for name, value in given.items() if name != "log_metric"}
-            batch = judge(_samples(prompts, completions, given, mapped))
-            return _without_failed(batch.components[component], batch)
+            batch = cached_reward(_samples(prompts, completions, dataset, mapping))
+            return _failed_as_none(batch.components[component], batch)
 
         component_func.__name__ = component
         return component_func
 
-    return ComponentFuncs([function(n) for n in reward.weights], list(reward.weights.values()))
+    return ComponentFuncs([build(name) for name in reward.weights], list(reward.weights.values()))
 
 
-class _Once:
-    """Scores a batch once, however many functions ask for it in turn."""
+class _CachedReward:
+    """A reward that keeps the last batch, for several functions that score the same samples."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
@@ -156,26 +156,26 @@ class _Once:
 def _samples(
     prompts: Sequence[Any],
     completions: Sequence[Any],
-    given: Mapping[str, Any],
+    dataset: Mapping[str, Any],
     columns: Mapping[str, str],
 ) -> Samples:
-    table = {name: column for name, column in given.items() if name not in _NOT_COLUMNS}
-    return samples_of(
-        [text_of(completion, "assistant") for completion in completions],
-        [text_of(prompt) for prompt in prompts],
+    table = {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS}
+    return build_samples(
+        [plain_text(completion, "assistant") for completion in completions],
+        [plain_text(prompt) for prompt in prompts],
         table,
         columns,
     )
 
 
-def _without_failed(values: Scores, batch: RewardBatch) -> Rewards:
+def _failed_as_none(values: Scores, batch: RewardBatch) -> Rewards:
     return [
         None if failed else float(value) for value, failed in zip(values, batch.failed, strict=True)
     ]
 
 
-def _log(batch: RewardBatch, name: str, log_metric: LogMetric | None) -> None:
-    """Value by value, since TRL weighs every value of every rank alike."""
+def _log_components(batch: RewardBatch, name: str, log_metric: LogMetric | None) -> None:
+    """Log each sample by itself: TRL averages over all logged values of all ranks."""
     if log_metric is None:
         return
     for failed in batch.failed:

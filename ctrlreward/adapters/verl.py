@@ -1,21 +1,23 @@
-"""A `Reward` as verl's custom reward function (verl 0.9.1).
+"""Adapter of a `Reward` to verl's custom reward function (verl 0.9.1).
 
-A file of your own builds it at module level, and verl's config names the file and the variable
-(`reward.custom_reward_function.path` and `.name`):
+A file of your own builds the function at module level, and verl's config names the file and the
+variable (`reward.custom_reward_function.path` and `.name`):
 
 ```python
 compute_score = as_async_compute_score(reward, -1.0, columns={"labels": "ground_truth"})
 ```
 
-Which of the three is a matter of the reward manager. Those of verl 0.9 (`naive`, `dapo`) ask for
-one sample at a time, many at once: `as_async_compute_score` scores together what is asked together.
-The `batch` manager of earlier versions hands over a batch: `as_batch_compute_score`. Managers that
-ask for one sample and wait take `as_compute_score`, the slowest.
+The reward manager decides which of three functions you need:
+
+- `as_async_compute_score` for the managers of verl 0.9 (`naive`, `dapo`), which make many
+  concurrent calls of one sample each. It scores concurrent samples in one batch.
+- `as_batch_compute_score` for the `batch` manager of earlier versions.
+- `as_compute_score` for managers that wait for one sample at a time; the slowest.
 
 A result has the same keys for every sample: `score`; `failed`, 1.0 or 0.0; and each component,
-None where it has no value, which verl's validation leaves out. verl has no notion of a sample
-without a reward: NaN would spread to the advantages of the whole group. So the caller has to say
-what a failed sample is worth.
+None where it has no value, which verl's validation leaves out. In verl every sample has a reward,
+and NaN would spread to the advantages of the whole group. So you have to choose the score of a
+failed sample.
 """
 
 from __future__ import annotations
@@ -26,11 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.adapters.reading import (
+from ctrlreward.adapters.conversion import (
+    build_samples,
     check_columns,
     check_failed_score,
     check_pointwise,
-    samples_of,
 )
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
@@ -43,31 +45,30 @@ _KEYS = ("score", "failed")
 def as_batch_compute_score(
     reward: Reward, failed_score: float, columns: Mapping[str, str] | None = None
 ) -> Callable[..., list[Result]]:
-    """For the `batch` reward manager: a whole batch in one call.
+    """Return a function for the `batch` reward manager, which scores a batch per call.
 
     Args:
-        reward: Scores the batch.
-        failed_score: The score of a sample that failed, a finite number no better than a bad
-            text's.
-        columns: Column of `Samples` ← `"ground_truth"`, `"data_source"` or a key of `extra_info`,
-            such as `{"labels": "ground_truth", "sources": "text"}`. Texts are prefix and
-            solution where prefixes are mapped, else the solution alone.
+        reward: The reward.
+        failed_score: Score of a failed sample, a finite number no better than a bad text's score.
+        columns: Column of `Samples` → `"ground_truth"`, `"data_source"` or a key of `extra_info`,
+            such as `{"labels": "ground_truth", "sources": "text"}`. Texts are prefix + solution if
+            `prefixes` is mapped, else the solution alone.
 
     Raises:
-        ValueError: Columns that `Samples` doesn't have, a score that is not finite, or a
-            component whose name is taken. When called: a key that is not there.
+        ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
+            component named `score` or `failed`. When called: a key that the sample doesn't have.
     """
-    mapped = _checked(reward, failed_score, columns)
+    mapping = _check(reward, failed_score, columns)
 
     def compute_score(
         data_sources: Sequence[str],
         solution_strs: Sequence[str],
         ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None],
-        **_unused: Any,  # verl adds what its config has under reward_kwargs
+        **_unused: Any,  # verl adds the reward_kwargs of its config
     ) -> list[Result]:
-        given = zip(data_sources, ground_truths, extra_infos, strict=True)
-        samples = _samples(list(solution_strs), [_row(*row) for row in given], mapped)
+        rows = zip(data_sources, ground_truths, extra_infos, strict=True)
+        samples = _samples(list(solution_strs), [_merge_row(*row) for row in rows], mapping)
         return _results(reward(samples), failed_score)
 
     return compute_score
@@ -76,13 +77,18 @@ def as_batch_compute_score(
 def as_compute_score(
     reward: Reward, failed_score: float, columns: Mapping[str, str] | None = None
 ) -> Callable[..., Result]:
-    """For managers that ask for one sample and wait; arguments as `as_batch_compute_score` has.
+    """Return a function for managers that wait for one sample at a time.
+
+    Args:
+        reward: As in `as_batch_compute_score`.
+        failed_score: As in `as_batch_compute_score`.
+        columns: As in `as_batch_compute_score`.
 
     Raises:
-        ValueError: Also where a component is a score of several samples at once.
+        ValueError: As in `as_batch_compute_score`, or a component depends on several samples.
     """
     check_pointwise(reward, "as_compute_score")
-    mapped = _checked(reward, failed_score, columns)
+    mapping = _check(reward, failed_score, columns)
 
     def compute_score(
         data_source: str,
@@ -91,8 +97,8 @@ def as_compute_score(
         extra_info: Mapping[str, Any] | None = None,
         **_unused: Any,
     ) -> Result:
-        row = _row(data_source, ground_truth, extra_info)
-        return _results(reward(_samples([solution_str], [row], mapped)), failed_score)[0]
+        row = _merge_row(data_source, ground_truth, extra_info)
+        return _results(reward(_samples([solution_str], [row], mapping)), failed_score)[0]
 
     return compute_score
 
@@ -103,21 +109,21 @@ def as_async_compute_score(
     columns: Mapping[str, str] | None = None,
     wait: float = 0.05,
 ) -> Callable[..., Awaitable[Result]]:
-    """For verl 0.9's managers: a coroutine that scores together what is asked together.
+    """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
     Args:
-        reward: As `as_batch_compute_score` takes it.
-        failed_score: As `as_batch_compute_score` takes it.
-        columns: As `as_batch_compute_score` takes them.
-        wait: Seconds from the first sample to the scoring of all that have come meanwhile.
+        reward: As in `as_batch_compute_score`.
+        failed_score: As in `as_batch_compute_score`.
+        columns: As in `as_batch_compute_score`.
+        wait: Seconds that the first sample of a batch waits for others.
 
     Raises:
-        ValueError: Also where a component is a score of several samples at once, since what comes
-            together is chance.
+        ValueError: As in `as_batch_compute_score`, or a component depends on several samples:
+            which samples share a batch is up to chance.
     """
     check_pointwise(reward, "as_async_compute_score")
-    mapped = _checked(reward, failed_score, columns)
-    gathered = _Gathered(reward, wait)
+    mapping = _check(reward, failed_score, columns)
+    batcher = _Batcher(reward, wait)
 
     async def compute_score(
         data_source: str,
@@ -126,46 +132,51 @@ def as_async_compute_score(
         extra_info: Mapping[str, Any] | None = None,
         **_unused: Any,
     ) -> Result:
-        row = _row(data_source, ground_truth, extra_info)
-        batch, place = await gathered.score(_samples([solution_str], [row], mapped))
-        return _results(batch, failed_score)[place]
+        row = _merge_row(data_source, ground_truth, extra_info)
+        batch, index = await batcher.submit(_samples([solution_str], [row], mapping))
+        return _results(batch, failed_score)[index]
 
     return compute_score
 
 
-class _Gathered:
-    """Scores in one call the samples that come within a time of the first."""
+class _Batcher:
+    """Scores in one call all samples that arrive within a time window.
+
+    Args:
+        reward: The reward.
+        wait: Seconds from the first sample of a batch to its scoring.
+    """
 
     def __init__(self, reward: Reward, wait: float) -> None:
         self.reward = reward
         self.wait = wait
-        self.waiting: list[Samples] = []
+        self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None
 
-    async def score(self, sample: Samples) -> tuple[RewardBatch, int]:
-        """The scores of all that were gathered, and the sample's place among them."""
-        if not self.waiting:
-            self.scoring = asyncio.create_task(self._score())
-        self.waiting.append(sample)
+    async def submit(self, sample: Samples) -> tuple[RewardBatch, int]:
+        """Return the scored batch and the sample's index in it."""
+        if not self.queue:
+            self.scoring = asyncio.create_task(self._score_queue())
+        self.queue.append(sample)
         assert self.scoring is not None
-        scoring, place = self.scoring, len(self.waiting) - 1
-        # One caller that gives up must not end the others' scoring.
-        return await asyncio.shield(scoring), place
+        scoring, index = self.scoring, len(self.queue) - 1
+        # A cancelled caller must not cancel the scoring for the others.
+        return await asyncio.shield(scoring), index
 
-    async def _score(self) -> RewardBatch:
+    async def _score_queue(self) -> RewardBatch:
         await asyncio.sleep(self.wait)
-        samples, self.waiting = Samples.concat(self.waiting), []
+        samples, self.queue = Samples.concat(self.queue), []
         return await asyncio.wrap_future(self.reward.submit(samples))
 
 
-def _checked(
+def _check(
     reward: Reward, failed_score: float, columns: Mapping[str, str] | None
 ) -> dict[str, str]:
     check_failed_score(reward, failed_score, _KEYS)
     return check_columns(columns)
 
 
-def _row(
+def _merge_row(
     data_source: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     return {**(extra_info or {}), "data_source": data_source, "ground_truth": ground_truth}
@@ -178,11 +189,11 @@ def _samples(
         for name, source in columns.items():
             if source not in row:
                 raise ValueError(
-                    f"columns maps {name!r} to {source!r}, and sample {i} has {', '.join(row)}: "
+                    f"columns maps {name!r} to {source!r}, but sample {i} has {', '.join(row)}: "
                     "give one of these"
                 )
     table = {source: [row[source] for row in rows] for source in columns.values()}
-    return samples_of(solutions, None, table, columns)
+    return build_samples(solutions, None, table, columns)
 
 
 def _results(batch: RewardBatch, failed_score: float) -> list[Result]:

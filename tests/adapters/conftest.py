@@ -1,4 +1,4 @@
-"""Scorers that read letters, and answers worked out without them."""
+"""Scorers that count letters, and a plain function with the expected values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LETTERS = "abcdef"
 
 
 def share_of(text: str, letter: str = "a") -> float:
-    """NaN where a text is empty or has an "f"."""
+    """Return the share of a letter; NaN if the text is empty or contains "f"."""
     return text.count(letter) / len(text) if text and "f" not in text else np.nan
 
 
 class Letters(Scorer):
-    """The share of "a" in a text, and its length, which is better when lower."""
+    """The share of "a" in a text (higher is better), and its length (lower is better)."""
 
     def __init__(self) -> None:
         self.scored: list[Samples] = []
@@ -35,7 +35,7 @@ class Letters(Scorer):
 
 
 class Kinds(Scorer):
-    """How many different texts there are over how many texts, and whose text comes first."""
+    """Share of distinct texts, and the length of the first text: scores over several samples."""
 
     pointwise = False
 

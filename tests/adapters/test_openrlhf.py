@@ -1,9 +1,9 @@
-"""Against the contract of OpenRLHF 0.11.2.
+"""The contract of OpenRLHF 0.11.2.
 
-`utils/agent.py` loads `reward_func` from the file that the option names, calls it with lists of one
-query, prompt and label, positionally, in a thread each, and takes `rewards`, `scores` and
-`extra_logs`; `trainer/ppo_utils/samples_generator.py` makes `torch.tensor([value])` of the first
-two and `value.flatten()[0].item()` of the third.
+`utils/agent.py` loads `reward_func` from the file that the option names. It calls the function
+positionally with lists of one query, prompt and label, each call in a thread of its own, and reads
+`rewards`, `scores` and `extra_logs`. `trainer/ppo_utils/samples_generator.py` converts the first
+two by `torch.tensor([value])` and the third by `value.flatten()[0].item()`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ reward_func = as_reward_func(reward, ["<eos>"], failed_score=-9.0, columns={{"la
 """
 
 
-def test_a_file_is_called_from_threads_as_openrlhf_does(tmp_path: Path) -> None:
+def test_reward_func_in_a_file_called_from_threads(tmp_path: Path) -> None:
     path = tmp_path / "rewards.py"
     path.write_text(FILE.format(conftest=str(Path(__file__).with_name("conftest.py"))))
     spec = importlib.util.spec_from_file_location("reward_func", path)
@@ -39,13 +39,13 @@ def test_a_file_is_called_from_threads_as_openrlhf_does(tmp_path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    async def ask() -> list[dict[str, torch.Tensor]]:
+    async def call_all() -> list[dict[str, torch.Tensor]]:
         texts = ["ab<eos>", "f<eos>", "aab"]
         return await asyncio.gather(
             *(asyncio.to_thread(module.reward_func, ["f: " + t], ["f: "], ["glad"]) for t in texts)
         )
 
-    results = asyncio.run(ask())
+    results = asyncio.run(call_all())
     rewards = [torch.tensor([result["rewards"]]) for result in results]
     assert torch.cat(rewards).tolist() == pytest.approx([0.25, -9.0, 2 / 3 - 0.375])
     for result in results:
@@ -59,7 +59,7 @@ def test_a_file_is_called_from_threads_as_openrlhf_does(tmp_path: Path) -> None:
     assert [row["share"] for row in logged] == pytest.approx([0.5, np.nan, 2 / 3], nan_ok=True)
 
 
-def test_several_at_once_and_prefixes_from_the_prompt(reward, letters) -> None:
+def test_several_samples_with_prefixes_from_the_prompt(reward, letters) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"prefixes": "prompt", "labels": "label"})
     result = reward_func(["aab", "ab"], ["aa", "a"], ["glad", "sad"])
     assert letters.scored[0].texts == ("aab", "ab")
@@ -68,17 +68,17 @@ def test_several_at_once_and_prefixes_from_the_prompt(reward, letters) -> None:
     assert result["rewards"].dtype == torch.float32
 
 
-def test_errors_name_what_was_given_and_what_there_is(reward, letters, kinds) -> None:
+def test_error_messages(reward, letters, kinds) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
-    with pytest.raises(ValueError, match="'tone', and the dataset has prompt, label: give one"):
+    with pytest.raises(ValueError, match="'tone', but the dataset has prompt, label: give one"):
         reward_func(["ab"], ["a"], ["glad"])
     with pytest.raises(
-        ValueError, match=r"queries\[0\] = 'ab' does not begin with prompts\[0\] = 'b'"
+        ValueError, match=r"queries\[0\] = 'ab' does not start with prompts\[0\] = 'b'"
     ):
         reward_func(["ab"], ["b"], ["glad"])
     with pytest.raises(ValueError, match="failed_score = inf: give a finite number"):
         as_reward_func(reward, [], float("inf"))
     with pytest.raises(ValueError, match="a component 'failed'"):
         as_reward_func(Reward({"failed": letters["share"]}), [], -9.0)
-    with pytest.raises(ValueError, match="kinds is a score of several samples at once"):
+    with pytest.raises(ValueError, match="kinds is computed over several samples at once"):
         as_reward_func(Reward({"kinds": kinds["kinds"]}), [], -9.0)

@@ -1,4 +1,4 @@
-"""Against plain means over all texts, in one process, in two, and in a Lightning run."""
+"""Plain means over all texts as reference, in one process, on two ranks and in Lightning."""
 
 from __future__ import annotations
 
@@ -22,38 +22,40 @@ SCRIPT = Path(__file__).with_name("two_ranks.py")
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory, run_script) -> list[dict[str, dict[str, float]]]:
+def values_by_rank(
+    tmp_path_factory: pytest.TempPathFactory, run_script
+) -> list[dict[str, dict[str, float]]]:
     folder = tmp_path_factory.mktemp("two_ranks")
     run_script(SCRIPT, folder, timeout=240)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-def check(found: dict[str, float], rows: list[int], texts: list[str]) -> None:
-    """Against what Python says of the texts: of all rows, and of each once in order."""
-    given = [texts[i] for i in rows]
+def check(metrics: dict[str, float], rows: list[int], texts: list[str]) -> None:
+    """Compare with values computed from all rows, and from the distinct rows in order."""
+    repeated = [texts[i] for i in rows]
     ordered = [texts[i] for i in sorted(set(rows))]
-    scored = [text for text in given if "f" not in text]
-    assert found["share"] == pytest.approx(np.mean([t.count("a") / len(t) for t in scored]))
-    assert found["length"] == pytest.approx(np.mean([len(text) for text in given]))
-    assert found["fail_rate"] == pytest.approx(1 - len(scored) / len(given))
-    assert found["kinds"] == len(set(ordered)) / len(ordered)
-    assert found["first"] == len(ordered[0])
-    assert found["kinds without ids"] == len(set(given)) / len(given)
+    scored = [text for text in repeated if "f" not in text]
+    assert metrics["share"] == pytest.approx(np.mean([t.count("a") / len(t) for t in scored]))
+    assert metrics["length"] == pytest.approx(np.mean([len(text) for text in repeated]))
+    assert metrics["fail_rate"] == pytest.approx(1 - len(scored) / len(repeated))
+    assert metrics["kinds"] == len(set(ordered)) / len(ordered)
+    assert metrics["first"] == len(ordered[0])
+    assert metrics["kinds without ids"] == len(set(repeated)) / len(repeated)
 
 
-def test_two_ranks_with_uneven_shares_give_the_values_of_all_texts(seen) -> None:
+def test_two_ranks_with_uneven_shares_agree_on_all_texts(values_by_rank) -> None:
     script = runpy.run_path(str(SCRIPT))
     shares, texts = script["SHARES"], script["TEXTS"]
     rows = [i for share in shares for batch in share for i in batch]
-    assert seen[0] == seen[1]
-    check(seen[0]["both"], rows, texts)
+    assert values_by_rank[0] == values_by_rank[1]
+    check(values_by_rank[0]["both"], rows, texts)
     check(script["values"](shares[0] + shares[1]), rows, texts)
 
 
-def test_a_rank_may_have_seen_nothing(seen) -> None:
+def test_a_rank_without_samples(values_by_rank) -> None:
     script = runpy.run_path(str(SCRIPT))
     rows = [i for batch in script["SHARES"][0] for i in batch]
-    check(seen[0]["one has none"], rows, script["TEXTS"])
+    check(values_by_rank[0]["one rank empty"], rows, script["TEXTS"])
 
 
 def test_metrics_of_one_scorer_score_a_batch_once(letters) -> None:
@@ -67,11 +69,11 @@ def test_metrics_of_one_scorer_score_a_batch_once(letters) -> None:
     for texts in (["a", "ab"], ["aab"], ["b", "ab"]):
         letters.scored.clear()
         metrics.update(Samples(texts))
-    assert len(letters.scored) == 1  # torchmetrics finds their states equal after the first
+    assert len(letters.scored) == 1  # after the first update, the states are known to be equal
     assert metrics.compute()["length"] == 9 / 5
 
 
-def test_scorers_whose_first_scores_are_equal_are_kept_apart(letters) -> None:
+def test_scorers_with_equal_first_scores_stay_separate(letters) -> None:
     class Others(type(letters)):  # type: ignore[misc]
         def score(self, samples):
             return {name: np.floor(v) for name, v in super().score(samples).items()}
@@ -84,7 +86,7 @@ def test_scorers_whose_first_scores_are_equal_are_kept_apart(letters) -> None:
     assert {k: v.item() for k, v in metrics.compute().items()} == {"one": 0.5, "other": 1 / 3}
 
 
-def test_forward_gives_the_batchs_value_and_keeps_all(letters, kinds) -> None:
+def test_forward_returns_the_batch_value_and_accumulates(letters, kinds) -> None:
     mean, of_all = ScoreMean(letters["share"]), ScoreOfAll(kinds["kinds"])
     for metric in (mean, of_all):
         assert metric(Samples(["a", "a"])) == (1.0 if metric is mean else 0.5)
@@ -95,7 +97,7 @@ def test_forward_gives_the_batchs_value_and_keeps_all(letters, kinds) -> None:
         assert math.isnan(metric.compute())
 
 
-def test_copies_share_the_scorer_and_nothing_else(letters, kinds) -> None:
+def test_copies_share_only_the_scorer(letters, kinds) -> None:
     for metric in (ScoreMean(letters["length"]), ScoreOfAll(kinds["kinds"])):
         copy = metric.clone()
         copy.update(Samples(["a"]))
@@ -106,7 +108,7 @@ def test_copies_share_the_scorer_and_nothing_else(letters, kinds) -> None:
         assert again.compute() == copy.compute() == 1.0
 
 
-def test_directions_are_the_scores_own(letters, kinds) -> None:
+def test_directions(letters, kinds) -> None:
     assert ScoreMean(letters["share"]).higher_is_better is True
     assert ScoreMean(letters["length"]).higher_is_better is False
     assert FailRate(letters["share"]).higher_is_better is False
@@ -130,7 +132,7 @@ class Scored(pl.LightningModule):
         self.log_dict(self.both)
 
 
-def test_lightning_logs_them_and_starts_each_epoch_anew(letters, kinds, tmp_path) -> None:
+def test_lightning_logs_and_resets_each_epoch(letters, kinds, tmp_path) -> None:
     module = Scored(letters, kinds)
     assert list(module.state_dict()) == ["weight"]
     trainer = pl.Trainer(
@@ -148,8 +150,8 @@ def test_lightning_logs_them_and_starts_each_epoch_anew(letters, kinds, tmp_path
         assert logged["kinds"] == pytest.approx(len(set(texts)) / len(texts))
 
 
-def test_errors_say_what_to_give(letters, kinds) -> None:
-    with pytest.raises(ValueError, match=r"give ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
+def test_error_messages(letters, kinds) -> None:
+    with pytest.raises(ValueError, match=r"use ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
         ScoreMean(kinds["kinds"])
     metric = ScoreOfAll(kinds["kinds"])
     with pytest.raises(ValueError, match="1 ids for 2 samples"):

@@ -1,4 +1,4 @@
-"""Against TRL 1.16's trainers, which really train a tiny model, and called as they call."""
+"""Training of a tiny model with TRL 1.16's trainers, and direct calls with their arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def total_of(text: str) -> float:
 
 @pytest.fixture
 def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..., Any]:
-    """Trains three steps of 8 completions of two prompts; gives the trainer."""
+    """Return a function that trains 3 steps of 8 completions of 2 prompts."""
     import trl  # slow to import
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -70,11 +70,11 @@ def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..
 
 
 def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: str) -> None:
-    """What the trainer made of its last step's completions."""
+    """Check the rewards, advantages and log of the last step."""
     given = trainer._logs["rewards"][name]
     assert list(given) == pytest.approx(totals, nan_ok=True)
     failed = np.isnan(totals)
-    assert failed.any(), "the seed drew no text that fails"
+    assert failed.any(), "the seed produced no failed sample"
     assert not failed.all()
     advantages = np.array(trainer._logs["advantages"])
     assert (advantages[failed] == 0).all()
@@ -91,7 +91,7 @@ def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: s
     ("algorithm", "build"),
     [("GRPO", as_reward_funcs), ("GRPO", as_async_reward_funcs), ("RLOO", as_reward_funcs)],
 )
-def test_trl_trains_on_the_total_and_leaves_failed_samples_out(
+def test_training_uses_the_total_and_leaves_out_failed_samples(
     train, reward, algorithm: str, build
 ) -> None:
     functions = build(reward, {"labels": "tone", "prefixes": "prompt"}, name="letters")
@@ -103,7 +103,7 @@ def test_trl_trains_on_the_total_and_leaves_failed_samples_out(
     check_last_step(trainer, [total_of(text) for text in texts], texts, "letters")
 
 
-def test_grpo_trains_on_chats(train, reward, letters) -> None:
+def test_grpo_with_chats(train, reward, letters) -> None:
     trainer = train(as_reward_funcs(reward, {"labels": "tone"}), chat=True)
     texts = [completion[0]["content"] for completion in trainer._logs["completion"]]
     check_last_step(trainer, [total_of(text) for text in texts], texts, "reward")
@@ -111,7 +111,7 @@ def test_grpo_trains_on_chats(train, reward, letters) -> None:
     assert set(letters.scored[0].prompts) == {"ab", "cd"}
 
 
-def test_components_and_their_weights_make_the_reward_that_the_total_is(train, reward) -> None:
+def test_weighted_components_add_up_to_the_total(train, reward) -> None:
     functions, weights = as_component_funcs(reward, {"prefixes": "prompt"})
     assert [function.__name__ for function in functions] == ["share", "length"]
     trainer = train(functions, reward_weights=weights)
@@ -120,14 +120,14 @@ def test_components_and_their_weights_make_the_reward_that_the_total_is(train, r
     ]
     totals = np.array([total_of(text) for text in texts])
     assert np.isnan(totals).any()
-    # Also the length, which a failed sample has, is left out.
+    # A failed sample has a length, but it is left out too.
     assert np.isnan(trainer._logs["rewards"]["length"]).tolist() == np.isnan(totals).tolist()
     *_, last = (row for row in trainer.state.log_history if "reward" in row)
     assert last["reward"] == pytest.approx(np.nanmean(totals))
 
 
 class Meeting(Scorer):
-    """Scores only when another one is scoring, too."""
+    """A scorer that returns only while another one is scoring."""
 
     def __init__(self, barrier: threading.Barrier) -> None:
         self.barrier = barrier
@@ -141,7 +141,7 @@ class Meeting(Scorer):
         return {"met": np.ones(len(samples))}
 
 
-def test_async_rewards_are_scored_side_by_side(train) -> None:
+def test_async_rewards_are_scored_concurrently(train) -> None:
     barrier = threading.Barrier(2)
     rewards = [Reward({"met": Meeting(barrier)["met"]}) for _ in range(2)]
     functions = [f for i, r in enumerate(rewards) for f in as_async_reward_funcs(r, name=f"r{i}")]
@@ -151,7 +151,7 @@ def test_async_rewards_are_scored_side_by_side(train) -> None:
     assert (last["rewards/r0/mean"], last["rewards/r1/mean"], last["reward"]) == (1.0, 1.0, 2.0)
 
 
-def test_components_share_one_scoring_of_a_batch(reward, letters) -> None:
+def test_component_functions_score_a_batch_once(reward, letters) -> None:
     functions, _ = as_component_funcs(reward)
     for completions in (["ab", "f"], ["aa", "b"]):
         given = {"prompts": ["p", "p"], "completions": completions, "log_metric": None}
@@ -164,7 +164,7 @@ def test_a_failed_sample_is_none(reward) -> None:
     assert function(prompts=["p"] * 3, completions=["ab", "f", ""]) == [0.75, None, None]
 
 
-def test_samples_of_one_prompt_are_one_group(reward, letters) -> None:
+def test_samples_of_one_prompt_form_a_group(reward, letters) -> None:
     (function,) = as_reward_funcs(reward, {"prefixes": "start"})
     function(prompts=["p", "q", "p"], completions=["a", "b", "c"], start=["b", "", "b"])
     (samples,) = letters.scored
@@ -176,7 +176,7 @@ def test_samples_of_one_prompt_are_one_group(reward, letters) -> None:
     }
 
 
-def test_of_a_chat_completion_the_assistants_texts_are_scored(reward, letters) -> None:
+def test_only_assistant_messages_of_a_chat_are_scored(reward, letters) -> None:
     completion = [
         {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]},
         {"role": "tool", "content": "bbb"},
@@ -190,21 +190,21 @@ def test_of_a_chat_completion_the_assistants_texts_are_scored(reward, letters) -
     assert letters.scored[0].prompts == ("s\nu",)
 
 
-def test_errors_name_what_was_given_and_what_there_is(reward, kinds) -> None:
-    with pytest.raises(ValueError, match="'label' is no column that can be mapped; give some of"):
+def test_error_messages(reward, kinds) -> None:
+    with pytest.raises(ValueError, match="'label' is not a column that can be mapped; use"):
         as_reward_funcs(reward, {"label": "tone"})
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}
     with pytest.raises(
-        ValueError, match="maps 'labels' to 'tone', and the dataset has prompt, mood: give one"
+        ValueError, match="maps 'labels' to 'tone', but the dataset has prompt, mood: give one"
     ):
         function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
     with pytest.raises(TypeError, match=r"labels\[0\] = 1 is a int"):
         function(prompts=["p"], completions=["a"], tone=[1], **trl_gives)
-    with pytest.raises(ValueError, match="no weighted sum"):
+    with pytest.raises(ValueError, match="not a weighted sum, and TRL can combine"):
         as_component_funcs(Reward({"kinds": kinds["kinds"]}, lambda scores: scores["kinds"]))
 
 
-def test_a_reward_tells_its_weights(letters) -> None:
+def test_weights_of_a_reward(letters) -> None:
     given = Reward({"share": letters["share"], "length": (letters["length"], -3.0)})
     assert given.weights == {"share": 1.0, "length": -3.0}

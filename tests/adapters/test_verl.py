@@ -1,10 +1,9 @@
-"""Against the contract of verl 0.9.1, called as its reward managers call.
+"""The contract of verl 0.9.1.
 
-`reward_loop/reward_manager/naive.py` asks for one sample at a time, many at once, by keyword, and
-awaits what `inspect.iscoroutinefunction` says is a coroutine, also behind the partial that
-`trainer/ppo/reward.py` puts around it; `reward_loop.py` makes an array of each of the first
-result's keys and a float32 tensor of the scores. `workers/reward_manager/batch.py` hands over
-lists.
+`reward_loop/reward_manager/naive.py` makes concurrent calls of one sample each, by keyword, and
+awaits the function if `inspect.iscoroutinefunction` is true, also for the partial in which
+`trainer/ppo/reward.py` wraps it. `reward_loop.py` makes an array for each key of the first result,
+and a float32 tensor of the scores. `workers/reward_manager/batch.py` passes lists.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ def rows() -> list[dict[str, Any]]:
     ]
 
 
-def one_by_one(reward: Reward) -> list[dict[str, float | None]]:
+def by_single_calls(reward: Reward) -> list[dict[str, float | None]]:
     compute_score = as_compute_score(reward, -9.0, COLUMNS)
     return [compute_score(**row) for row in rows()]
 
 
-def in_a_batch(reward: Reward) -> list[dict[str, float | None]]:
+def by_one_batch_call(reward: Reward) -> list[dict[str, float | None]]:
     compute_score = as_batch_compute_score(reward, -9.0, COLUMNS)
     columns = {f"{name}s": [row[name] for row in rows()] for name in rows()[0]}
     return compute_score(**columns, from_the_config=True)
 
 
-def at_once(reward: Reward) -> list[dict[str, float | None]]:
+def by_concurrent_calls(reward: Reward) -> list[dict[str, float | None]]:
     async def wrapped(function: Any, extra: dict[str, Any], **given: Any) -> Any:
         return await function(**given, **extra)
 
@@ -60,11 +59,11 @@ def at_once(reward: Reward) -> list[dict[str, float | None]]:
     return asyncio.run(run_all())
 
 
-WAYS = [one_by_one, in_a_batch, at_once]
+WAYS = [by_single_calls, by_one_batch_call, by_concurrent_calls]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_results_are_the_rewards_and_stack(reward, way: Callable[[Reward], Any]) -> None:
+def test_results_equal_the_rewards_and_share_keys(reward, way: Callable[[Reward], Any]) -> None:
     results = way(reward)
     batch = reward(Samples(TEXTS))
     assert [result["failed"] for result in results] == [0.0, 1.0, 0.0, 1.0, 0.0]
@@ -74,20 +73,20 @@ def test_results_are_the_rewards_and_stack(reward, way: Callable[[Reward], Any])
     assert {tuple(result) for result in results} == {("score", "failed", "share", "length")}
     stacked = {key: np.array([result[key] for result in results]) for key in results[0]}
     assert stacked["length"].tolist() == [2.0, 1.0, 3.0, 4.0, 1.0]
-    # verl's validation takes the mean over what is not None.
+    # verl's validation averages over the values that are not None.
     shares = [value for value in stacked["share"] if value is not None]
     assert shares == pytest.approx([0.5, 2 / 3, 0.0])
 
 
 @pytest.mark.parametrize(("way", "calls"), zip(WAYS, [5, 1, 1], strict=True))
-def test_how_often_the_scorer_is_called(reward, letters, way, calls) -> None:
+def test_number_of_scorer_calls(reward, letters, way, calls) -> None:
     way(reward)
     assert len(letters.scored) == calls
     assert letters.scored[0].labels[0] == "glad"
     assert letters.scored[0].sources[0] == "s"
 
 
-def test_async_scores_what_comes_later_too(reward, letters) -> None:
+def test_later_async_calls_form_another_batch(reward, letters) -> None:
     compute_score = as_async_compute_score(reward, -9.0, wait=0.01)
     assert inspect.iscoroutinefunction(compute_score)
 
@@ -102,7 +101,7 @@ def test_async_scores_what_comes_later_too(reward, letters) -> None:
     assert [result["length"] for result in results] == [2.0, 3.0, 1.0]
 
 
-def test_a_caller_that_gives_up_leaves_the_others_their_scores(reward) -> None:
+def test_a_cancelled_call_does_not_cancel_the_others(reward) -> None:
     compute_score = as_async_compute_score(reward, -9.0, wait=0.05)
 
     async def with_one_cancelled() -> list[Any]:
@@ -116,7 +115,7 @@ def test_a_caller_that_gives_up_leaves_the_others_their_scores(reward) -> None:
     assert other["length"] == 1.0
 
 
-def test_an_error_of_the_scorer_reaches_every_caller(letters) -> None:
+def test_every_caller_gets_the_error(letters) -> None:
     def broken(scores: Any) -> Any:
         raise RuntimeError("no totals")
 
@@ -130,24 +129,24 @@ def test_an_error_of_the_scorer_reaches_every_caller(letters) -> None:
     assert [str(error) for error in asyncio.run(both())] == ["no totals"] * 2
 
 
-def test_texts_begin_with_a_mapped_prefix(reward, letters) -> None:
+def test_texts_start_with_a_mapped_prefix(reward, letters) -> None:
     compute_score = as_compute_score(reward, -9.0, {"prefixes": "start"})
     compute_score("d", "b", "", extra_info={"start": "a"})
     assert letters.scored[0].texts == ("ab",)
 
 
-def test_errors_name_what_was_given_and_what_there_is(reward, letters, kinds) -> None:
+def test_error_messages(reward, letters, kinds) -> None:
     compute_score = as_batch_compute_score(reward, -9.0, {"labels": "tone"})
     with pytest.raises(
-        ValueError, match="'tone', and sample 1 has mood, data_source, ground_truth: give one"
+        ValueError, match="'tone', but sample 1 has mood, data_source, ground_truth: give one"
     ):
         compute_score(["d"] * 2, ["a", "b"], ["", ""], [{"tone": "glad"}, {"mood": "sad"}])
     with pytest.raises(ValueError, match="failed_score = nan: give a finite number"):
         as_compute_score(reward, float("nan"))
     with pytest.raises(ValueError, match="a component 'score', which is a key of every result"):
         as_compute_score(Reward({"score": letters["share"]}), -9.0)
-    of_groups = Reward({"kinds": kinds["kinds"]})
+    kinds_reward = Reward({"kinds": kinds["kinds"]})
     for build in (as_compute_score, as_async_compute_score):
-        with pytest.raises(ValueError, match="kinds is a score of several samples at once"):
-            build(of_groups, -9.0)
-    assert as_batch_compute_score(of_groups, -9.0)(["d"] * 2, ["a", "a"], [""] * 2, [None] * 2)
+        with pytest.raises(ValueError, match="kinds is computed over several samples at once"):
+            build(kinds_reward, -9.0)
+    assert as_batch_compute_score(kinds_reward, -9.0)(["d"] * 2, ["a", "a"], [""] * 2, [None] * 2)

@@ -1,5 +1,7 @@
-"""Metrics on two CPU ranks with uneven shares; each rank writes its values. Started by
-test_torchmetrics.py."""
+"""Metrics on two CPU ranks with uneven shares; test_torchmetrics.py runs this script.
+
+Each rank writes its values to a file.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ shared = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(shared)
 
 TEXTS = ["ab", "f", "aab", "ab", "b€\u2028", "aab", "abcd"]
-# Indices of TEXTS, batch by batch; a sampler has given 0 to both ranks.
+# For each rank, batches of indices into TEXTS; 0 occurs twice, as a sampler may repeat it.
 SHARES = [[[0, 2], [4, 6]], [[1, 3], [5], [0]]]
 
 
@@ -43,14 +45,14 @@ def values(shares: list[list[int]]) -> dict[str, float]:
         samples = Samples([TEXTS[i] for i in rows], groups=["g"] * len(rows))
         metrics.update(samples, ids=rows)
         without_ids.update(samples)
-    found = {name: value.item() for name, value in metrics.compute().items()}
-    return {**found, "kinds without ids": without_ids.compute().item()}
+    results = {name: value.item() for name, value in metrics.compute().items()}
+    return {**results, "kinds without ids": without_ids.compute().item()}
 
 
 def run(folder: Path, rank: int) -> None:
     init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    seen = {"both": values(SHARES[rank]), "one has none": values(SHARES[0] if rank else [])}
-    (folder / f"rank{rank}.json").write_text(json.dumps(seen))
+    by_case = {"both": values(SHARES[rank]), "one rank empty": values(SHARES[0] if rank else [])}
+    (folder / f"rank{rank}.json").write_text(json.dumps(by_case))
     destroy_process_group()
 
 

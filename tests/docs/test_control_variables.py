@@ -9,14 +9,14 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 EXAMPLE = runpy.run_path(str(DOCS / "example_control_variables.py"))
 
 
-def test_the_formal_text_is_the_formal_one() -> None:
+def test_the_formal_text_scores_as_more_formal() -> None:
     task = Task.load(DOCS / "tasks" / "formality.yaml")
     scorer = CTRLEval(task=task, aspects=["attribute_relevance"])
     formal = scorer.probabilities(EXAMPLE["TEXTS"]["formality"])[:, task.labels.index("formal")]
     assert formal[0] > formal[1]
 
 
-def test_every_task_is_one_and_the_page_shows_the_first() -> None:
+def test_all_tasks_load_and_the_page_shows_formality() -> None:
     tasks = {file.stem: Task.load(file) for file in (DOCS / "tasks").glob("*.yaml")}
     assert tasks.keys() == EXAMPLE["TEXTS"].keys()
     page = (DOCS / "control_variables.md").read_text("utf-8")

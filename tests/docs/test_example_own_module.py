@@ -12,16 +12,16 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "example_own_module.py"
 
 
-def test_the_example_trains_scores_and_says_what_it_saw(tmp_path, monkeypatch, capsys) -> None:
+def test_the_example_trains_and_logs_its_scores(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = runpy.run_path(str(SCRIPT), run_name="__main__")
+    variables = runpy.run_path(str(SCRIPT), run_name="__main__")
     run = tmp_path / "runs" / "own" / "lightning_logs" / "version_0"
     with open(run / "metrics.csv") as file:
         rows = [row["score/attribute_relevance"] for row in csv.DictReader(file)]
     logged = [float(value) for value in rows if value]
 
-    epochs = ran["trainer"].current_epoch
-    assert len(logged) == epochs > ran["stopper"].patience
+    epochs = variables["trainer"].current_epoch
+    assert len(logged) == epochs > variables["stopper"].patience
     assert "'score/attribute_relevance':" in capsys.readouterr().out
     for path, mean in zip(sorted((run / "samples" / "score").iterdir()), logged, strict=True):
         records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -30,6 +30,6 @@ def test_the_example_trains_scores_and_says_what_it_saw(tmp_path, monkeypatch, c
         assert np.mean(scores) == pytest.approx(mean, abs=1e-6)
 
 
-def test_the_readme_shows_the_example_as_it_is() -> None:
+def test_the_readme_shows_the_example() -> None:
     code = SCRIPT.read_text().split('"""\n', 1)[1].strip()
     assert code in (DOCS.parent / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The page's code runs as far as it goes without a trainer: scorers load at their first score."""
+"""The code on the page runs, except for the training itself; no models are loaded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
-def test_the_code_builds_what_it_says() -> None:
+def test_the_code_runs() -> None:
     names: dict[str, Any] = {}
     for block in blocks():
         ast.parse(block)
-        if "GRPOTrainer(\n" not in block:  # which trains
+        if "GRPOTrainer(\n" not in block:  # it trains
             exec(block, names)
     assert names["weights"] == [1.0, 2.0, -0.001]
     assert inspect.iscoroutinefunction(names["compute_score"])
@@ -33,7 +33,7 @@ def test_the_code_builds_what_it_says() -> None:
     assert set(names["metrics"]) == {"coherence", "fail_rate", "distinct"}
 
 
-def test_the_trl_example_names_columns_that_its_dataset_has() -> None:
+def test_the_dataset_of_the_trl_example_has_the_mapped_columns() -> None:
     (training,) = (block for block in blocks() if "GRPOTrainer(\n" in block)
     (rows,) = re.findall(r"from_list\((.*)\)", training)
     (row,) = ast.literal_eval(rows)

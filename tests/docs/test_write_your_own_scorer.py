@@ -16,7 +16,7 @@ NAME = "ctrlreward.scorers.readability"
 
 @pytest.fixture
 def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of what the page's diff touches, with the diff applied and the scorer importable."""
+    """A folder with the page's diff applied to the files it touches, and the scorer importable."""
     page = (ROOT / "docs" / "write_your_own_scorer.md").read_text("utf-8")
     (diff,) = re.findall(r"```diff\n(.*?)```\n", page, re.DOTALL)
     (tmp_path / "docs").mkdir()
@@ -33,7 +33,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_diff_touches_what_the_design_promises(changed: Path) -> None:
+def test_the_diff_touches_one_scorer_one_test_and_the_docs(changed: Path) -> None:
     files = {str(file.relative_to(changed)) for file in changed.rglob("*") if file.is_file()}
     assert files == {
         "ctrlreward/scorers/readability.py",
@@ -42,7 +42,7 @@ def test_the_diff_touches_what_the_design_promises(changed: Path) -> None:
     }
 
 
-def test_its_tests_pass(changed: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_tests_in_the_diff_pass(changed: Path, caplog: pytest.LogCaptureFixture) -> None:
     tests = runpy.run_path(str(changed / "tests" / "scorers" / "test_readability.py"))
     tests["test_equals_the_formula"]()
     tests["test_an_empty_text_is_nan_and_named"](caplog)

@@ -1,0 +1,139 @@
+"""Conversion of another trainer's batch to `Samples`, and the checks that all adapters share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctrlreward.reward import Reward
+from ctrlreward.samples import JSON_KEYS, Samples, shortened
+
+# Filled in from the trainer's completions and prompts, so they can't be mapped.
+_FILLED_IN = ("texts", "prompts")
+
+
+def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the mapping from columns of `Samples` to the trainer's column names.
+
+    Raises:
+        ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
+    """
+    known = [name for name in JSON_KEYS if name not in _FILLED_IN]
+    for name, source in (columns or {}).items():
+        if name not in known:
+            raise ValueError(
+                f"columns = {{{name!r}: {source!r}}}: {name!r} is not a column that can be mapped; "
+                f"use {', '.join(known)}"
+            )
+    return dict(columns or {})
+
+
+def check_pointwise(reward: Reward, caller: str) -> None:
+    """Raise if a component needs several samples at once, for trainers that pass one at a time.
+
+    Args:
+        reward: The reward to check.
+        caller: Name of the reward function, for the message.
+
+    Raises:
+        ValueError: A component's score depends on several samples.
+    """
+    for name, component in reward.components.items():
+        if not component.scorer.pointwise:
+            raise ValueError(
+                f"{name} is computed over several samples at once, but {caller} gets one sample at "
+                "a time: leave it out, or monitor it in validation"
+            )
+
+
+def check_failed_score(reward: Reward, failed_score: float, keys: Sequence[str]) -> None:
+    """Raise if a result could not be represented, for trainers in which every sample has a reward.
+
+    Args:
+        reward: The reward to check.
+        failed_score: Score of a failed sample, as the user sets it.
+        keys: Keys of each result besides the components.
+
+    Raises:
+        ValueError: The score is not finite, or a component has the name of one of the keys.
+    """
+    if not math.isfinite(failed_score):
+        raise ValueError(
+            f"failed_score = {failed_score}: give a finite number; the trainer would spread it to "
+            "the advantages of other samples"
+        )
+    for name in keys:
+        if name in reward.components:
+            raise ValueError(
+                f"the reward has a component {name!r}, which is a key of every result: rename it"
+            )
+
+
+def build_samples(
+    completions: Sequence[str],
+    prompts: Sequence[str] | None,
+    table: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, str],
+) -> Samples:
+    """Build `Samples` from completions and the trainer's columns.
+
+    Each text is prefix + completion if `prefixes` is mapped, else the completion alone. `groups`
+    are the prompts unless they are mapped.
+
+    Args:
+        completions: n generated texts, without their prompts.
+        prompts: n prompts, also available for mapping as the column `"prompt"`; None if the
+            trainer doesn't pass them.
+        table: The trainer's columns, n items each.
+        columns: Column of `Samples` → name in the table.
+
+    Raises:
+        ValueError: A name is not in the table.
+        TypeError: An item is not a string.
+    """
+    known = dict(table) if prompts is None else {"prompt": prompts, **table}
+    for name, source in columns.items():
+        if source not in known:
+            raise ValueError(
+                f"columns maps {name!r} to {source!r}, but the dataset has "
+                f"{', '.join(known) or 'no columns'}: give one of these"
+            )
+    mapped = {name: known[source] for name, source in columns.items()}
+    if "groups" in mapped:
+        mapped["groups"] = [str(group) for group in mapped["groups"]]  # ids are often numbers
+    elif prompts is not None:
+        mapped["groups"] = list(prompts)
+    if "prefixes" not in mapped:
+        return Samples(texts=completions, prompts=prompts, **mapped)
+    return Samples(texts=mapped["prefixes"], prompts=prompts, **mapped).completed(completions)
+
+
+def plain_text(chat: str | list[Mapping[str, Any]], role: str | None = None) -> str:
+    r"""Return a text as it is, or the texts of a chat's messages joined by `"\n"`.
+
+    Args:
+        chat: A text, or messages with `role` and `content`. Content is a text, a list of parts of
+            which the text parts count, or None (a bare tool call).
+        role: Role whose messages to keep; None keeps all.
+
+    Raises:
+        TypeError: A message is not a mapping.
+    """
+    if isinstance(chat, str):
+        return chat
+    for message in chat:
+        if not isinstance(message, Mapping):
+            raise TypeError(
+                f"a message = {shortened(message)} is a {type(message).__name__}: give a text, or "
+                "a list of messages with role and content"
+            )
+    contents = [_content(message) for message in chat if role is None or message["role"] == role]
+    return "\n".join(content for content in contents if content)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content if part.get("type") == "text")
