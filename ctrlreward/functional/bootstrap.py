@@ -138,7 +138,7 @@ def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats
     order = np.argsort(members, kind="stable")
     x, y, members = x[order], y[order], members[order]
     starts = np.searchsorted(members, np.arange(draws.shape[1]))
-    often = draws.astype(np.float32)  # sums of pairs stay below 2^24, exact in float32
+    counts = draws.astype(np.float32)  # sums of pairs stay below 2^24, exact in float32
     sums = np.zeros((3, len(draws)))
     step = max(1, _PIECE // len(x))
     for first in range(0, len(x), step):
@@ -148,7 +148,7 @@ def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats
             sums, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
         ):
             by_clusters = np.add.reduceat(pairs, starts, axis=1)
-            total += (often @ by_clusters.T * draws[:, members[rows]]).sum(axis=1, dtype=np.float64)
+            total += (counts @ by_clusters.T * draws[:, members[rows]]).sum(axis=1, dtype=np.float64)
     with np.errstate(invalid="ignore"):
         return np.asarray(sums[0] / np.sqrt(sums[1] * sums[2]))
 
@@ -219,5 +219,5 @@ def _ranks(values: Floats, weights: Floats) -> Floats:
     distinct, places = np.unique(values, return_inverse=True)
     order = np.argsort(places, kind="stable")
     starts = np.searchsorted(places[order], np.arange(len(distinct)))
-    often = np.add.reduceat(weights[:, order], starts, axis=1)
-    return (often.cumsum(axis=1) - (often - 1) / 2)[:, places]
+    counts = np.add.reduceat(weights[:, order], starts, axis=1)
+    return (counts.cumsum(axis=1) - (counts - 1) / 2)[:, places]

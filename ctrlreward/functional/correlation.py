@@ -139,8 +139,8 @@ def system_correlations(
     members = _codes("clusters", range(len(x)) if clusters is None else clusters, kept)
     places = _codes("systems", systems, kept)
     x, y, failed = x[kept], y[kept], int((~kept).sum())
-    once = np.ones((1, members.max(initial=-1) + 1), dtype=np.int64)
-    (means_x,), (means_y,) = (_system_means(side, members, places, once) for side in (x, y))
+    one_draw = np.ones((1, members.max(initial=-1) + 1), dtype=np.int64)
+    (means_x,), (means_y,) = (_system_means(side, members, places, one_draw) for side in (x, y))
     note = _degenerate(means_x, means_y, "system")
     if note:
         return _undefined(len(means_x), failed, note)

@@ -101,7 +101,7 @@ def fit_gm(
     first, second = places.reshape(2, -1)
 
     def loss_and_scale(thresholds: Floats) -> tuple[float, float]:
-        gm = _gm(outputs, _four(thresholds))
+        gm = _gm(outputs, _as_tuple(thresholds))
         gains = gm[first] - gm[second]
         factor = best_scale(gains) if scale is None else scale
         return hinge_loss(gains, factor), factor
@@ -110,9 +110,9 @@ def fit_gm(
         return loss_and_scale(thresholds)[0]
 
     best = _minimise(loss, outputs[:, 2], seed)
-    least, factor = loss_and_scale(best)
-    fitted = pairwise_agreement(better, worse, _four(best))
-    return GMFit(_four(best), factor, least, fitted, default)
+    best_loss, factor = loss_and_scale(best)
+    fitted = pairwise_agreement(better, worse, _as_tuple(best))
+    return GMFit(_as_tuple(best), factor, best_loss, fitted, default)
 
 
 def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:
@@ -265,6 +265,6 @@ def _population(typical: Floats, high: Floats, random: np.random.Generator) -> F
     return starts.clip(-high, high)
 
 
-def _four(thresholds: Floats) -> Thresholds:
+def _as_tuple(thresholds: Floats) -> Thresholds:
     t1, t2, t3, t4 = (float(t) for t in thresholds)
     return t1, t2, t3, t4

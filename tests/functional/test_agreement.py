@@ -21,7 +21,7 @@ from ctrlreward.functional.agreement import (
 
 # Type I
 
-# Original and reproduced score, and the CV* that the reproduction paper prints.
+# Original and reproduced score, and CV* as printed in the reproduction paper.
 PUBLISHED = [
     ((97.1, 98.2), 1.12),
     ((94.3, 96.6), 2.40),
@@ -61,12 +61,12 @@ def test_unit_and_order_do_not_matter(values: list[float], unit: float) -> None:
     assert cv_star(other) == pytest.approx(cv_star(values), rel=1e-6, abs=1e-6)
 
 
-def test_equal_values_vary_by_nothing() -> None:
+def test_equal_values_have_cv_star_0() -> None:
     assert cv_star([3.0, 3.0, 3.0]) == 0
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
-def test_of_two_values_it_is_about_their_distance_in_per_cent_of_their_mean(
+def test_cv_star_of_two_values_is_about_their_distance_in_per_cent_of_their_mean(
     a: float, b: float
 ) -> None:
     assert cv_star([a, b]) == pytest.approx(100 * abs(a - b) / ((a + b) / 2), rel=0.0035)
@@ -76,7 +76,7 @@ def test_many_values_do_not_overflow() -> None:
     assert c4(1000) == pytest.approx(1, abs=1e-3)
 
 
-def test_nan_stays_nan() -> None:
+def test_nan_propagates() -> None:
     assert math.isnan(cv_star([1.0, math.nan]))
 
 
@@ -101,29 +101,29 @@ pairs = st.lists(
 @given(pairs)
 def test_correlations_equal_the_definitions(values: list[tuple[float, float]]) -> None:
     first, second = zip(*values, strict=True)
-    found = correlate(first, second)
-    assert found.n == len(values)
+    correlation = correlate(first, second)
+    assert correlation.n == len(values)
     if len(set(first)) == 1 or len(set(second)) == 1:
-        assert math.isnan(found.pearson)
-        assert math.isnan(found.spearman)
+        assert math.isnan(correlation.pearson)
+        assert math.isnan(correlation.spearman)
         return
 
     def ranks(side: Sequence[float]) -> list[float]:
         return [(sum(b < a for b in side) + sum(b <= a for b in side) + 1) / 2 for a in side]
 
-    assert found.pearson == pytest.approx(statistics.correlation(first, second), abs=1e-9)
+    assert correlation.pearson == pytest.approx(statistics.correlation(first, second), abs=1e-9)
     expected = statistics.correlation(ranks(first), ranks(second))
-    assert found.spearman == pytest.approx(expected, abs=1e-9)
+    assert correlation.spearman == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [([1.0, 2.0], [3.0, 4.0]), ([], []), ([1.0, 2.0, math.nan], [1.0, 2.0, 3.0])],
 )
-def test_no_correlation_where_it_says_nothing(first: list[float], second: list[float]) -> None:
-    found = correlate(first, second)
-    assert math.isnan(found.pearson)
-    assert math.isnan(found.spearman)
+def test_correlation_is_nan_where_undefined(first: list[float], second: list[float]) -> None:
+    correlation = correlate(first, second)
+    assert math.isnan(correlation.pearson)
+    assert math.isnan(correlation.spearman)
 
 
 # Type IV
@@ -147,12 +147,12 @@ def test_findings_equal_a_loop_over_pairs(
             if a < b and not any(map(math.isnan, known)):
                 total += 1
                 upheld += ahead(first, a, b) == ahead(second, a, b)
-    found = findings_upheld(first, second)
-    assert found == (upheld, total)
-    assert found.share == pytest.approx(upheld / total if total else math.nan, nan_ok=True)
+    findings = findings_upheld(first, second)
+    assert findings == (upheld, total)
+    assert findings.share == pytest.approx(upheld / total if total else math.nan, nan_ok=True)
 
 
-def test_a_tie_is_upheld_by_a_tie_alone() -> None:
+def test_a_tie_is_upheld_only_by_a_tie() -> None:
     assert findings_upheld({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0}).share == 1
     assert findings_upheld({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.1}).share == 0
     assert findings_upheld({"a": 1.0, "b": 1.5}, {"a": 2.0, "b": 2.0}).share == 0
@@ -178,24 +178,24 @@ def test_kappa_equals_fleiss_formula(rows: list[list[str]]) -> None:
         sum(row.count(label) * (row.count(label) - 1) for label in set(row)) for row in rows
     ]
     observed = sum(agreeing) / (items * raters * (raters - 1))
-    found = fleiss_kappa(rows)
+    kappa = fleiss_kappa(rows)
     if chance == 1:
-        assert math.isnan(found)
+        assert math.isnan(kappa)
     else:
-        assert found == pytest.approx((observed - chance) / (1 - chance), abs=1e-9)
+        assert kappa == pytest.approx((observed - chance) / (1 - chance), abs=1e-9)
 
 
 @given(label_rows)
-def test_alpha_equals_pairs_of_ratings_that_differ(rows: list[list[str]]) -> None:
+def test_alpha_equals_the_formula_over_pairs_of_ratings(rows: list[list[str]]) -> None:
     everything = [label for row in rows for label in row]
     differ = sum(a != b for a in everything for b in everything)
     expected = differ / (len(everything) - 1)
     observed = sum(sum(a != b for a in row for b in row) / (len(row) - 1) for row in rows)
-    found = krippendorff_alpha(rows)
+    alpha = krippendorff_alpha(rows)
     if differ == 0:
-        assert math.isnan(found)
+        assert math.isnan(alpha)
     else:
-        assert found == pytest.approx(1 - observed / expected, abs=1e-9)
+        assert alpha == pytest.approx(1 - observed / expected, abs=1e-9)
 
 
 def test_alpha_equals_the_example_of_its_package() -> None:
@@ -221,7 +221,7 @@ def test_alpha_equals_the_example_of_its_package() -> None:
         [["a", "a"], ["a", "a"]],
     ],
 )
-def test_alpha_is_nan_where_the_pairs_have_one_rating_or_none(
+def test_alpha_is_nan_for_fewer_than_two_different_ratings(
     ratings: list[list[str | None]], recwarn: pytest.WarningsRecorder
 ) -> None:
     assert math.isnan(krippendorff_alpha(ratings))
@@ -229,7 +229,7 @@ def test_alpha_is_nan_where_the_pairs_have_one_rating_or_none(
 
 
 @pytest.mark.parametrize("level", ["nominal", "ordinal", "interval", "ratio"])
-def test_ratings_without_a_partner_do_not_count(level: Any) -> None:
+def test_items_with_a_single_rating_do_not_count(level: Any) -> None:
     pairs = [[1, 2], [2, 2], [3, 3], [4, 3], [1, 1]]
     alone = [[5, None], [None, 2]]
     assert krippendorff_alpha(pairs + alone, level) == pytest.approx(
@@ -238,7 +238,7 @@ def test_ratings_without_a_partner_do_not_count(level: Any) -> None:
 
 
 @pytest.mark.parametrize("measure", [fleiss_kappa, krippendorff_alpha])
-def test_raters_errors(measure: Callable[[list[list[str]]], float]) -> None:
+def test_malformed_ratings_raise(measure: Callable[[list[list[str]]], float]) -> None:
     with pytest.raises(ValueError, match="item 1 has 1 ratings and item 0 has 2"):
         measure([["a", "b"], ["a"]])
     with pytest.raises(ValueError, match="item 0 has 1 ratings"):
@@ -251,7 +251,7 @@ def test_raters_errors(measure: Callable[[list[list[str]]], float]) -> None:
     ("measure", "package"),
     [(fleiss_kappa, "statsmodels"), (krippendorff_alpha, "krippendorff")],
 )
-def test_a_package_that_is_not_installed_is_named(
+def test_a_missing_package_is_named(
     measure: Callable[[list[list[str]]], float], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (package, f"{package}.stats"):
@@ -262,7 +262,7 @@ def test_a_package_that_is_not_installed_is_named(
         measure([["a", "b"]])
 
 
-def test_more_errors() -> None:
+def test_mismatched_values_raise() -> None:
     with pytest.raises(ValueError, match="first has 1 values and second has 2"):
         correlate([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="rating 'good' is not a number: level = 'ordinal'"):

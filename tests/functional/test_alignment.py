@@ -25,7 +25,7 @@ VALUES = st.floats(0.001, 1.0)
 
 
 def rows() -> st.SearchStrategy[Array]:
-    """One to six vectors of width 3, none of them 0."""
+    """Draw one to six nonzero vectors of width 3."""
     shapes = st.tuples(st.integers(1, 6), st.just(3))
     return shapes.flatmap(lambda s: hnp.arrays(np.float64, s, elements=COORDINATES)).filter(
         lambda array: bool((np.abs(array).sum(axis=1) > 0).all())
@@ -42,14 +42,14 @@ def one_pair_at_a_time(a: Array, b: Array) -> list[float]:
 
 @given(rows(), rows())
 def test_equals_one_pair_at_a_time(a: Array, b: Array) -> None:
-    found = best_cosines(a, b)
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, one_pair_at_a_time(a, b), atol=1e-12)
-    assert (np.abs(found) <= 1).all()
+    cosines = best_cosines(a, b)
+    assert cosines.dtype == np.float64
+    np.testing.assert_allclose(cosines, one_pair_at_a_time(a, b), atol=1e-12)
+    assert (np.abs(cosines) <= 1).all()
 
 
 @given(rows(), rows())
-def test_what_is_found_again_has_1_and_more_to_find_never_lowers(a: Array, b: Array) -> None:
+def test_own_rows_match_with_1_and_more_rows_never_lower_a_match(a: Array, b: Array) -> None:
     both = best_cosines(a, np.concatenate([a, b]))
     np.testing.assert_allclose(both, 1, atol=1e-12)
     assert (best_cosines(a, np.concatenate([b, a[:1]])) >= best_cosines(a, b) - 1e-12).all()
@@ -60,7 +60,7 @@ def test_lengths_of_vectors_do_not_matter(a: Array, b: Array, factor: float) -> 
     np.testing.assert_allclose(best_cosines(factor * a, b), best_cosines(a, b), atol=1e-12)
 
 
-def test_no_rows() -> None:
+def test_empty_sides() -> None:
     some = np.ones((2, 3))
     assert best_cosines(np.ones((0, 3)), some).shape == (0,)
     assert np.isnan(best_cosines(some, np.ones((0, 3)))).tolist() == [True, True]
@@ -74,12 +74,12 @@ def test_a_vector_of_zeros_has_no_cosine() -> None:
     ("text", "spans", "content"),
     [
         ("The soup", [(0, 3), (4, 8)], [False, True]),
-        # don't in pieces; NLTK's list has don and t, and the apostrophe is no word.
+        # Pieces of don't: NLTK's list has don and t, but not the apostrophe.
         ("don't", [(0, 3), (3, 4), (4, 5)], [False, True, False]),
-        # The s of waiter|s is no word, that of it's is one.
+        # The s of waiter|s is not a word of its own, the s of it's is.
         ("waiters", [(0, 6), (6, 7)], [True, True]),
         ("it's", [(0, 2), (2, 3), (3, 4)], [False, True, False]),
-        # Tokenizers of byte pairs count the space in front of a word to its token.
+        # Byte-pair tokenizers include the space before a word in its token.
         ("Soup the", [(0, 4), (4, 8)], [True, False]),
         ("4 the", [(0, 1), (2, 5)], [True, False]),
         ("", [], []),
@@ -88,9 +88,9 @@ def test_a_vector_of_zeros_has_no_cosine() -> None:
 def test_stop_words_are_whole_words(
     text: str, spans: list[tuple[int, int]], content: list[bool]
 ) -> None:
-    found = content_tokens(text, spans, {"the", "it", "don", "t", "s"})
-    assert found.dtype == np.bool_
-    assert found.tolist() == content
+    mask = content_tokens(text, spans, {"the", "it", "don", "t", "s"})
+    assert mask.dtype == np.bool_
+    assert mask.tolist() == content
 
 
 def test_without_stop_words_every_token_counts() -> None:
@@ -105,25 +105,25 @@ def test_sum_is_mean_times_tokens(values: list[float]) -> None:
     )
 
 
-def test_nothing_adds_up_to_0_and_has_no_mean() -> None:
+def test_no_values_have_sum_0_and_mean_nan() -> None:
     assert AGGREGATES["sum"](np.zeros(0)) == 0
     assert math.isnan(AGGREGATES["mean"](np.zeros(0)))
 
 
 @given(VALUES, VALUES)
 def test_preservation_is_the_harmonic_mean(output: float, source: float) -> None:
-    found = float(preservation(output, source))
-    assert found == pytest.approx(harmonic_mean([output, source]))
-    assert found == pytest.approx(float(preservation(source, output)))
-    assert min(output, source) - 1e-12 <= found <= max(output, source) + 1e-12
+    value = float(preservation(output, source))
+    assert value == pytest.approx(harmonic_mean([output, source]))
+    assert value == pytest.approx(float(preservation(source, output)))
+    assert min(output, source) - 1e-12 <= value <= max(output, source) + 1e-12
 
 
 def test_preservation_of_equal_texts_is_1() -> None:
-    # By eq. 4 as it is printed it would be a half.
+    # Eq. 4 as printed would give one half.
     assert float(preservation(1.0, 1.0)) == 1
 
 
-def test_preservation_where_a_direction_is_not_positive() -> None:
+def test_preservation_is_0_where_a_direction_is_not_positive() -> None:
     assert preservation([0.0, -0.2, 0.0, -0.1], [0.9, 0.9, 0.0, -0.1]).tolist() == [0.0] * 4
 
 
@@ -132,7 +132,7 @@ def test_relevance_is_a_product() -> None:
 
 
 @pytest.mark.parametrize("fold", [preservation, relevance])
-def test_nan_stays_nan(fold: object) -> None:
+def test_nan_propagates(fold: object) -> None:
     assert callable(fold)
     values = fold([np.nan, 0.5, 0.5], [0.5, np.nan, 0.5])
     assert np.isnan(values).tolist() == [True, True, False]

@@ -14,7 +14,7 @@ NAN = float("nan")
 
 @pytest.fixture
 def five_clusters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Clusters of unequal size whose means differ."""
+    """Scores in clusters of unequal size and different means."""
     random = np.random.default_rng(0)
     clusters = np.repeat(np.arange(5), [2, 3, 4, 5, 6])
     before = random.normal(size=20)
@@ -22,7 +22,7 @@ def five_clusters() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.8, 0.95])
-def test_ends_are_those_of_all_possible_draws(
+def test_interval_equals_that_of_all_possible_draws(
     five_clusters: tuple[np.ndarray, np.ndarray, np.ndarray], confidence: float
 ) -> None:
     before, after, clusters = five_clusters
@@ -36,7 +36,7 @@ def test_ends_are_those_of_all_possible_draws(
     assert interval.value == pytest.approx(after.mean() - before.mean())
 
 
-def test_many_clusters_of_one_row_are_the_normal_interval() -> None:
+def test_many_clusters_of_one_row_give_the_normal_interval() -> None:
     random = np.random.default_rng(1)
     before, after = random.normal(size=(2, 400))
     error = (after - before).std() / 20
@@ -56,7 +56,7 @@ def test_a_constant_gain_is_certain(before: list[float], clusters: list[str], ga
 
 
 @given(scores, scores, letters)
-def test_sides_exchanged_turn_the_sign(
+def test_swapping_the_sides_flips_the_sign(
     before: list[float], after: list[float], clusters: list[str]
 ) -> None:
     one = paired_bootstrap(before, after, clusters, resamples=50)
@@ -66,14 +66,14 @@ def test_sides_exchanged_turn_the_sign(
 
 
 @given(scores, scores, letters, st.integers(0, 3))
-def test_the_seed_decides(
+def test_same_seed_same_interval(
     before: list[float], after: list[float], clusters: list[str], seed: int
 ) -> None:
     one = paired_bootstrap(before, after, clusters, resamples=20, seed=seed)
     assert one == paired_bootstrap(before, after, clusters, resamples=20, seed=seed)
 
 
-def test_a_failed_sample_is_left_out_of_its_mean() -> None:
+def test_nan_is_left_out_of_its_mean() -> None:
     interval = paired_bootstrap([0, NAN, 0, 0], [1, 1, NAN, 3], ["a", "a", "b", "b"])
     assert interval == pytest.approx((5 / 3, 1, 3))
 

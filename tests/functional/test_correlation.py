@@ -21,7 +21,7 @@ MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": s
 
 
 def tau_b(x: np.ndarray, y: np.ndarray) -> float:
-    """Kendall's τ-b from its definition, pair by pair."""
+    """Compute Kendall's τ-b from its definition, pair by pair."""
     concordant = untied_x = untied_y = 0
     for i, j in itertools.combinations(range(len(x)), 2):
         concordant += np.sign(x[i] - x[j]) * np.sign(y[i] - y[j])
@@ -39,19 +39,19 @@ columns = st.lists(
 
 @settings(max_examples=40)
 @given(columns)
-def test_values_are_those_of_scipy_and_of_the_definition(
+def test_values_equal_scipy_and_the_definition(
     rows: list[tuple[int, float, str]],
 ) -> None:
     x, y, clusters = (list(column) for column in zip(*rows, strict=True))
-    found = sample_correlations(x, y, clusters, resamples=20)
+    result = sample_correlations(x, y, clusters, resamples=20)
     for name, measure in MEASURES.items():
-        assert getattr(found, name).value == pytest.approx(measure(x, y).statistic)
-    assert found.kendall.value == pytest.approx(tau_b(np.array(x), np.array(y)))
+        assert getattr(result, name).value == pytest.approx(measure(x, y).statistic)
+    assert result.kendall.value == pytest.approx(tau_b(np.array(x), np.array(y)))
 
 
 @pytest.fixture
 def four_clusters() -> tuple[np.ndarray, np.ndarray, list[int], list[int]]:
-    """Ratings with ties, clusters of unequal size, and five systems that wrote for each."""
+    """Scores, ratings with ties, clusters of unequal size, and five systems in each cluster."""
     random = np.random.default_rng(0)
     clusters = np.repeat(np.arange(4), [5, 10, 5, 15])
     systems = np.tile(np.arange(5), 7)
@@ -63,7 +63,7 @@ def four_clusters() -> tuple[np.ndarray, np.ndarray, list[int], list[int]]:
 def quantiles_of_all_draws(
     clusters: list[int], value: Callable[[list[int]], float]
 ) -> Callable[[float], float]:
-    """The exact bootstrap distribution: every way to draw four of four clusters."""
+    """Return the quantile function of the exact bootstrap distribution of four clusters."""
     rows = [np.flatnonzero(np.equal(clusters, cluster)).tolist() for cluster in range(4)]
     values = [
         value([row for c in d for row in rows[c]]) for d in itertools.product(range(4), repeat=4)
@@ -72,38 +72,38 @@ def quantiles_of_all_draws(
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_ends_are_those_of_all_possible_draws(
+def test_intervals_equal_those_of_all_possible_draws(
     four_clusters: tuple[np.ndarray, np.ndarray, list[int], list[int]], name: str
 ) -> None:
     scores, ratings, clusters, _ = four_clusters
     exact = quantiles_of_all_draws(
         clusters, lambda rows: MEASURES[name](scores[rows], ratings[rows]).statistic
     )
-    found = getattr(sample_correlations(scores, ratings, clusters, 0.8, resamples=20_000), name)
-    assert exact(0.09) <= found.low <= exact(0.11)
-    assert exact(0.89) <= found.high <= exact(0.91)
+    result = getattr(sample_correlations(scores, ratings, clusters, 0.8, resamples=20_000), name)
+    assert exact(0.09) <= result.low <= exact(0.11)
+    assert exact(0.89) <= result.high <= exact(0.91)
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_ends_between_systems_are_those_of_all_possible_draws(
+def test_intervals_of_systems_equal_those_of_all_possible_draws(
     four_clusters: tuple[np.ndarray, np.ndarray, list[int], list[int]], name: str
 ) -> None:
     scores, ratings, clusters, systems = four_clusters
 
     def value(rows: list[int]) -> float:
-        of = np.array(systems)[rows]
-        means = [[side[rows][of == s].mean() for s in range(5)] for side in (scores, ratings)]
+        drawn = np.array(systems)[rows]
+        means = [[side[rows][drawn == s].mean() for s in range(5)] for side in (scores, ratings)]
         return float(MEASURES[name](*means).statistic)
 
     exact = quantiles_of_all_draws(clusters, value)
-    found = system_correlations(scores, ratings, systems, clusters, 0.8, resamples=20_000)
-    estimate: Estimate = getattr(found, name)
+    result = system_correlations(scores, ratings, systems, clusters, 0.8, resamples=20_000)
+    estimate: Estimate = getattr(result, name)
     assert estimate.value == pytest.approx(value(list(range(35))))
     assert exact(0.085) - 1e-9 <= estimate.low <= exact(0.115) + 1e-9
     assert exact(0.885) - 1e-9 <= estimate.high <= exact(0.915) + 1e-9
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
+def test_intervals_cover_the_truth_at_the_nominal_rate() -> None:
     random = np.random.default_rng(2)
     rho = 0.5
     truth = {
@@ -114,14 +114,14 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     hits = dict.fromkeys(truth, 0)
     for seed in range(100):
         x, y = random.multivariate_normal([0, 0], [[1, rho], [rho, 1]], size=60).T
-        found = sample_correlations(x, y, confidence=0.8, resamples=100, seed=seed)
+        result = sample_correlations(x, y, confidence=0.8, resamples=100, seed=seed)
         for name, value in truth.items():
-            hits[name] += getattr(found, name).low <= value <= getattr(found, name).high
-    # Three standard deviations of a count of 100 around 80.
+            hits[name] += getattr(result, name).low <= value <= getattr(result, name).high
+    # 80 plus or minus three standard deviations of a binomial count of 100.
     assert all(68 <= count <= 92 for count in hits.values()), hits
 
 
-def test_rows_alike_within_a_cluster_count_once() -> None:
+def test_copies_within_a_cluster_count_once() -> None:
     random = np.random.default_rng(3)
     x, y = random.normal(size=(2, 40))
     alone = sample_correlations(x, y)
@@ -134,7 +134,7 @@ def test_rows_alike_within_a_cluster_count_once() -> None:
     )
 
 
-def test_large_problems_are_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_give_the_result_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(4)
     x, y = random.normal(size=(2, 50)).round(1)
     clusters = random.integers(0, 12, size=50).tolist()
@@ -143,7 +143,7 @@ def test_large_problems_are_done_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
     assert sample_correlations(x, y, clusters, resamples=30) == whole
 
 
-def test_the_seed_decides() -> None:
+def test_the_seed_sets_the_draws() -> None:
     x, y = np.random.default_rng(5).normal(size=(2, 20))
     assert sample_correlations(x, y, seed=1) == sample_correlations(x, y, seed=1)
     assert sample_correlations(x, y, seed=1) != sample_correlations(x, y, seed=2)
@@ -151,95 +151,95 @@ def test_the_seed_decides() -> None:
 
 def test_failed_rows_are_left_out_and_counted() -> None:
     x, y = [1.0, NAN, 2.0, 3.0, 5.0, 4.0], [1.0, 2.0, NAN, 2.0, 5.0, 3.0]
-    found = sample_correlations(x, y, list("aabbcc"))
-    assert (found.n, found.failed) == (4, 2)
-    assert found.pearson.value == pytest.approx(stats.pearsonr([1, 3, 5, 4], [1, 2, 5, 3])[0])
+    result = sample_correlations(x, y, list("aabbcc"))
+    assert (result.n, result.failed) == (4, 2)
+    assert result.pearson.value == pytest.approx(stats.pearsonr([1, 3, 5, 4], [1, 2, 5, 3])[0])
 
 
-def test_rows_of_no_system_are_left_out_and_counted() -> None:
+def test_rows_without_a_system_are_left_out_and_counted() -> None:
     x, y = [1.0, 3.0, 9.0, 4.0, 3.0, 9.0], [1.0, 5.0, 9.0, 2.0, 5.0, 0.0]
-    found = system_correlations(x, y, ["a", "a", None, "b", "c", None])
-    assert (found.n, found.failed) == (3, 2)
-    assert found.pearson.value == pytest.approx(stats.pearsonr([2, 4, 3], [3, 2, 5])[0])
+    result = system_correlations(x, y, ["a", "a", None, "b", "c", None])
+    assert (result.n, result.failed) == (3, 2)
+    assert result.pearson.value == pytest.approx(stats.pearsonr([2, 4, 3], [3, 2, 5])[0])
 
 
-def nothing(n: int, failed: int, note: str) -> RatingCorrelations:
+def undefined(n: int, failed: int, note: str) -> RatingCorrelations:
     empty = Estimate(NAN, NAN, NAN)
     return RatingCorrelations(n, failed, empty, empty, empty, note)
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("correlate", "expected"),
     [
         (
             lambda: sample_correlations([1, 2, NAN], [1, 2, 3]),
-            nothing(2, 1, "2 rows: a correlation takes 3 or more"),
+            undefined(2, 1, "2 rows: a correlation takes 3 or more"),
         ),
         (
             lambda: sample_correlations([NAN], [1]),
-            nothing(0, 1, "0 rows: a correlation takes 3 or more"),
+            undefined(0, 1, "0 rows: a correlation takes 3 or more"),
         ),
         (
             lambda: sample_correlations([0.1] * 4, [1, 2, 3, 4]),
-            nothing(4, 0, "every row has the score 0.1"),
+            undefined(4, 0, "every row has the score 0.1"),
         ),
         (
             lambda: sample_correlations([1, 2, 3, 4], [5] * 4),
-            nothing(4, 0, "every row has the rating 5"),
+            undefined(4, 0, "every row has the rating 5"),
         ),
         (
             lambda: system_correlations([1, 2, 3, 4], [1, 2, 3, 4], list("aabb")),
-            nothing(2, 0, "2 systems: a correlation takes 3 or more"),
+            undefined(2, 0, "2 systems: a correlation takes 3 or more"),
         ),
         (
             lambda: system_correlations([NAN] * 3, [1, 2, 3], list("abc")),
-            nothing(0, 3, "0 systems: a correlation takes 3 or more"),
+            undefined(0, 3, "0 systems: a correlation takes 3 or more"),
         ),
     ],
 )
-def test_what_has_no_correlation_says_why(
-    found: Callable[[], RatingCorrelations], expected: RatingCorrelations
+def test_a_note_says_why_there_is_no_correlation(
+    correlate: Callable[[], RatingCorrelations], expected: RatingCorrelations
 ) -> None:
-    assert repr(found()) == repr(expected)  # NaN is not equal to itself
+    assert repr(correlate()) == repr(expected)  # NaN is not equal to itself
 
 
-def test_one_cluster_has_values_and_no_intervals() -> None:
-    for found in (
+def test_a_single_cluster_gives_values_without_intervals() -> None:
+    for result in (
         sample_correlations([1, 2, 3], [1, 3, 2], "aaa"),
         system_correlations([1, 2, 3], [1, 3, 2], "xyz", "aaa"),
         system_correlations([1, 2, 3], [1, 3, 2], "xyz", "abc"),
     ):
-        assert found.kendall.value == pytest.approx(1 / 3)
-        assert np.isnan([found.kendall.low, found.kendall.high, found.pearson.low]).all()
-        assert found.note.endswith("belong to one cluster: no intervals")
+        assert result.kendall.value == pytest.approx(1 / 3)
+        assert np.isnan([result.kendall.low, result.kendall.high, result.pearson.low]).all()
+        assert result.note.endswith("belong to one cluster: no intervals")
 
 
-def test_no_interval_where_no_draw_has_a_correlation() -> None:
-    # Each of 40 systems has two clusters of its own: hardly a draw holds them all.
+def test_no_interval_if_no_draw_has_a_correlation() -> None:
+    # Each of 40 systems has two clusters of its own: almost no draw contains all systems.
     systems = np.repeat(np.arange(40), 2).tolist()
     random = np.random.default_rng(6)
-    found = system_correlations(*random.normal(size=(2, 80)), systems, resamples=5)
-    assert np.isfinite(found.pearson.value)
-    assert np.isnan([found.pearson.low, found.kendall.high]).all()
-    assert found.note == "no draw has rows of every system and varies on both sides: no intervals"
+    result = system_correlations(*random.normal(size=(2, 80)), systems, resamples=5)
+    assert np.isfinite(result.pearson.value)
+    assert np.isnan([result.pearson.low, result.kendall.high]).all()
+    assert result.note == "no draw has rows of every system and varies on both sides: no intervals"
 
 
 def test_equal_means_of_different_sums_are_ties() -> None:
     scores, systems = [0.3, 0.3, 0.0, 0.2, 0.2, 0.2, 0.5, 0.5, 0.5], list("aaabbbccc")
-    assert np.mean(scores[:3]) != np.mean(scores[3:6])  # by their rounding
-    found = system_correlations(scores, [3, 3, 3, 1, 1, 1, 2, 2, 2], systems, [1, 2, 3] * 3)
+    assert np.mean(scores[:3]) != np.mean(scores[3:6])  # differ by rounding
+    result = system_correlations(scores, [3, 3, 3, 1, 1, 1, 2, 2, 2], systems, [1, 2, 3] * 3)
     for name in ("spearman", "kendall"):
         value = MEASURES[name]([0.2, 0.2, 0.5], [3, 1, 2]).statistic
-        assert getattr(found, name).value == pytest.approx(value)
+        assert getattr(result, name).value == pytest.approx(value)
     constant = system_correlations(scores[:6] + [0.2] * 3, [3, 3, 3, 1, 1, 1, 2, 2, 2], systems)
     assert constant.note == "every system has the score 0.2"
 
 
-def test_draws_that_are_constant_are_left_out() -> None:
-    # Of two clusters drawn twice, half hold one alone; 0.1 has a mean that is rounded.
-    found = sample_correlations([0.1] * 3 + [0.3], [0.1] * 3 + [0.7], list("aaab"))
+def test_constant_draws_are_left_out() -> None:
+    # Half of the draws of two clusters contain only one. The mean of 0.1 is inexact.
+    result = sample_correlations([0.1] * 3 + [0.3], [0.1] * 3 + [0.7], list("aaab"))
     for name in MEASURES:
-        assert getattr(found, name) == pytest.approx((1, 1, 1))
+        assert getattr(result, name) == pytest.approx((1, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -259,6 +259,6 @@ def test_bad_arguments(arguments: tuple, message: str) -> None:
         system_correlations(*arguments[:2], [None] * 2, *arguments[2:])
 
 
-def test_one_system_per_row() -> None:
+def test_each_row_needs_a_system() -> None:
     with pytest.raises(ValueError, match="systems has 1 items for 2 rows"):
         system_correlations([1, 2], [1, 2], ["a"])

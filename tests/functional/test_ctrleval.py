@@ -23,11 +23,11 @@ SCORES = npst.arrays(np.float64, COUNTS, elements=LOG_PROBS)
 WEIGHTS = npst.arrays(np.float64, COUNTS, elements=st.just(0.0) | st.floats(1e-3, 100))
 
 
-# Coherence and consistency.
+# Coherence and consistency
 
 
 @given(SCORES, WEIGHTS)
-def test_weighted_mean_is_that_of_normalised_weights(
+def test_weighted_mean_equals_the_sum_of_weighted_scores(
     scores: np.ndarray, weights: np.ndarray
 ) -> None:
     total = sum(weights)
@@ -38,12 +38,12 @@ def test_weighted_mean_is_that_of_normalised_weights(
     assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_with_all_weights_zero_the_mean_is_plain() -> None:
+def test_zero_weights_give_the_plain_mean() -> None:
     assert weighted_mean(np.array([-1.0, -4.0]), np.zeros(2)) == -2.5
     assert weighted_mean(np.array([-1.0, -4.0]), np.array([3.0, 0.0])) == -1.0
 
 
-def test_a_score_without_weight_does_not_count() -> None:
+def test_a_score_with_weight_0_does_not_count() -> None:
     scores = np.array([-np.inf, -2.0, -3.0])
     assert weighted_mean(scores, WEIGHTINGS["max"](scores, np.ones(3))) == -2
     assert weighted_mean(scores, WEIGHTINGS["min"](scores, np.ones(3))) == -np.inf
@@ -51,9 +51,9 @@ def test_a_score_without_weight_does_not_count() -> None:
     assert weighted_mean(scores, np.ones(3)) == -np.inf
 
 
-# The ablations of Table 5.
+# Ablations of Table 5
 
-TWINS: dict[str, Callable[[list[float], list[float]], float]] = {
+REFERENCES: dict[str, Callable[[list[float], list[float]], float]] = {
     "beta": lambda scores, beta: (
         sum(s * b for s, b in zip(scores, beta, strict=True)) / sum(beta)
         if sum(beta)
@@ -65,17 +65,15 @@ TWINS: dict[str, Callable[[list[float], list[float]], float]] = {
 }
 
 
-def test_the_ablations_are_those_of_the_paper() -> None:
-    assert list(WEIGHTINGS) == list(TWINS)
+def test_the_weightings_are_those_of_the_paper() -> None:
+    assert list(WEIGHTINGS) == list(REFERENCES)
 
 
 @given(SCORES, WEIGHTS)
-def test_a_weighting_gives_the_score_that_it_is_named_for(
-    scores: np.ndarray, beta: np.ndarray
-) -> None:
-    for name, twin in TWINS.items():
+def test_each_weighting_folds_scores_as_its_name_says(scores: np.ndarray, beta: np.ndarray) -> None:
+    for name, reference in REFERENCES.items():
         weights = WEIGHTINGS[name](scores, beta)
-        expected = twin(scores.tolist(), beta.tolist())
+        expected = reference(scores.tolist(), beta.tolist())
         assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
         shares = normalize_weights(weights)
         assert (shares >= 0).all()
@@ -84,17 +82,17 @@ def test_a_weighting_gives_the_score_that_it_is_named_for(
 
 
 @given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
-def test_a_weighting_folds_the_shares_of_each_label(log_probs: np.ndarray) -> None:
+def test_each_weighting_folds_the_shares_of_each_label(log_probs: np.ndarray) -> None:
     probabilities = np.exp(log_probs)
     sums = [sum(row) for row in probabilities]
     shares = [[p / total for p in row] for row, total in zip(probabilities, sums, strict=True)]
-    for name, twin in TWINS.items():
-        expected = [twin([row[k] for row in shares], sums) for k in range(len(shares[0]))]
-        found = label_probabilities(log_probs, WEIGHTINGS[name])
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
+    for name, reference in REFERENCES.items():
+        expected = [reference([row[k] for row in shares], sums) for k in range(len(shares[0]))]
+        relevance = label_probabilities(log_probs, WEIGHTINGS[name])
+        np.testing.assert_allclose(relevance, expected, rtol=1e-9)
 
 
-def test_the_highest_and_the_lowest_share_by_hand() -> None:
+def test_label_probabilities_by_hand() -> None:
     log_probs = np.log([[0.1, 0.3], [0.2, 0.2], [0.04, 0.01]])  # shares of label 0: 1/4, 1/2, 4/5
     for name, expected in [
         ("beta", [0.4, 0.6]),  # 0.34 of 0.85
@@ -106,8 +104,7 @@ def test_the_highest_and_the_lowest_share_by_hand() -> None:
 
 
 @given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
-def test_scores_and_weights_of_the_evaluators_of_a_label(log_probs: np.ndarray) -> None:
-    """Scores as in eq. 7; weights in the proportions of eq. 6."""
+def test_relevance_evaluators_equal_eqs_6_and_7(log_probs: np.ndarray) -> None:
     scores, beta = relevance_evaluators(log_probs)
     for row, score in zip(np.exp(log_probs), scores, strict=True):
         np.testing.assert_allclose(score, row / sum(row), rtol=1e-9)
@@ -116,23 +113,23 @@ def test_scores_and_weights_of_the_evaluators_of_a_label(log_probs: np.ndarray) 
     assert beta.max() == 1
 
 
-# Attribute relevance.
+# Attribute relevance
 
 
 @given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
-def test_label_probabilities_are_scores_weighted_by_evaluator(log_probs: np.ndarray) -> None:
-    """The published form: each evaluator's score for a label (eq. 7) and its weight (eq. 6)."""
+def test_label_probabilities_equal_the_published_form(log_probs: np.ndarray) -> None:
+    # Scores of eq. 7, weighted by eq. 6.
     probabilities = np.exp(log_probs)
     expected = np.zeros(log_probs.shape[1])
     for row in probabilities:
         score = row / sum(row)
         weight = sum(row) / sum(sum(other) for other in probabilities)
         expected += weight * score
-    found = label_probabilities(log_probs)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    assert found.sum() == pytest.approx(1)
+    relevance = label_probabilities(log_probs)
+    np.testing.assert_allclose(relevance, expected, rtol=1e-9)
+    assert relevance.sum() == pytest.approx(1)
 
 
-def test_probabilities_too_small_for_a_float_are_told_apart() -> None:
-    found = label_probabilities(np.array([[-2000.0, -2001.0]]))
-    np.testing.assert_allclose(found, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+def test_probabilities_too_small_for_a_float_are_distinguished() -> None:
+    relevance = label_probabilities(np.array([[-2000.0, -2001.0]]))
+    np.testing.assert_allclose(relevance, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])

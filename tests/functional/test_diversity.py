@@ -16,7 +16,7 @@ sequences = st.lists(st.lists(st.integers(0, 4), max_size=8), max_size=6)
 
 
 def brute_force(rows: list[list[int]], n: int) -> float:
-    """Counts n-grams by looking whether each has been seen, one group."""
+    """Count the unique n-grams of one group with a linear search."""
     seen: list[list[int]] = []
     for row in rows:
         for start in range(len(row) - n + 1):
@@ -42,20 +42,20 @@ def test_groups_are_averaged(rows: list[tuple[str, list[int]]]) -> None:
     assert math.isnan(value) or 0 <= value <= 1
 
 
-def test_more_repetition_is_lower() -> None:
+def test_repetition_lowers_the_value() -> None:
     assert distinct_n([[1, 2, 3, 4]], 1) == 1
     assert distinct_n([[1, 1, 1, 1]], 1) == 0.25
 
 
-def test_bigrams_are_over_tokens_and_stay_within_a_sequence() -> None:
+def test_bigrams_are_per_token_and_stay_within_a_sequence() -> None:
     assert distinct_n([[1, 2], [3, 4]], 2) == 0.5
 
 
-def test_texts_shorter_than_n_are_not_diverse() -> None:
+def test_texts_shorter_than_n_have_value_0() -> None:
     assert distinct_n([[1, 2]], 3) == 0
 
 
-def test_nothing_to_count_is_nan() -> None:
+def test_no_tokens_give_nan() -> None:
     assert math.isnan(distinct_n([], 1))
     assert math.isnan(distinct_n([[], []], 1))
 
@@ -85,7 +85,7 @@ def test_released_outputs_give_the_published_figures(
     data_dir: Path, file: str, published: tuple[float, float, float]
 ) -> None:
     with open(data_dir / "prompts35.csv", encoding="utf-8") as table:
-        # The outputs begin with the prefix, but some drop the mark at its end.
+        # Outputs start with the prefix, but some drop its final punctuation mark.
         prefixes = [row["prompt"].rstrip(".,") for row in csv.DictReader(table)]
     lines = (data_dir / "multicontrol" / file).read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)[1] for line in lines]

@@ -17,32 +17,32 @@ counts = st.lists(st.integers(0, 1000), min_size=1)
 
 
 @given(counts, st.integers(1, 10**9))
-def test_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
+def test_iwf_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
     expected = [math.log(1 + sentences) / count if count else 0.0 for count in counts]
     np.testing.assert_allclose(inverse_frequency(counts, sentences), expected, rtol=1e-12)
 
 
 @given(counts, st.integers(1, 10**9))
-def test_the_rarer_token_has_the_larger_weight(counts: list[int], sentences: int) -> None:
+def test_a_rarer_token_has_a_larger_iwf(counts: list[int], sentences: int) -> None:
     present = sorted(count for count in counts if count)
     weights = inverse_frequency(present, sentences)
     assert (np.diff(weights) <= 0).all()
 
 
 @given(counts, st.integers(1000, 10**9))
-def test_the_logarithm_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
+def test_log_iwf_equals_the_formula_token_by_token(counts: list[int], sentences: int) -> None:
     expected = [math.log((1 + sentences) / count) if count else 0.0 for count in counts]
-    found = log_inverse_frequency(counts, sentences)
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
-    assert (found >= 0).all()
+    weights = log_inverse_frequency(counts, sentences)
+    np.testing.assert_allclose(weights, expected, rtol=1e-12, atol=1e-12)
+    assert (weights >= 0).all()
 
 
-def test_a_published_weight() -> None:
-    # Line 109 of the published table: the weight of a token in its 98,344,542 sentences.
+def test_iwf_equals_a_published_weight() -> None:
+    # Line 109 of the published table, a token that occurs in one of 98,344,542 sentences.
     assert inverse_frequency([1], 98_344_542)[0] == pytest.approx(18.403987615749035, abs=1e-12)
 
 
-def test_documents_are_counted_not_occurrences() -> None:
+def test_idf_counts_documents_not_occurrences() -> None:
     idf = inverse_document_frequency(iter([["the", "food", "the"], ["the", "soup"], ["the"], []]))
     assert idf == pytest.approx({"the": math.log(4 / 3), "food": math.log(4), "soup": math.log(4)})
 
@@ -51,7 +51,7 @@ documents = st.lists(st.lists(st.sampled_from("abcde")), min_size=1)
 
 
 @given(documents)
-def test_equals_brute_force(corpus: list[list[str]]) -> None:
+def test_idf_equals_brute_force(corpus: list[list[str]]) -> None:
     idf = inverse_document_frequency(corpus)
     assert set(idf) == {word for words in corpus for word in words}
     for word, weight in idf.items():
@@ -61,17 +61,17 @@ def test_equals_brute_force(corpus: list[list[str]]) -> None:
 
 
 @given(documents)
-def test_a_corpus_read_twice_gives_the_same(corpus: list[list[str]]) -> None:
+def test_doubling_the_corpus_keeps_idf(corpus: list[list[str]]) -> None:
     once = inverse_document_frequency(corpus)
     assert inverse_document_frequency(corpus * 2) == pytest.approx(once)
 
 
-def test_a_document_that_is_a_string() -> None:
+def test_a_str_as_document_raises() -> None:
     message = r"documents\[1\] = 'the food' is a str: give a list of its words"
     with pytest.raises(TypeError, match=message):
         inverse_document_frequency([["the"], "the food"])
 
 
-def test_an_empty_corpus() -> None:
+def test_no_documents_raise() -> None:
     with pytest.raises(ValueError, match="documents is empty: give at least one"):
         inverse_document_frequency([])

@@ -25,15 +25,15 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def outputs(n: int, seed: int) -> np.ndarray:
-    """Accuracy, similarity and perplexity of random outputs; most have GM 0 by default."""
+    """Draw accuracy, similarity and perplexity of outputs; most have GM 0 by default."""
     random = np.random.default_rng(seed)
     perplexity = np.exp(random.normal(4, 1, n)).clip(1)
     return np.column_stack([random.uniform(size=(n, 2)), perplexity])
 
 
 def planted(n: int, seed: int, noise: float = 0.0) -> Pairs:
-    """Outputs preferred by their GM under PLANTED, eight to an item, clear cases only."""
-    random = np.random.default_rng([seed, 1])  # apart from the numbers behind the scores
+    """Draw pairs with clear preferences by GM under PLANTED, eight outputs per item."""
+    random = np.random.default_rng([seed, 1])  # independent of the scores
     scores = outputs(n, seed)
     ratings = adjusted_gm(*scores.T, PLANTED) + noise * random.normal(size=n)
     preferred, rejected = pairwise_preferences(ratings, [i // 8 for i in range(n)], margin=1.0)
@@ -41,7 +41,7 @@ def planted(n: int, seed: int, noise: float = 0.0) -> Pairs:
 
 
 def total_loss(pairs: Pairs, thresholds: tuple[float, float, float, float], scale: float) -> float:
-    """The sum of hinge losses in plain Python, the paper's for a scale of 1."""
+    """Sum the hinge losses in plain Python; a scale of 1 is the paper's loss."""
     t1, t2, t3, t4 = thresholds
 
     def gm(row: np.ndarray) -> float:
@@ -61,7 +61,7 @@ def noisy() -> tuple[Pairs, GMFit]:
     return pairs, fit_gm(*pairs)
 
 
-def test_planted_preferences_are_recovered_on_other_items() -> None:
+def test_planted_preferences_are_recovered_on_unseen_items() -> None:
     fit = fit_gm(*planted(160, seed=2))
     assert fit.agreement.agreed > 0.98
     unseen = planted(400, seed=3)
@@ -69,7 +69,7 @@ def test_planted_preferences_are_recovered_on_other_items() -> None:
     assert pairwise_agreement(*unseen).agreed < 0.5
 
 
-def test_the_loss_is_the_sum_at_the_fitted_scale(noisy: tuple[Pairs, GMFit]) -> None:
+def test_the_loss_is_that_of_the_fitted_thresholds_and_scale(noisy: tuple[Pairs, GMFit]) -> None:
     pairs, fit = noisy
     assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, fit.scale))
 
@@ -82,7 +82,7 @@ def test_no_other_thresholds_and_scale_are_better(noisy: tuple[Pairs, GMFit]) ->
             assert fit.loss <= total_loss(pairs, point, factor * fit.scale)
 
 
-def test_scale_one_is_the_papers_loss_to_the_letter() -> None:
+def test_scale_one_is_the_papers_loss() -> None:
     pairs = planted(48, seed=1, noise=4.0)
     fit = fit_gm(*pairs, scale=1.0)
     assert fit.scale == 1
@@ -91,35 +91,35 @@ def test_scale_one_is_the_papers_loss_to_the_letter() -> None:
     assert fit.loss <= total_loss(pairs, PLANTED, 1.0)
 
 
-def test_high_perplexities_leave_no_preference_at_scale_one() -> None:
-    """Why the scale is fitted: the paper's loss is least where every GM is 0."""
+def test_high_perplexities_make_the_papers_loss_prefer_nothing() -> None:
+    # The reason for fitting the scale: the paper's loss is smallest if every GM is 0.
     better, worse = planted(80, seed=8, noise=60.0)
     better, worse = better * [1, 1, 1000], worse * [1, 1, 1000]
     assert fit_gm(better, worse, scale=1.0).agreement.tied > 0.9
     assert fit_gm(better, worse).agreement.agreed > 0.5
 
 
-def test_agreements_are_those_of_the_thresholds(noisy: tuple[Pairs, GMFit]) -> None:
+def test_agreements_equal_those_of_the_thresholds(noisy: tuple[Pairs, GMFit]) -> None:
     pairs, fit = noisy
     assert fit.agreement == pairwise_agreement(*pairs, fit.thresholds)
     assert fit.default_agreement == pairwise_agreement(*pairs, GM_THRESHOLDS)
     assert fit.agreement.agreed > fit.default_agreement.agreed
 
 
-def test_the_seed_decides() -> None:
+def test_same_seed_same_fit() -> None:
     pairs = planted(40, seed=4, noise=4.0)
     assert fit_gm(*pairs, seed=5) == fit_gm(*pairs, seed=5)
 
 
-def test_the_default_stays_where_nothing_can_be_learned() -> None:
+def test_the_default_is_kept_if_nothing_can_be_learned() -> None:
     same = outputs(5, seed=6)
-    fit = fit_gm(same, same)  # every difference is 0, so every t has the loss 1 a pair
+    fit = fit_gm(same, same)  # all gains are 0, so every t costs 1 per pair
     assert fit.thresholds == GM_THRESHOLDS
     assert (fit.scale, fit.loss) == (0, 5)
     assert fit.agreement == (0.0, 1.0)
 
 
-def test_infinite_perplexities_are_no_obstacle() -> None:
+def test_infinite_perplexities_are_accepted() -> None:
     better, worse = [[0.9, 0.9, 400.0]], [[0.9, 0.9, math.inf]]
     fit = fit_gm(better, worse)
     assert fit.loss == pytest.approx(0)
@@ -128,7 +128,7 @@ def test_infinite_perplexities_are_no_obstacle() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, NAN, math.inf])
-def test_a_scale_that_is_none(scale: float) -> None:
+def test_a_bad_scale_raises(scale: float) -> None:
     with pytest.raises(ValueError, match=r"scale = .*: give a finite number above 0, or None to"):
         fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], scale=scale)
 
@@ -145,7 +145,7 @@ def test_hinge_loss_equals_the_formula_by_hand(gains: list[float], scale: float)
 
 
 @given(gains)
-def test_no_scale_has_less_loss_than_the_best(gains: list[float]) -> None:
+def test_no_scale_beats_the_best_scale(gains: list[float]) -> None:
     best = best_scale(np.array(gains))
     least = hinge_loss(np.array(gains), best)
     assert least <= len(gains) * (1 + 1e-12)
@@ -153,14 +153,14 @@ def test_no_scale_has_less_loss_than_the_best(gains: list[float]) -> None:
         assert least <= hinge_loss(np.array(gains), scale) * (1 + 1e-9) + 1e-12
 
 
-def test_gains_that_cancel_out_but_for_rounding_have_a_best_scale() -> None:
+def test_gains_that_sum_to_0_up_to_rounding_have_a_best_scale() -> None:
     random = np.random.default_rng(0)
     summed = []
     for _ in range(300):
         half = random.normal(size=10)
         gains = random.permutation(np.concatenate([half, -half]))
         summed.append(gains.sum())
-        # Nothing is gained by any scale, so the loss stays that of 0.
+        # No scale improves on the loss at scale 0.
         assert hinge_loss(gains, best_scale(gains)) == pytest.approx(20)
     assert min(summed) < 0 < max(summed)
 
@@ -170,16 +170,16 @@ rows = st.tuples(st.floats(0, 1), st.floats(-1, 1), st.floats(1, 500))
 
 @given(st.lists(st.tuples(rows, rows), min_size=1, max_size=8))
 @settings(max_examples=50)
-def test_agreement_disagreement_and_ties_are_all(pairs: list) -> None:
+def test_agreement_disagreement_and_ties_sum_to_1(pairs: list) -> None:
     better, worse = (list(side) for side in zip(*pairs, strict=True))
-    forth, back = pairwise_agreement(better, worse), pairwise_agreement(worse, better)
-    assert forth.agreed + back.agreed + forth.tied == pytest.approx(1)
-    assert forth.tied == back.tied
+    forward, backward = pairwise_agreement(better, worse), pairwise_agreement(worse, better)
+    assert forward.agreed + backward.agreed + forward.tied == pytest.approx(1)
+    assert forward.tied == backward.tied
     gains = [adjusted_gm(*a) - adjusted_gm(*b) for a, b in pairs]
-    assert forth.agreed == sum(gain > 0 for gain in gains) / len(pairs)
+    assert forward.agreed == sum(gain > 0 for gain in gains) / len(pairs)
 
 
-def test_two_zeros_are_a_tie_and_not_agreed_on() -> None:
+def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
     worthless = [0.1, 0.9, 30]
     pairs = ([[0.9, 0.9, 30], worthless, worthless], [worthless, worthless, [0.9, 0.9, 30]])
     assert pairwise_agreement(*pairs) == pytest.approx((1 / 3, 1 / 3))
@@ -221,12 +221,12 @@ def test_pairs_equal_brute_force(rated: list[tuple[int, str]], margin: float) ->
     assert set(zip(preferred.tolist(), rejected.tolist(), strict=True)) == expected
 
 
-def test_an_output_without_a_rating_is_in_no_pair() -> None:
+def test_a_nan_rating_is_in_no_pair() -> None:
     preferred, rejected = pairwise_preferences([5.0, NAN, 3.0], ["x", "x", "x"])
     assert (preferred.tolist(), rejected.tolist()) == ([0], [2])
 
 
-def test_places_select_pairs_of_scores() -> None:
+def test_indices_select_pairs_of_scores() -> None:
     scores = outputs(3, seed=7)
     preferred, rejected = pairwise_preferences([1, 2, 2], ["x", "x", "y"])
     np.testing.assert_array_equal(scores[preferred], scores[[1]])

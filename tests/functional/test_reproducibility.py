@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ctrlreward.functional.agreement import correlate, cv_star, findings_upheld
 from ctrlreward.functional.reproducibility import Gap, compare_curves, compare_tables
 
-# Original and reproduced scores, arranged as metrics of systems, and the published CV*.
+# Original and reproduced scores by metric and system, and the published CV*.
 ORIGINAL = {
     "sentiment": {"A": 97.1, "B": 94.3, "C": 90.7},
     "topic": {"A": 61.0, "B": 87.4},
@@ -28,20 +28,20 @@ PUBLISHED = {
 }
 
 
-def test_the_study_is_the_mean_of_metric_means_of_published_cells() -> None:
-    found = compare_tables([ORIGINAL, REPRODUCED])
+def test_published_cells_give_means_by_metric_and_study() -> None:
+    study = compare_tables([ORIGINAL, REPRODUCED])
     means = []
     for metric, cells in PUBLISHED.items():
-        assert found.metrics[metric].cv_star == pytest.approx(cells, abs=0.0051)
+        assert study.metrics[metric].cv_star == pytest.approx(cells, abs=0.0051)
         means.append(statistics.mean(cells.values()))
-        assert found.metrics[metric].mean_cv_star == pytest.approx(means[-1], abs=0.0051)
-    assert found.mean_cv_star == pytest.approx(statistics.mean(means), abs=0.0051)
+        assert study.metrics[metric].mean_cv_star == pytest.approx(means[-1], abs=0.0051)
+    assert study.mean_cv_star == pytest.approx(statistics.mean(means), abs=0.0051)
     everything = [value for cells in PUBLISHED.values() for value in cells.values()]
-    assert found.mean_cv_star != pytest.approx(statistics.mean(everything), abs=0.02)
+    assert study.mean_cv_star != pytest.approx(statistics.mean(everything), abs=0.02)
     # In the reproduction B falls behind C; all other pairs keep their order.
-    assert found.metrics["sentiment"].findings == (2, 3)
-    assert found.findings == (4, 5)
-    assert found.gaps == ()
+    assert study.metrics["sentiment"].findings == (2, 3)
+    assert study.findings == (4, 5)
+    assert study.gaps == ()
 
 
 tables = st.lists(
@@ -58,45 +58,45 @@ tables = st.lists(
 )
 
 
-@settings(max_examples=25)  # scipy takes its time for each correlation
+@settings(max_examples=25)  # scipy correlations are slow
 @given(tables)
 def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(
     runs: list[dict[str, dict[str, float]]],
 ) -> None:
-    found = compare_tables(runs)
+    study = compare_tables(runs)
     pairs = [(a, b) for i, a in enumerate(runs) for b in runs[i + 1 :]]
     for metric in ("x", "y"):
-        agreement = found.metrics[metric]
+        agreement = study.metrics[metric]
         cells = {s: cv_star([run[metric][s] for run in runs]) for s in "abcd"}
         assert agreement.cv_star == pytest.approx(cells)
         upheld = [findings_upheld(a[metric], b[metric]) for a, b in pairs]
         assert agreement.findings == (sum(u.upheld for u in upheld), 6 * len(pairs))
-        told = [
+        correlations = [
             correlate([a[metric][s] for s in "abcd"], [b[metric][s] for s in "abcd"])
             for a, b in pairs
         ]
         for name in ("pearson", "spearman"):
-            values = [v for v in (getattr(c, name) for c in told) if not math.isnan(v)]
+            values = [v for v in (getattr(c, name) for c in correlations) if not math.isnan(v)]
             expected = statistics.mean(values) if values else math.nan
             assert getattr(agreement.correlation, name) == pytest.approx(expected, nan_ok=True)
-    means = [found.metrics[m].mean_cv_star for m in ("x", "y")]
-    assert found.mean_cv_star == pytest.approx(statistics.mean(means))
-    told = [c.correlation.pearson for c in found.metrics.values()]
-    told = [value for value in told if not math.isnan(value)]
-    expected = statistics.mean(told) if told else math.nan
-    assert found.correlation.pearson == pytest.approx(expected, nan_ok=True)
-    assert found.correlation.n == len(told)
-    assert found.pooled.n == 8
+    means = [study.metrics[m].mean_cv_star for m in ("x", "y")]
+    assert study.mean_cv_star == pytest.approx(statistics.mean(means))
+    pearsons = [c.correlation.pearson for c in study.metrics.values()]
+    defined = [value for value in pearsons if not math.isnan(value)]
+    expected = statistics.mean(defined) if defined else math.nan
+    assert study.correlation.pearson == pytest.approx(expected, nan_ok=True)
+    assert study.correlation.n == len(defined)
+    assert study.pooled.n == 8
 
 
-def test_what_cannot_be_compared_is_left_out_and_named() -> None:
+def test_values_that_cannot_be_compared_are_left_out_and_reported() -> None:
     first = {
         "x": {"a": 1.0, "b": 2.0, "c": math.nan, "d": -1.0, "e": 0.0},
         "only first": {"a": 1.0},
     }
     second = {"x": {"a": 1.0, "c": 3.0, "d": 1.0, "e": 0.0, "f": 4.0}}
-    found = compare_tables([first, second])
-    assert found.gaps == (
+    study = compare_tables([first, second])
+    assert study.gaps == (
         Gap("x", "b", "missing in run 2"),
         Gap("x", "c", "nan in run 1"),
         Gap("x", "d", "CV* is undefined for values on both sides of 0"),
@@ -104,29 +104,29 @@ def test_what_cannot_be_compared_is_left_out_and_named() -> None:
         Gap("x", "f", "missing in run 1"),
         Gap("only first", "a", "missing in run 2"),
     )
-    agreement = found.metrics["x"]
+    agreement = study.metrics["x"]
     assert agreement.cv_star == pytest.approx({"a": 0.0, "d": math.nan, "e": math.nan}, nan_ok=True)
     assert agreement.mean_cv_star == 0
     assert agreement.findings.total == 3  # a, d and e
-    assert math.isnan(found.metrics["only first"].mean_cv_star)
-    assert found.mean_cv_star == 0
+    assert math.isnan(study.metrics["only first"].mean_cv_star)
+    assert study.mean_cv_star == 0
     three = compare_tables([first, second, {"x": {"a": 1.0}}])
     assert Gap("x", "b", "missing in run 2, missing in run 3") in three.gaps
 
 
-def test_one_system_has_no_findings_and_correlations() -> None:
-    found = compare_tables([{"x": {"a": 1.0}, "y": {"a": 3.0}, "z": {"a": 4.0}}] * 2)
-    assert found.findings == (0, 0)
-    assert math.isnan(found.findings.share)
-    assert math.isnan(found.correlation.pearson)
-    assert found.pooled == pytest.approx((1.0, 1.0, 3))
+def test_one_system_has_no_findings_or_correlations() -> None:
+    study = compare_tables([{"x": {"a": 1.0}, "y": {"a": 3.0}, "z": {"a": 4.0}}] * 2)
+    assert study.findings == (0, 0)
+    assert math.isnan(study.findings.share)
+    assert math.isnan(study.correlation.pearson)
+    assert study.pooled == pytest.approx((1.0, 1.0, 3))
 
 
-def test_curves_meet_at_common_steps() -> None:
+def test_curves_are_compared_at_common_steps() -> None:
     first = {0: 1.0, 10: 2.0, 20: 4.0, 30: math.nan, 40: 3.0}
     second = {10: 5.0, 5: 0.0, 0: 7.0, 20: 6.0, 30: 1.0, 40: 8.0}
-    found = compare_curves([first, second])
-    assert found == correlate([1.0, 2.0, 4.0, 3.0], [7.0, 5.0, 6.0, 8.0])
+    correlation = compare_curves([first, second])
+    assert correlation == correlate([1.0, 2.0, 4.0, 3.0], [7.0, 5.0, 6.0, 8.0])
     assert compare_curves([first, {1: 2.0}]).n == 0
 
 

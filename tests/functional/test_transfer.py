@@ -22,14 +22,14 @@ perplexities = st.floats(1, 1e6)
 
 
 def by_hand(acc: float, sim: float, pp: float) -> float:
-    """Eq. 1 without numpy."""
+    """Compute eq. 1 without numpy."""
     t1, t2, t3, t4 = GM_THRESHOLDS
     product = max(100 * acc - t1, 0) * max(100 * sim - t2, 0) * max(min(t3 - pp, pp - t4), 0)
     return float(product ** (1 / 3))
 
 
 @pytest.mark.parametrize(("acc", "sim", "pp", "gm"), PUBLISHED)
-def test_gm_column_follows_from_the_others(acc: float, sim: float, pp: float, gm: float) -> None:
+def test_published_rows(acc: float, sim: float, pp: float, gm: float) -> None:
     # The paper rounds Acc and Sim to 0.001, PP and GM to 0.1.
     low = adjusted_gm(acc - 5e-4, sim - 5e-4, pp + 0.05)
     high = adjusted_gm(acc + 5e-4, sim + 5e-4, pp - 0.05)
@@ -43,7 +43,7 @@ def test_equals_the_formula_by_hand(acc: float, sim: float, pp: float) -> None:
 
 
 @given(st.lists(st.tuples(shares, cosines, perplexities), max_size=8))
-def test_arrays_give_what_their_items_give(rows: list[tuple[float, float, float]]) -> None:
+def test_arrays_equal_their_items(rows: list[tuple[float, float, float]]) -> None:
     columns = np.array(rows).reshape(-1, 3).T
     values = adjusted_gm(*columns)
     assert values.dtype == np.float64
@@ -59,11 +59,11 @@ def test_never_falls_as_accuracy_rises(a: float, b: float, sim: float, pp: float
     ("acc", "sim", "pp"),
     [(0.63, 0.9, 30), (0.9, 0.71, 30), (0.9, -0.5, 30), (0.9, 0.9, 97), (0.9, 0.9, np.inf)],
 )
-def test_one_side_at_its_threshold_makes_the_whole_zero(acc: float, sim: float, pp: float) -> None:
+def test_gm_is_0_if_one_side_is_at_its_threshold(acc: float, sim: float, pp: float) -> None:
     assert adjusted_gm(acc, sim, pp) == 0
 
 
-def test_abnormally_low_perplexity_is_punished() -> None:
+def test_abnormally_low_perplexity_is_penalized() -> None:
     thresholds = (63.0, 71.0, 97.0, 10.0)
     low, middle, high = adjusted_gm(0.9, 0.9, [11.0, 53.5, 96.0], thresholds)
     assert low == pytest.approx(high)
@@ -71,7 +71,7 @@ def test_abnormally_low_perplexity_is_punished() -> None:
     assert adjusted_gm(0.9, 0.9, 9.0, thresholds) == 0
 
 
-def test_nan_stays_nan() -> None:
+def test_nan_propagates() -> None:
     nan = float("nan")
     values = adjusted_gm([nan, 0.9, 0.9, 0.1], [0.9, nan, 0.9, nan], [30, 30, nan, 30])
     assert np.isnan(values).all()

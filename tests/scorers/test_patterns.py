@@ -23,7 +23,7 @@ def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
     ]
 
 
-def test_the_text_stands_in_each_prompt() -> None:
+def test_the_text_is_put_into_each_prompt() -> None:
     prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
     assert relevance_blanks("A meal.", prompts, ["good", "bad"]) == [
         Blank("A meal. It was ", ".", ("good", "bad"), closing="."),
@@ -34,7 +34,7 @@ def test_the_text_stands_in_each_prompt() -> None:
 @given(
     st.text(st.sampled_from("a ."), max_size=3), st.permutations(["<gen_result>", "<mask_token>"])
 )
-def test_a_text_may_hold_the_names_of_the_slots(around: str, slots: list[str]) -> None:
+def test_a_text_may_contain_slot_names(around: str, slots: list[str]) -> None:
     text = around + "".join(slots) + around
     for prompt in ("<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"):
         (blank,) = relevance_blanks(text, [prompt], ["good"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.text.sentences import find_splitter, split_sentences
 
-# Text that is dense in what the rules look at, beside any text at all.
+# Arbitrary text, and text dense in the marks and abbreviations that the rules look for.
 fragments = st.lists(
     st.sampled_from(
         ["Dr.", "e.g.", "U.S.", "etc.", "Hi", "so", "…", "...", "!", "?”", ")", " ", "\n"]
@@ -21,7 +21,7 @@ texts = st.text() | fragments.map("".join)
 
 
 @given(texts)
-def test_nothing_is_lost(text: str) -> None:
+def test_only_whitespace_is_lost(text: str) -> None:
     pieces = split_sentences(text)
     assert " ".join(pieces).split() == text.split()
     assert all(piece and piece == piece.strip() for piece in pieces)
@@ -56,12 +56,12 @@ def test_splits(sentences: list[str]) -> None:
     assert split_sentences("  ".join(sentences)) == sentences
 
 
-def test_splits_the_paper_s_texts_as_nltk_does(golden_dir: Path) -> None:
+def test_splits_the_papers_texts_as_nltk_does(golden_dir: Path) -> None:
     rows = json.loads((golden_dir / "ctrleval_pegasus_tiny_senti60.json").read_text())["rows"]
     assert [split_sentences(row["text"]) for row in rows] == [row["sentences"] for row in rows]
 
 
-def test_a_callable_is_itself_and_none_is_the_default() -> None:
+def test_a_callable_is_returned_and_none_is_the_default() -> None:
     assert find_splitter(str.split) == str.split
     assert find_splitter() is find_splitter("rules") is split_sentences
 
@@ -76,12 +76,12 @@ def test_nltk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_splitter("nltk")("One. | |Two.") == ["One.", "Two."]
 
 
-def test_a_library_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk", None)
     with pytest.raises(ImportError, match=r"'nltk' needs .* pip install 'ctrlreward\[sentences\]'"):
         find_splitter("nltk")
 
 
-def test_an_unknown_name() -> None:
+def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"= 'punkt': give .*'rules', 'sentencex', 'nltk'"):
         find_splitter("punkt")

@@ -13,5 +13,5 @@ from ctrlreward.text.words import split_words
         (" ", []),
     ],
 )
-def test_words_stand_between_white_space(text: str, words: list[str]) -> None:
+def test_splits_at_white_space_and_lowers_case(text: str, words: list[str]) -> None:
     assert split_words(text) == words
