@@ -1,4 +1,4 @@
-"""Tiny models of seeded random weights, saved as their users save theirs."""
+"""Fixtures of tiny models with random weights, saved as users save theirs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ _T5_SHAPE = {
 
 
 def spread_weights(model: torch.nn.Module) -> None:
-    """Draws larger weights than a new model has, so that tokens differ in their likelihood."""
+    """Replace weights by larger seeded ones, so that tokens differ clearly in probability."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -90,7 +90,7 @@ def spread_weights(model: torch.nn.Module) -> None:
 
 
 def byte_tokenizer(special: list[str]) -> Tokenizer:
-    """Byte pairs of a few sentences: like GPT-2's, of 400 tokens, `special` ones first."""
+    """Train a byte-level BPE tokenizer like GPT-2's, with 400 tokens, `special` ones first."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()
@@ -106,7 +106,7 @@ def byte_tokenizer(special: list[str]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Folder of a tiny decoder-only model of a family, with special tokens to choose."""
+    """A function from a family and special tokens to the folder of a tiny decoder-only model."""
 
     @cache
     def build(family: str, special: tuple[str, ...] = ("<|endoftext|>",)) -> str:
@@ -127,7 +127,7 @@ def tiny_causal(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def tiny_bart(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tiny BART, with a tokenizer whose special tokens are BART's."""
+    """Folder of a tiny BART with a tokenizer that has BART's special tokens."""
     folder = tmp_path_factory.mktemp("bart")
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("bart", **_BART_SHAPE))
     spread_weights(model)
@@ -148,7 +148,7 @@ def tiny_bart(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def tiny_t5(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> str:
-    """Folder of a tiny T5 with T5's own tokenizer."""
+    """Folder of a tiny T5 with the real T5 tokenizer."""
     folder = tmp_path_factory.mktemp("t5")
     tokenizer = AutoTokenizer.from_pretrained(data_dir / "tokenizers" / "t5")
     model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **_T5_SHAPE))

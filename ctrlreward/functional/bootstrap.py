@@ -148,7 +148,9 @@ def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats
             sums, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
         ):
             by_clusters = np.add.reduceat(pairs, starts, axis=1)
-            total += (counts @ by_clusters.T * draws[:, members[rows]]).sum(axis=1, dtype=np.float64)
+            total += (counts @ by_clusters.T * draws[:, members[rows]]).sum(
+                axis=1, dtype=np.float64
+            )
     with np.errstate(invalid="ignore"):
         return np.asarray(sums[0] / np.sqrt(sums[1] * sums[2]))
 
