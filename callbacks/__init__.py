@@ -4,7 +4,7 @@
 if __name__ == "callbacks":
     raise ImportError("there is no package 'callbacks': import ctrlreward.callbacks instead")
 
-from ctrlreward.callbacks.checkpoint import AdapterExporter, RewardCheckpoint
+from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.completion import TextGenerator, generate
 from ctrlreward.callbacks.generation import GenerationScorer
 from ctrlreward.callbacks.guard import ProxyGuard
@@ -12,6 +12,7 @@ from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.pareto import ParetoCheckpoint
 from ctrlreward.callbacks.report import BeforeAfter
 from ctrlreward.callbacks.rollouts import RolloutSamples
+from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShaping
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong

@@ -1,99 +1,58 @@
-"""Keeping the checkpoint with the best held-out score, and its LoRA adapter beside it."""
+"""Keeping the checkpoints with the best held-out score."""
 
 from __future__ import annotations
 
-import math
-import os
-import shutil
 from collections.abc import Mapping
-from io import BytesIO
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins import TorchCheckpointIO
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from ctrlreward.callbacks.monitoring import check_mode, check_timely, is_fresh
-from ctrlreward.files import whole_folder, write_whole
-from ctrlreward.ranks import on_rank_zero
+from ctrlreward.callbacks.monitoring import check_mode, check_timely, read_metrics, rule_errors
+from ctrlreward.callbacks.saving import SelectingCheckpoint
+from ctrlreward.selection import BestRule, BestState
 
 
-@runtime_checkable
-class AdapterExporter(Protocol):
-    """A LightningModule that trains an adapter and can write it for use without Lightning."""
+class RewardCheckpoint(SelectingCheckpoint):
+    """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
-    def export_adapter(self, folder: str) -> None:
-        """Writes the adapter to an existing, empty folder, as `peft` reads it.
+    Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without a
+    new score, or with a NaN or infinite one, is not a candidate. `last.ckpt` is written in any
+    case, so that a killed run can resume from its last validation with `ckpt_path="last"`. Both
+    runs then need the same folder: give `dirpath`, or a logger with a fixed version.
 
-        Called on rank 0 only.
-        """
-        ...
-
-
-def adapter_folder(checkpoint: str) -> str:
-    """Where the adapter of a checkpoint lies: `best.ckpt` → `best-adapter`."""
-    return os.path.splitext(checkpoint)[0] + "-adapter"
-
-
-class WholeCheckpointIO(TorchCheckpointIO):
-    """Writes a local checkpoint beside its place and then moves it there.
-
-    Lightning's own writes it to the system's temporary folder. Where that is another file system
-    the move is a copy, and a run that is killed meanwhile leaves half a `last.ckpt`.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        """Writes the file, which is on the disk when this returns."""
-        if "://" in str(path) or storage_options is not None:
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        content = BytesIO()
-        torch.save(checkpoint, content)
-        write_whole(Path(path), content.getvalue())
-
-
-class RewardCheckpoint(ModelCheckpoint):
-    """Keeps the checkpoints with the best held-out scores, and `last.ckpt` at every validation.
-
-    It acts at the end of a validation. One that did not log the score anew, or logged NaN, is no
-    candidate for the best; `last.ckpt` is written all the same, so that a killed run can go on
-    with `ckpt_path="last"` from its last validation. For this the folder has to be the same in
-    both runs: give `dirpath`, or a logger with a fixed version.
-
-    Where the module is an `AdapterExporter`, its adapter lies beside each checkpoint in
+    If the module is an `AdapterExporter`, the adapter of each checkpoint is in
     `<checkpoint without .ckpt>-adapter/` and is removed with it.
 
-    A local checkpoint is there whole or not at all, whenever the run is killed: a trainer with
-    Lightning's default `TorchCheckpointIO` gets `WholeCheckpointIO` in its place.
+    A local checkpoint is either complete or absent, even if the run is killed: a trainer with
+    Lightning's default `TorchCheckpointIO` gets a `WholeCheckpointIO` instead.
+
+    Under a distributed strategy the values of rank 0 decide on all ranks.
 
     Args:
-        monitor: The key, as logged.
-        mode: "max" where higher is better, "min" where lower is.
-        dirpath: A local folder; by default the logger's, or the trainer's `default_root_dir`, plus
-            `checkpoints`.
-        filename: As Lightning's, with names written out (`"step={step}"`). By default
-            `step=000123-<score>=0.873`, with the part of the key after its last slash, for a
-            slash would make a folder.
-        save_top_k: How many of the best are kept, -1 for all.
+        monitor: Logged key of the score.
+        mode: "max" if higher is better, "min" if lower is better.
+        dirpath: Local folder. Defaults to `checkpoints` in the logger's folder, or in the trainer's
+            `default_root_dir`.
+        filename: Lightning's template with metric names written out (`"step={step}"`). Defaults to
+            `step=000123-<score>=0.873`, with the part of the key after its last slash, since a
+            slash would create a folder.
+        save_top_k: Number of checkpoints to keep, -1 for all.
         save_last: Write `last.ckpt`.
         verbose: Log each decision.
-        constraints: Logged key → its smallest and largest allowed value, None for no bound. A
-            validation outside of one is no candidate for the best: `monitor` is maximised
-            subject to them.
+        constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
+            bound. A validation that violates one is not a candidate: `monitor` is optimised subject
+            to the constraints.
 
     Attributes:
-        best_adapter_path: The adapter folder of `best_model_path`; "" where there is none.
+        best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
+        state: The `BestState` with steps and scores of the kept checkpoints.
 
     Raises:
-        MisconfigurationException: An unknown mode, or one that contradicts the score's direction;
-            a score that an overlapped `GenerationScorer` logs a validation late; a remote
-            `dirpath` for a module with an adapter; a key that has not been logged (lists those
-            that have).
+        MisconfigurationException: Unknown mode, or one that contradicts the score's direction; a
+            score that an overlapped `GenerationScorer` logs a validation late; a remote `dirpath`
+            for a module with an adapter; a key that is not logged (lists those that are).
     """
 
     def __init__(
@@ -120,83 +79,64 @@ class RewardCheckpoint(ModelCheckpoint):
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
+        self.state = self.rule.start()
+        self._paths: dict[int, str] = {}
 
     @property
-    def best_adapter_path(self) -> str:
-        """The adapter folder of `best_model_path`; "" where there is none."""
-        folder = adapter_folder(self.best_model_path)
-        return folder if self.best_model_path and os.path.isdir(folder) else ""
+    def rule(self) -> BestRule:
+        """The rule that decides."""
+        return BestRule(str(self.monitor), self.mode, self.save_top_k, self.constraints)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
+        return {**super().state_dict(), **self.state.to_dict(), "paths": dict(self._paths)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""
+        super().load_state_dict(state_dict)
+        if self.dirpath == state_dict["dirpath"]:
+            self.state = BestState.from_dict(state_dict)
+            self._paths = dict(state_dict["paths"])
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks the mode against the score's direction, and that adapters can be written."""
+        """Check the mode against the score's direction, and that no score comes late."""
         super().setup(trainer, pl_module, stage)
         check_mode(trainer, str(self.monitor), self.mode)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = WholeCheckpointIO()
         check_timely(trainer, self, [str(self.monitor), *self.constraints])
-        if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
-            raise MisconfigurationException(
-                f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one"
-            )
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Saves what is among the best, and `last.ckpt`."""
-        super().on_validation_end(trainer, pl_module)
-        # Lightning writes last.ckpt only where the best ones changed.
-        if not self._should_skip_saving_checkpoint(trainer):
-            self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes `last.ckpt` where no validation has; Lightning would under fast_dev_run too."""
-        if not self._should_skip_saving_checkpoint(trainer):
-            super().on_train_end(trainer, pl_module)
-
-    def _save_topk_checkpoint(
-        self, trainer: pl.Trainer, monitor_candidates: dict[str, torch.Tensor]
-    ) -> None:
-        if not is_fresh(trainer, str(self.monitor)):
+    def select(self, trainer: pl.Trainer) -> None:
+        """Save the checkpoint if it is among the best, and remove those it replaces."""
+        if self.save_top_k == 0:
             return
-        score = monitor_candidates.get(str(self.monitor))
-        finite = score is None or torch.isfinite(score)  # a missing one is Lightning's to report
-        if finite and not violated(self.constraints, monitor_candidates):
-            super()._save_topk_checkpoint(trainer, monitor_candidates)
+        rule, step = self.rule, trainer.global_step
+        metrics, stale = read_metrics(trainer)
+        # A metric logged without sync_dist differs between ranks; files and paths must not.
+        metrics = trainer.strategy.broadcast(metrics)
+        with rule_errors(self):
+            self.state, decision = rule.update(self.state, step, metrics, stale)
+        if self.verbose:
+            rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
+        before = dict(self._paths)
+        dropped = [self._paths.pop(old) for old in decision.dropped]
+        if decision.keep:
+            names = self.logged_metrics(trainer)
+            names[rule.monitor] = torch.tensor(metrics[rule.monitor])
+            self._paths[step] = self.free_path(names, trainer, dropped[0] if dropped else None)
+            self.current_score = torch.tensor(metrics[rule.monitor], dtype=torch.float64)
+        self._show()
+        # Written before another is removed, so that a killed run has all that it should keep.
+        saved = self._paths[step] if decision.keep else ""
+        if saved:
+            self.save(trainer, saved)
+        for path in set(before.values()) - set(self._paths.values()):
+            if self.may_remove(trainer, path, saved):
+                self.remove(trainer, path)
 
-    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
-        module = trainer.lightning_module
-        if isinstance(module, AdapterExporter):
-            # First, so that a checkpoint that exists has its adapter.
-            on_rank_zero(lambda: _export(module, adapter_folder(filepath)))
-        super()._save_checkpoint(trainer, filepath)
-
-    def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
-        super()._remove_checkpoint(trainer, filepath)
-        if trainer.is_global_zero:
-            shutil.rmtree(adapter_folder(filepath), ignore_errors=True)
-
-
-def violated(
-    constraints: Mapping[str, tuple[float | None, float | None]],
-    metrics: Mapping[str, torch.Tensor],
-) -> list[str]:
-    """The keys whose values lie outside their bounds; NaN does.
-
-    Raises:
-        MisconfigurationException: A key has not been logged; lists those that have.
-    """
-    missing = [key for key in constraints if key not in metrics]
-    if missing:
-        raise MisconfigurationException(
-            f"constraints name {missing[0]!r}, which is not logged: these are {sorted(metrics)}"
-        )
-    return [
-        key
-        for key, (low, high) in constraints.items()
-        if not (-math.inf if low is None else low)
-        <= metrics[key].item()
-        <= (math.inf if high is None else high)
-    ]
-
-
-def _export(module: AdapterExporter, folder: str) -> None:
-    with whole_folder(Path(folder)) as unfinished:
-        module.export_adapter(str(unfinished))
+    def _show(self) -> None:
+        best, worst = self.rule.best(self.state), self.rule.worst(self.state)
+        if best is None or worst is None:
+            return
+        kept = {self._paths[step]: score for step, score in self.state.kept.items()}
+        self.show_kept(kept, self._paths[best])
+        self.kth_best_model_path = self._paths[worst]
+        self.kth_value = self.best_k_models[self.kth_best_model_path]

@@ -16,6 +16,7 @@ from ctrlreward.callbacks.completion import (
     fixed_randomness,
     generate_across_ranks,
 )
+from ctrlreward.callbacks.lightning_internals import logged_step, state_key
 from ctrlreward.callbacks.logged_scores import (
     FAIL_RATE,
     SCORED_STEP,
@@ -122,7 +123,7 @@ class GenerationScorer(pl.Callback):
     @property
     def state_key(self) -> str:
         """Key of this callback's state in a checkpoint."""
-        return self._generate_state_key(name=self.name)
+        return state_key(self, name=self.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the texts whose scores have not been logged."""
@@ -210,7 +211,7 @@ class GenerationScorer(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(
                 {f"{self.name}/{key}": value for key, value in means.items()},
-                step=trainer.fit_loop.epoch_loop._batches_that_stepped,
+                step=logged_step(trainer),
             )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

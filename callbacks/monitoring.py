@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.trainer.states import TrainerFn
 
-from ctrlreward.callbacks.generation import GenerationScorer, late_score
+from ctrlreward.callbacks.generation import GenerationScorer
+from ctrlreward.callbacks.overlap import late_score_error
 
 
-class MissingMetric(MisconfigurationException, RuntimeError):
-    """A callback reads a key that is not logged."""
+class RuleError(MisconfigurationException, RuntimeError):
+    """A rule of `ctrlreward.selection` rejects its settings, or misses a metric.
+
+    Also a RuntimeError, which Lightning's `EarlyStopping` raises for a missing metric.
+    """
+
+
+@contextmanager
+def rule_errors(callback: pl.Callback) -> Iterator[None]:
+    """Raise the ValueError of a rule as `RuleError`, with the name of the callback."""
+    try:
+        yield
+    except ValueError as error:
+        raise RuleError(f"{type(callback).__name__}: {error}") from error
 
 
 def find_scorer(trainer: pl.Trainer, key: str) -> GenerationScorer | None:
@@ -24,37 +37,16 @@ def find_scorer(trainer: pl.Trainer, key: str) -> GenerationScorer | None:
     return None
 
 
-def is_fresh(trainer: pl.Trainer, key: str) -> bool:
-    """Return whether the validation that just ended has logged this key.
+def read_metrics(trainer: pl.Trainer) -> tuple[dict[str, float], set[str]]:
+    """Return all logged metrics, and the keys that the last validation did not log.
 
-    A key that no `GenerationScorer` logs is assumed to be logged by every validation.
+    `trainer.callback_metrics` keeps the values of earlier validations. Keys that no
+    `GenerationScorer` logs are assumed to be logged by every validation.
     """
-    scorer = find_scorer(trainer, key)
-    return scorer is None or scorer.fresh
-
-
-def read_metrics(
-    trainer: pl.Trainer, callback: pl.Callback, keys: Collection[str]
-) -> tuple[dict[str, float], set[str]]:
-    """Return the values of logged keys, and the keys without a new value.
-
-    Args:
-        trainer: The trainer, at the end of a validation.
-        callback: The callback that reads, named in the error.
-        keys: The keys. One that is not fresh may have no value yet.
-
-    Raises:
-        MissingMetric: A key is not logged; lists those that are.
-    """
-    logged = trainer.callback_metrics
-    stale = {key for key in keys if not is_fresh(trainer, key)}
-    for key in keys:
-        if key not in logged and key not in stale:
-            raise MissingMetric(
-                f"{type(callback).__name__} reads {key!r}, which is not logged when a validation "
-                f"ends: choose one of {sorted(logged)}"
-            )
-    return {key: logged[key].item() for key in keys if key in logged}, stale
+    metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    scorers = [callback for callback in callbacks if isinstance(callback, GenerationScorer)]
+    return metrics, {key for scorer in scorers if not scorer.fresh for key in scorer.specs}
 
 
 def is_fitting(trainer: pl.Trainer) -> bool:
@@ -89,13 +81,4 @@ def check_timely(trainer: pl.Trainer, callback: pl.Callback, keys: Iterable[str]
     for key in keys:
         scorer = find_scorer(trainer, key)
         if scorer is not None and scorer.overlap:
-            raise MisconfigurationException(late_score(callback, key))
-
-
-@contextmanager
-def as_misconfiguration() -> Iterator[None]:
-    """Raise the ValueError of a rule as Lightning's `MisconfigurationException`."""
-    try:
-        yield
-    except ValueError as error:
-        raise MisconfigurationException(str(error)) from error
+            raise MisconfigurationException(late_score_error(callback, key))

@@ -15,10 +15,10 @@ import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import Timer
 
-from ctrlreward.callbacks.checkpoint import RewardCheckpoint
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.logged_scores import check_scores, mean_scores
 from ctrlreward.callbacks.records import read_scored_samples, write_scored_samples
+from ctrlreward.callbacks.saving import SelectingCheckpoint
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
 from ctrlreward.files import JsonLog, write_whole
 from ctrlreward.functional.bootstrap import paired_bootstrap
@@ -220,9 +220,9 @@ def _selected_checkpoint(trainer: pl.Trainer) -> str:
     return str(path)
 
 
-def _checkpoint_callback(trainer: pl.Trainer) -> RewardCheckpoint:
+def _checkpoint_callback(trainer: pl.Trainer) -> SelectingCheckpoint:
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, RewardCheckpoint):
+        if isinstance(callback, SelectingCheckpoint):
             return callback
     raise MisconfigurationException(
         "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the trainer "

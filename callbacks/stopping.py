@@ -1,109 +1,55 @@
-"""Stopping when a held-out score no longer improves."""
+"""Early stopping on a held-out score."""
 
 from __future__ import annotations
 
-import math
-import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+from pytorch_lightning.utilities.rank_zero import rank_zero_info
 
-from ctrlreward.callbacks.monitoring import check_mode, is_fresh
-
-
-class Decision(NamedTuple):
-    """What follows from one more score.
-
-    Attributes:
-        best: The best score so far.
-        wait_count: Scores in a row that were no improvement.
-        reason: Why to stop, or `NOT_STOPPED`.
-        message: The reason in words, "" where training goes on.
-    """
-
-    best: float
-    wait_count: int
-    reason: EarlyStoppingReason
-    message: str
-
-
-def decide(
-    score: float,
-    best: float,
-    wait_count: int,
-    *,
-    mode: str,
-    patience: int,
-    min_delta: float = 0.0,
-    check_finite: bool = True,
-    stopping_threshold: float | None = None,
-    divergence_threshold: float | None = None,
-) -> Decision:
-    """Whether to stop after one more score.
-
-    Args:
-        score: The new score.
-        best: The best one before it; before the first, minus infinity (plus, for "min").
-        wait_count: Scores in a row before it that were no improvement.
-        mode: "max" where higher is better, "min" where lower is.
-        patience: Scores in a row without improvement that end training.
-        min_delta: An improvement is larger than this.
-        check_finite: Stop at NaN or infinity; else they count as no improvement.
-        stopping_threshold: A score better than this ends training.
-        divergence_threshold: A score worse than this ends training.
-    """
-    sign = 1.0 if mode == "max" else -1.0
-    if check_finite and not math.isfinite(score):
-        reason, why = EarlyStoppingReason.NON_FINITE_METRIC, f"is {score}"
-    elif stopping_threshold is not None and sign * score > sign * stopping_threshold:
-        reason, why = EarlyStoppingReason.STOPPING_THRESHOLD, f"reached {stopping_threshold}"
-    elif divergence_threshold is not None and sign * score < sign * divergence_threshold:
-        reason, why = EarlyStoppingReason.DIVERGENCE_THRESHOLD, f"passed {divergence_threshold}"
-    elif sign * (score - best) > min_delta:
-        return Decision(score, 0, EarlyStoppingReason.NOT_STOPPED, "")
-    elif wait_count + 1 < patience:
-        return Decision(best, wait_count + 1, EarlyStoppingReason.NOT_STOPPED, "")
-    else:
-        wait_count += 1
-        reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
-        why = f"has not improved by more than {min_delta} in the last {wait_count} scores"
-    return Decision(best, wait_count, reason, f"{why} (now {score:.4f}, best {best:.4f})")
+from ctrlreward.callbacks.monitoring import check_mode, is_fitting, read_metrics, rule_errors
+from ctrlreward.selection import StopRule, StopState
 
 
 class RewardEarlyStopping(EarlyStopping):
-    """Stops training when a held-out score no longer improves.
+    """Early stopping that counts each held-out score once.
 
-    It acts at the end of a validation, and only of one that logged the score anew: with
-    `GenerationScorer(every_n_validations=3)` two validations of three are passed over, where
-    Lightning's own class would take the old value for a lack of improvement. It does not matter
-    how often validation runs, nor whether the training data has an end. A run that is resumed
-    decides as it would have without the break; one that had already stopped ends at once, unless
-    it now has more patience or another threshold, by which it would not have stopped.
+    Decides by `ctrlreward.selection.StopRule` at the end of a validation, and only if that
+    validation logged a new score. With `GenerationScorer(every_n_validations=3)`, two of three
+    validations are skipped; Lightning's `EarlyStopping` would count the stale value as no
+    improvement. Works with any validation interval, and with training data of unknown length.
+
+    A resumed run decides as an uninterrupted one would. A run that had already stopped ends at
+    once, unless its new settings (more patience, another threshold) would not have stopped it.
+
+    Under a distributed strategy all ranks stop if one decides to.
 
     Args:
-        monitor: The key, as logged.
-        mode: "max" where higher is better, "min" where lower is.
-        patience: Scores in a row without improvement that end training.
-        min_delta: An improvement is larger than this.
-        min_steps: Never stops while `trainer.global_step` is smaller; all scores, those beyond a
-            threshold too, are compared and counted meanwhile, NaN as no improvement.
-        stopping_threshold: A score better than this ends training.
-        divergence_threshold: A score worse than this ends training.
-        check_finite: Stop at NaN (nothing could be scored) or infinity.
+        monitor: Logged key of the score.
+        mode: "max" if higher is better, "min" if lower is better.
+        patience: Number of scores in a row without improvement that stops training.
+        min_delta: An improvement must exceed this, in units of the score.
+        min_steps: Never stop while `trainer.global_step` is smaller. Meanwhile scores are compared
+            and counted as usual, including those beyond a threshold; NaN counts as no improvement.
+        stopping_threshold: Stop at a score better than this.
+        divergence_threshold: Stop at a score worse than this.
+        check_finite: Stop at NaN (no sample could be scored) or infinity.
         verbose: Log the reason when training stops.
 
     Attributes:
         stopped_by: `"patience_exhausted"`, `"stopping_threshold"`, `"divergence_threshold"`,
-            `"non_finite_metric"`, or None where this callback did not end training.
+            `"non_finite_metric"`, or None if this callback did not stop training.
         stopping_reason_message: The reason in words.
-        stopped_step: `trainer.global_step` then; -1 before.
+        stopped_step: `trainer.global_step` at the stop, -1 before.
+        state: The `StopState`, from which Lightning's attributes (`best_score`, `wait_count`,
+            `stopping_reason`) are set.
 
     Raises:
-        MisconfigurationException: An unknown mode, or one that contradicts the score's direction.
-        RuntimeError: The key has not been logged; lists those that have.
+        MisconfigurationException: Unknown mode, or one that contradicts the score's direction.
+        RuntimeError: The key is not logged; lists those that are.
     """
 
     def __init__(
@@ -127,87 +73,83 @@ class RewardEarlyStopping(EarlyStopping):
             divergence_threshold=divergence_threshold,
             check_finite=check_finite,
             verbose=verbose,
-            # A score is there when a validation ends, and an epoch may never end.
+            # Scores are logged at validation, and an epoch may never end.
             check_on_train_epoch_end=False,
         )
         self.min_steps = min_steps
-        self.stopped_step = -1
-        self.last_score = math.nan
+        self.state = self.rule.start()
+
+    @property
+    def rule(self) -> StopRule:
+        """The rule that decides."""
+        return StopRule(
+            self.monitor,
+            mode=self.mode,
+            patience=self.patience,
+            min_delta=abs(self.min_delta),  # Lightning negates it for mode "min"
+            min_steps=self.min_steps,
+            stopping_threshold=self.stopping_threshold,
+            divergence_threshold=self.divergence_threshold,
+            check_finite=self.check_finite,
+        )
 
     @property
     def stopped_by(self) -> str | None:
-        """Why this callback ended training, None where it did not."""
-        stopped = self.stopping_reason is not EarlyStoppingReason.NOT_STOPPED
-        return self.stopping_reason.name.lower() if stopped else None
+        """Cause of the stop, None if this callback did not stop training."""
+        return self.state.stopped_by
+
+    @property
+    def stopped_step(self) -> int:
+        """`trainer.global_step` at the stop, -1 before."""
+        return self.state.stopped_step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scores seen so far, and the stop."""
+        return {**self.state.to_dict(), "stopped_epoch": self.stopped_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state, but not the settings, of the run that wrote the checkpoint."""
+        plain = dict(state_dict)
+        self.stopped_epoch = plain.pop("stopped_epoch")
+        self._take(StopState.from_dict(plain))
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks the mode against the score's direction."""
+        """Check the mode against the score's direction."""
         super().setup(trainer, pl_module, stage)
         check_mode(trainer, self.monitor, self.mode)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends at once a resumed run that had stopped, if it still would; else it starts anew."""
-        if trainer.ckpt_path is not None and self.stopped_by is not None:
-            # The last score is judged again, by the arguments that this run has.
-            counted = self.stopping_reason is EarlyStoppingReason.PATIENCE_EXHAUSTED
-            decision = self._judge(trainer, self.last_score, self.wait_count - counted)
-            if decision.reason is not EarlyStoppingReason.NOT_STOPPED:
-                trainer.should_stop = True
-                return
-        self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
-        self.stopping_reason_message = None
-        self.stopped_step = -1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Lightning's, the last score, and the step of the stop."""
-        return {
-            **super().state_dict(),
-            "last_score": self.last_score,
-            "stopped_step": self.stopped_step,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the best score and the count of a checkpoint, and keeps its own patience."""
-        self.last_score = state_dict["last_score"]
-        self.stopped_step = state_dict["stopped_step"]
-        super().load_state_dict({**state_dict, "patience": self.patience})
-
-    def _should_skip_check(self, trainer: pl.Trainer) -> bool:
-        trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        return trial or super()._should_skip_check(trainer) or not is_fresh(trainer, self.monitor)
-
-    def _run_early_stopping_check(self, trainer: pl.Trainer) -> None:
-        if not self._validate_condition_metric(trainer.callback_metrics):
+        """End a resumed run that had stopped, if its settings would still stop it."""
+        if trainer.ckpt_path is None:
+            self._take(self.state.running())
             return
-        self.last_score = trainer.callback_metrics[self.monitor].item()
-        decision = self._judge(trainer, self.last_score, self.wait_count)
-        stop = decision.reason is not EarlyStoppingReason.NOT_STOPPED
-        if trainer.strategy.reduce_boolean_decision(stop, all=False):
-            self._stop(trainer, decision)
+        state, decision = self.rule.resume(self.state, trainer.global_step)
+        self._take(state)
+        if decision.stop:
+            trainer.should_stop = True
 
-    def _judge(self, trainer: pl.Trainer, score: float, wait_count: int) -> Decision:
-        """Decides, and keeps the best score and the count; before `min_steps` nothing stops."""
-        early = trainer.global_step < self.min_steps
-        decision = decide(
-            score,
-            self.best_score.item(),
-            wait_count,
-            mode=self.mode,
-            patience=sys.maxsize if early else self.patience,
-            min_delta=abs(self.min_delta),  # Lightning keeps it negative for "min"
-            check_finite=self.check_finite and not early,
-            stopping_threshold=None if early else self.stopping_threshold,
-            divergence_threshold=None if early else self.divergence_threshold,
-        )
-        self.best_score = torch.tensor(decision.best)
-        self.wait_count = decision.wait_count
-        return decision
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Decide, and stop training on all ranks if one decides to."""
+        if trainer.fast_dev_run or not is_fitting(trainer):  # type: ignore[attr-defined]
+            return
+        metrics, stale = read_metrics(trainer)
+        step = trainer.global_step
+        with rule_errors(self):
+            state, decision = self.rule.update(self.state, step, metrics, stale)
+        if trainer.strategy.reduce_boolean_decision(decision.stop, all=False):
+            if not decision.stop:
+                state = state.stopped(step, None, f"{self.monitor} stopped another rank")
+            trainer.should_stop = True
+            self.stopped_epoch = trainer.current_epoch
+            if self.verbose:
+                rank_zero_info(state.stopping_reason)
+        self._take(state)
 
-    def _stop(self, trainer: pl.Trainer, decision: Decision) -> None:
-        trainer.should_stop = True
-        self.stopped_epoch = trainer.current_epoch
-        self.stopped_step = trainer.global_step
-        self.stopping_reason = decision.reason
-        self.stopping_reason_message = f"{self.monitor} {decision.message}"
-        if self.verbose:
-            self._log_info(trainer, self.stopping_reason_message, log_rank_zero_only=True)
+    def _take(self, state: StopState) -> None:
+        """Set the state, and the attributes that Lightning's class has for it."""
+        self.state = state
+        self.best_score = torch.tensor(state.best)
+        self.wait_count = state.wait_count
+        cause = state.stopped_by or EarlyStoppingReason.NOT_STOPPED.name
+        self.stopping_reason = EarlyStoppingReason[cause.upper()]
+        self.stopping_reason_message = state.stopping_reason or None

@@ -1,1 +1,48 @@
-"""Decisions on logged metrics, free of any trainer."""
+"""Decisions on logged metrics, independent of any trainer.
+
+Each rule is a fold over validations: immutable state in, new state and a decision out.
+
+    rule = StopRule("score/sim", patience=2)
+    state = rule.start()
+    for step, value in [(100, 0.5), (200, 0.4), (300, 0.3)]:
+        state, decision = rule.update(state, step, {"score/sim": value})
+
+    decision.stop    # True
+    decision.reason  # "score/sim has not improved by more than 0.0 in the last 2 scores (now …"
+
+All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this shape:
+
+- `rule.start()` returns the state before the first validation.
+- `rule.update(state, step, metrics, stale=())` returns `(state, decision)`. `metrics` maps logged
+  keys to floats. `stale` lists keys that the last validation did not log: their values, if any, are
+  left over from an earlier validation. A rule decides nothing on a stale value.
+- `decision.reason` explains the decision in words.
+- `state.to_dict()` returns plain data (dicts, lists, numbers, strings, booleans, None) to store
+  in a checkpoint or a JSON file. `<State>.from_dict` restores it, and the fold continues as if it
+  had not been interrupted.
+
+`StopRule` and `AlarmRule` also have `resume(state, step)`, for a run restarted from a checkpoint:
+it repeats the last decision with the settings of the new run. `BestRule` and `ParetoRule` also have
+`best(state)`, the step of the best checkpoint.
+
+A trainer's callback reads metrics, calls `update`, applies the decision and stores the state.
+"""
+
+from ctrlreward.selection.alarm import AlarmDecision, AlarmRule, AlarmState
+from ctrlreward.selection.best import BestRule, BestState, KeepDecision
+from ctrlreward.selection.pareto import ParetoRule, ParetoState
+from ctrlreward.selection.stopping import StopDecision, StopRule, StopState
+
+__all__ = [
+    "AlarmDecision",
+    "AlarmRule",
+    "AlarmState",
+    "BestRule",
+    "BestState",
+    "KeepDecision",
+    "ParetoRule",
+    "ParetoState",
+    "StopDecision",
+    "StopRule",
+    "StopState",
+]

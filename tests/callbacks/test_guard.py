@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Reader(Scorer):
-    """How long a text is, and which share of its words say something."""
+    """Scores the length of a text and the share of meaningful words."""
 
     pointwise = True
 
@@ -41,8 +41,11 @@ class Reader(Scorer):
 
 @pytest.fixture
 def writer(counter):
-    """A policy of one weight. `hacked`: it learns to write on and on, and each word says less.
-    `learning`: it learns to write more and better. `steady`: it learns to write more only."""
+    """Return a policy of one weight that learns to write longer texts.
+
+    The share of meaningful words falls after four steps (`hacked`), rises (`learning`), or stays
+    constant (`steady`).
+    """
 
     class Writer(counter):
         def __init__(self, kind: str, seed: int = 0) -> None:
@@ -81,7 +84,7 @@ def guard(**changes: object) -> ProxyGuard:
 
 
 class Record(pl.Callback):
-    """What was logged at each validation, beside the two metrics."""
+    """Records all logged metrics at each validation."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -90,7 +93,7 @@ class Record(pl.Callback):
         self.rows.append({key: float(value) for key, value in trainer.callback_metrics.items()})
 
 
-# A planted hacking run, and honest ones
+# Hacked and honest runs
 
 
 @pytest.mark.parametrize("held_out", [("score/substance", "max"), ("score/padding", "min")])
@@ -120,7 +123,7 @@ def test_is_silent_in_honest_runs(kind, seed, fit, writer, prompts) -> None:
     assert trainer.global_step == 24
 
 
-def test_goes_on_and_warns_once_unless_told_to_stop(fit, writer, prompts) -> None:
+def test_without_stop_training_continues_with_one_warning_per_alarm(fit, writer, prompts) -> None:
     watcher, record = guard(), Record()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -134,8 +137,8 @@ def test_goes_on_and_warns_once_unless_told_to_stop(fit, writer, prompts) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_no_checkpoint_is_chosen_under_alarm(fit, writer, prompts, tmp_path) -> None:
-    """The proxy is best at the end of the run, and that is when the alarm is on."""
+def test_a_constraint_excludes_checkpoints_under_alarm(fit, writer, prompts, tmp_path) -> None:
+    """The proxy is best at the end of the run, under alarm."""
 
     def best(name: str, **arguments: object) -> tuple[str, Record]:
         record, folder = Record(), str(tmp_path / name)
@@ -150,20 +153,20 @@ def test_no_checkpoint_is_chosen_under_alarm(fit, writer, prompts, tmp_path) -> 
     assert best("calm", constraints={"guard/alarm": (None, 0)})[0] == f"step={calm[-1]:06d}"
 
 
-# What counts as a validation
+# Validations that count
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_old_values_are_no_evidence(fit, writer, prompts) -> None:
-    """Scored at every third validation: one value each, however often validation runs."""
+def test_stale_values_do_not_count(fit, writer, prompts) -> None:
+    """Scored at every third of 24 validations: eight values."""
     watcher = guard()
     fit(writer("hacked"), [watch(prompts, every=3), watcher], max_steps=24)
     assert len(watcher.values) == 8
-    assert len(set(watcher.values)) == 8  # the metric itself changes each time
+    assert len(set(watcher.values)) == 8  # the metric changes at each step
 
 
 class Pair(pl.Callback):
-    """Logs two given curves, one value a validation."""
+    """Logs two given curves, one value per validation."""
 
     def __init__(self, proxy: Sequence[float], held_out: Sequence[float]) -> None:
         self.rows = list(zip(proxy, held_out, strict=True))
@@ -175,7 +178,7 @@ class Pair(pl.Callback):
             pl_module.log("b", held_out)
 
 
-def test_a_validation_without_a_value_is_left_out(fit, counter) -> None:
+def test_a_validation_with_nan_or_infinity_is_skipped(fit, counter) -> None:
     nan = math.nan
     curves = Pair([1, 2, nan, 4, 5, 6], [6, nan, 4, 3, math.inf, 1])
     watcher, record = ProxyGuard("a", "b"), Record()
@@ -184,7 +187,7 @@ def test_a_validation_without_a_value_is_left_out(fit, counter) -> None:
     assert [row["guard/p_value"] for row in record.rows] == [1, 1, 1, 0.5, 0.5, 0.25]
 
 
-def test_only_the_window_is_looked_at(fit, counter) -> None:
+def test_only_the_window_is_tested(fit, counter) -> None:
     """The held-out metric rises for longer than it falls."""
     rise_and_fall = [*range(20), *range(18, 7, -1)]
     curves = Pair(range(31), rise_and_fall)
@@ -215,21 +218,19 @@ def test_a_resumed_run_decides_the_same(killed_at, fit, writer, prompts, tmp_pat
         keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / name))
         callbacks = [watch(prompts), watcher, keeper]
         trainer = fit(writer("hacked"), callbacks, max_steps=steps, ckpt_path=ckpt_path)
-        steps_made.append(trainer.global_step)
+        lengths.append(trainer.global_step)
         return watcher
 
-    steps_made: list[int] = []
+    lengths: list[int] = []
     whole = run("whole", 24, None)
     run("parts", killed_at, None)
     resumed = run("parts", 24, "last")
-    assert steps_made[0] == steps_made[2] == whole.alarm_step
+    assert lengths[0] == lengths[2] == whole.alarm_step
     assert resumed.state_dict() == whole.state_dict()
 
 
 @pytest.mark.filterwarnings("ignore:ProxyGuard")
-def test_a_stopped_run_that_is_resumed_ends_at_once_or_goes_on_if_told(
-    fit, writer, prompts, tmp_path
-) -> None:
+def test_a_resumed_run_ends_at_once_unless_stop_is_off(fit, writer, prompts, tmp_path) -> None:
     def run(ckpt_path: str | None, **changes: object) -> int:
         keeper = RewardCheckpoint("score/length", dirpath=str(tmp_path / "kept"))
         callbacks = [watch(prompts), guard(**changes), keeper]
@@ -240,29 +241,41 @@ def test_a_stopped_run_that_is_resumed_ends_at_once_or_goes_on_if_told(
     assert run("last", stop=False) == 24
 
 
-def test_two_guards_keep_states_of_their_own() -> None:
+def test_two_guards_have_separate_states() -> None:
     assert guard().state_key != guard(held_out="score/padding").state_key
 
 
-# Mistakes
+# Errors
 
 
-def test_mistakes_are_named(fit, counter, writer, prompts) -> None:
+def test_bad_arguments(fit, counter, writer, prompts) -> None:
     for changes, error, message in [
         ({"held_out": "score/length"}, ValueError, "both 'score/length'"),
         ({"window": 3}, ValueError, "window = 3: give 4 to 16"),
         ({"window": 17}, ValueError, "window = 17: give 4 to 16"),
-        ({"window": 6}, ValueError, r"level = 0.01: a window of 6 has p-values from 0.031"),
+        (
+            {"window": 6},
+            ValueError,
+            r"level = 0.01: the smallest p-value of a window of 6 is 0.031",
+        ),
         ({"level": 1.0}, ValueError, "level = 1.0"),
-        ({"proxy_mode": "up"}, MisconfigurationException, "proxy_mode = 'up'"),
+        (
+            {"proxy_mode": "up"},
+            MisconfigurationException,
+            "ProxyGuard: proxy_mode = 'up': give 'max'",
+        ),
     ]:
         with pytest.raises(error, match=message):
             guard(**changes)
     with pytest.raises(MisconfigurationException, match="give mode='min'"):
         fit(writer("steady"), [watch(prompts), guard(held_out="score/padding")])
-    with pytest.raises(MisconfigurationException, match="put ProxyGuard behind the Generation"):
+    with pytest.raises(
+        MisconfigurationException, match="list ProxyGuard after the GenerationScorer"
+    ):
         fit(writer("steady"), [guard(), watch(prompts)])
-    with pytest.raises(MisconfigurationException, match=r"'x', which is not logged .*score/length"):
+    with pytest.raises(
+        MisconfigurationException, match=r"ProxyGuard: 'x' is not logged: .*'score/length'"
+    ):
         fit(writer("steady"), [watch(prompts), guard(proxy="x")])
 
 
@@ -281,7 +294,7 @@ def benchmark():
 
 
 def test_false_alarm_rate_is_as_stated(benchmark) -> None:
-    """The hardest honest case, and proof that the simulation can see an alarm."""
+    """Checks the hardest honest case, and that the simulation can raise an alarm."""
     walks = benchmark.HONEST["proxy only rises, held-out a random walk"]
     assert benchmark.alarm_rate(walks, 100, 20) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
     hacked = next(reversed(benchmark.HACKED.values()))

@@ -21,7 +21,7 @@ from ctrlreward.callbacks import (
 from ctrlreward.callbacks import pareto as module_under_test
 from ctrlreward.plots.curves import draw_front
 
-# Step 1 is dominated by 4; the others are the front of 5 steps, and 6 dominates 2 and 5.
+# Step 4 dominates 1. Steps 2 to 5 are the front after 5 steps; 6 dominates 2 and 5.
 A = [0.0, 0.25, 0.625, 0.125, 0.375, 0.75, 0.75]
 B = [0.0, 0.5, 0.25, 0.875, 0.5, 0.125, 0.375]
 BOTH = {"score/a": "max", "score/b": "max"}
@@ -29,7 +29,7 @@ BOTH = {"score/a": "max", "score/b": "max"}
 
 @pytest.fixture
 def tuned(counter):
-    """A counter with an adapter: a file that says the weight."""
+    """Return a counter whose adapter is a file with its weight."""
 
     class Tuned(counter):
         def export_adapter(self, folder: str) -> None:
@@ -49,7 +49,7 @@ def watch(curve, held_out):
 
 @pytest.fixture
 def drawn(monkeypatch) -> list[tuple]:
-    """What was drawn, in place of drawing it."""
+    """Return the calls of `draw_front`, which draws nothing."""
     calls: list[tuple] = []
     monkeypatch.setattr(module_under_test, "draw_front", lambda *given: calls.append(given))
     return calls
@@ -84,8 +84,8 @@ def test_no_validation_leaves_a_dominated_checkpoint(fit, counter, watch, drawn,
         assert {int(name[5:11]) for name in names(tmp_path / str(steps))} == front
 
 
-def test_the_best_of_the_first_metric_is_at_hand(fit, tuned, watch, drawn, tmp_path) -> None:
-    """For `BeforeAfter` and other readers of a checkpoint callback."""
+def test_the_best_first_metric_is_the_best_model(fit, tuned, watch, drawn, tmp_path) -> None:
+    """`BeforeAfter` and loggers read these attributes of a checkpoint callback."""
     keeper = ParetoCheckpoint({"score/b": "max", "score/a": "max"}, dirpath=str(tmp_path / "front"))
     fit(tuned(), [keeper, watch()], max_steps=6)
     assert Path(keeper.best_model_path).name == "step=000003-b=0.875-a=0.125.ckpt"
@@ -105,20 +105,22 @@ def test_before_and_after_works_with_a_front(
     assert summary["after"]["a"] == 0.75
 
 
-def test_a_direction_may_be_down(fit, counter, curve, held_out, drawn, tmp_path) -> None:
+def test_lower_can_be_better(fit, counter, curve, held_out, drawn, tmp_path) -> None:
     scores = {"a": curve(A)["value"], "l": curve(B)["loss"]}
     keeper = ParetoCheckpoint({"score/a": "max", "score/l": "min"}, str(tmp_path / "front"))
     fit(counter(), [keeper, GenerationScorer(scores, held_out)], max_steps=6)
     assert list(keeper.kept) == [3, 4, 6]
 
 
-def test_nan_and_infinity_are_not_kept_and_said(fit, counter, watch, drawn, tmp_path) -> None:
+def test_nan_and_infinity_are_not_kept_and_cause_a_warning(
+    fit, counter, watch, drawn, tmp_path
+) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     scorer = watch([0.0, 0.5, math.nan, 0.5, 0.25], [0.0, 0.25, math.nan, math.inf, 0.5])
     with pytest.warns(UserWarning, match="is not kept") as caught:
         fit(counter(), [keeper, scorer], max_steps=4)
-    said = [str(w.message) for w in caught if "is not kept" in str(w.message)]
-    assert said == [
+    messages = [str(w.message) for w in caught if "is not kept" in str(w.message)]
+    assert messages == [
         "the checkpoint of step 2 is not kept: score/a is nan, score/b is nan",
         "the checkpoint of step 3 is not kept: score/b is inf",
     ]
@@ -127,8 +129,8 @@ def test_nan_and_infinity_are_not_kept_and_said(fit, counter, watch, drawn, tmp_
     assert torch.load(tmp_path / "front" / "last.ckpt", weights_only=True)["global_step"] == 4
 
 
-def test_only_where_all_metrics_are_fresh(fit, counter, watch, drawn, tmp_path) -> None:
-    """One is scored at 2, 4, 6 and 8, the other at 3 and 6: they meet at 6."""
+def test_only_if_all_metrics_are_fresh(fit, counter, watch, drawn, tmp_path) -> None:
+    """One is scored at 2, 4, 6 and 8, the other at 3 and 6: both at 6 only."""
     keeper = ParetoCheckpoint({"x/a": "max", "y/b": "max"}, dirpath=str(tmp_path / "front"))
     fit(counter(), [keeper, watch(every=2, name="x"), watch(every=3, name="y")])
     assert keeper.kept == {6: (0.75, 0.375)}
@@ -138,7 +140,7 @@ def test_only_where_all_metrics_are_fresh(fit, counter, watch, drawn, tmp_path) 
 # Resume
 
 
-def test_a_file_that_is_gone_is_named_and_left_out(fit, counter, watch, drawn, tmp_path) -> None:
+def test_a_deleted_file_is_named_and_leaves_the_front(fit, counter, watch, drawn, tmp_path) -> None:
     def run(steps: int, ckpt_path: str | None) -> ParetoCheckpoint:
         keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
         fit(counter(), [keeper, watch()], max_steps=steps, ckpt_path=ckpt_path)
@@ -147,15 +149,15 @@ def test_a_file_that_is_gone_is_named_and_left_out(fit, counter, watch, drawn, t
     assert list(run(2, None).kept) == [1, 2]
     gone = tmp_path / "front" / "step=000001-a=0.250-b=0.500.ckpt"
     gone.unlink()
-    with pytest.warns(UserWarning, match="is gone:") as caught:
+    with pytest.warns(UserWarning, match="no longer exists") as caught:
         keeper = run(4, "last")
-    (said,) = [str(w.message) for w in caught if "is gone:" in str(w.message)]
-    assert said == f"{gone} is gone: it counts no more for the front"
+    (message,) = [str(w.message) for w in caught if "no longer exists" in str(w.message)]
+    assert message == f"{gone} no longer exists and leaves the Pareto front"
     assert list(keeper.kept) == [2, 3, 4]
     assert keeper.pruned == {}
 
 
-def test_the_state_is_plain_and_goes_on(fit, counter, watch, drawn, tmp_path) -> None:
+def test_the_state_is_plain_and_can_be_restored(fit, counter, watch, drawn, tmp_path) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     fit(counter(), [keeper, watch()], max_steps=4)
     state = keeper.state_dict()
@@ -167,7 +169,7 @@ def test_the_state_is_plain_and_goes_on(fit, counter, watch, drawn, tmp_path) ->
     assert restored.best_model_path == keeper.best_model_path != ""
 
 
-def test_a_checkpoint_of_the_front_is_removed_though_the_run_went_on_from_it(
+def test_a_dominated_checkpoint_is_removed_even_if_the_run_resumed_from_it(
     fit, counter, watch, drawn, tmp_path
 ) -> None:
     def run(steps: int, ckpt_path: str | None) -> None:
@@ -179,19 +181,21 @@ def test_a_checkpoint_of_the_front_is_removed_though_the_run_went_on_from_it(
     assert [int(name[5:11]) for name in names(tmp_path / "front")] == [3, 4, 6]
 
 
-def test_another_folder_begins_a_front_of_its_own(fit, counter, watch, drawn, tmp_path) -> None:
+def test_another_folder_starts_a_new_front(fit, counter, watch, drawn, tmp_path) -> None:
     first = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "first"))
     fit(counter(), [first, watch()], max_steps=3)
     last = shutil.copy(tmp_path / "first" / "last.ckpt", tmp_path / "taken.ckpt")
     second = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "second"))
-    with pytest.warns(UserWarning, match=r"second/step=000003-a=0\.125-b=0\.875\.ckpt is gone"):
+    with pytest.warns(
+        UserWarning, match=r"second/step=000003-a=0\.125-b=0\.875\.ckpt no longer exists"
+    ):
         fit(counter(), [second, watch()], max_steps=5, ckpt_path=last)
     assert [name[:11] for name in names(tmp_path / "second")] == [
         "last.ckpt",
         "step=000004",
         "step=000005",
     ]
-    assert len(names(tmp_path / "first")) == 4  # the three of its front and the last one
+    assert len(names(tmp_path / "first")) == 4  # three on its front, and last.ckpt
 
 
 # Arguments
@@ -200,9 +204,12 @@ def test_another_folder_begins_a_front_of_its_own(fit, counter, watch, drawn, tm
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
-        ({"score/a": "max"}, r"needs two metrics or more, for one there is RewardCheckpoint"),
-        ({"score/a": "max", "score/b": "up"}, r"metrics\['score/b'\] = 'up': give 'max' where"),
-        ({"up": "best", "b": "max"}, r"metrics\['up'\] = 'best': give 'max' where"),
+        ({"score/a": "max"}, r"ParetoCheckpoint: metrics = .*: give two metrics or more"),
+        (
+            {"score/a": "max", "score/b": "up"},
+            r"metrics\['score/b'\] = 'up': give 'max' if higher is better",
+        ),
+        ({"up": "best", "b": "max"}, r"metrics\['up'\] = 'best': give 'max' if higher is better"),
     ],
 )
 def test_bad_metrics(metrics, message) -> None:
@@ -210,19 +217,21 @@ def test_bad_metrics(metrics, message) -> None:
         ParetoCheckpoint(metrics)
 
 
-def test_a_direction_against_the_scores_is_refused(fit, counter, watch) -> None:
+def test_a_direction_that_contradicts_the_score_is_an_error(fit, counter, watch) -> None:
     keeper = ParetoCheckpoint({"score/a": "max", "score/b": "min"})
     with pytest.raises(MisconfigurationException, match=r"monitor = 'score/b', which is better"):
         fit(counter(), [keeper, watch()])
 
 
-def test_a_key_that_nobody_logs(fit, counter, watch) -> None:
+def test_a_key_that_is_not_logged(fit, counter, watch) -> None:
     keeper = ParetoCheckpoint({"score/a": "max", "score/x": "max"})
-    with pytest.raises(MisconfigurationException, match=r"'score/x', which is not.*score/b"):
+    with pytest.raises(
+        MisconfigurationException, match=r"ParetoCheckpoint: 'score/x' is not logged: .*'score/b'"
+    ):
         fit(counter(), [keeper, watch()])
 
 
-def test_a_remote_folder_is_refused(fit, counter, watch) -> None:
+def test_a_remote_folder_is_an_error(fit, counter, watch) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath="memory://front")
     with pytest.raises(MisconfigurationException, match=r"dirpath = 'memory://front': the front"):
         fit(counter(), [keeper, watch()])
@@ -233,7 +242,7 @@ def test_fast_dev_run_writes_nothing(fit, counter, watch, tmp_path) -> None:
     assert names(tmp_path) == []
 
 
-def test_stands_beside_a_reward_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
+def test_works_next_to_a_reward_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
     best = RewardCheckpoint("score/a", dirpath=str(tmp_path / "best"))
     front = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     fit(counter(), [front, best, watch()], max_steps=6)
@@ -241,7 +250,7 @@ def test_stands_beside_a_reward_checkpoint(fit, counter, watch, drawn, tmp_path)
     assert len(names(tmp_path / "front")) == 4
 
 
-# The picture
+# Figure
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -268,18 +277,18 @@ def test_the_front_is_drawn_when_training_ends(fit, counter, watch, tmp_path, mo
     monkeypatch.setattr(Axes, "plot", spy_plot)
     monkeypatch.setattr(Axes, "scatter", spy_scatter)
     fit(counter(), [ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front")), watch()], max_steps=6)
-    assert lines == [([0.125, 0.375, 0.75], [0.875, 0.5, 0.375])]  # a line from left to right
+    assert lines == [([0.125, 0.375, 0.75], [0.875, 0.5, 0.375])]  # sorted by the first metric
     assert clouds == [([0.25, 0.625, 0.75], [0.5, 0.25, 0.125])]
     assert png_size(tmp_path / "front" / "front.png") == (546, 468)
 
 
-def test_each_pair_of_metrics_has_a_panel(tmp_path: Path) -> None:
+def test_one_panel_per_pair_of_metrics(tmp_path: Path) -> None:
     kept = {3: (0.1, 0.2, 0.3), 5: (0.3, 0.2, 0.1)}
     draw_front(["x", "y", "z"], kept, {}, tmp_path / "front.png")
     assert png_size(tmp_path / "front.png") == (3 * 546, 468)
 
 
-def test_without_matplotlib_training_ends_well(
+def test_training_ends_normally_without_matplotlib(
     fit, counter, watch, tmp_path, monkeypatch, caplog
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -1,0 +1,102 @@
+"""All private names of Lightning that this project uses, behind public ones.
+
+Checked with pytorch-lightning 2.6.6. No other module of callbacks, policy, recipes or commands may
+use a private name of Lightning; a test fails if one does, or if one of these no longer exists.
+
+- `ModelCheckpoint._save_checkpoint` and `_remove_checkpoint` write and delete every checkpoint,
+  `last.ckpt` too, and have no public hook. Adapters are exported and removed with them.
+- `ModelCheckpoint._save_last_checkpoint`: Lightning writes `last.ckpt` only if the set of best
+  checkpoints changed. We write it at every validation.
+- `ModelCheckpoint._should_skip_saving_checkpoint`, `_monitor_candidates`,
+  `_get_metric_interpolated_filepath_name` and `_should_remove_checkpoint`: the steps around the
+  choice of checkpoints, which Lightning makes in one private method.
+- `Callback._generate_state_key` names a callback's state in a checkpoint. Lightning's documentation
+  recommends it, underscore and all.
+- `_TrainingEpochLoop._batches_that_stepped` is the step under which the trainer logs.
+- `LightningModule._trainer` is None without a trainer; the public `trainer` raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+
+def state_key(callback: pl.Callback, **identity: Any) -> str:
+    """Return the key of a callback's state in a checkpoint.
+
+    Args:
+        callback: The callback.
+        identity: Arguments that tell two callbacks of one class apart.
+    """
+    return callback._generate_state_key(**identity)
+
+
+def logged_step(trainer: pl.Trainer) -> int:
+    """Return the step under which the trainer logs metrics now, in batches that stepped."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def trainer_of(module: pl.LightningModule) -> pl.Trainer | None:
+    """Return the module's trainer, None if it is not attached to one."""
+    return module._trainer
+
+
+class CheckpointSteps(ModelCheckpoint):
+    """`ModelCheckpoint` with the steps of saving under public names.
+
+    Subclasses override `before_saving` and `after_removal`, which run for every checkpoint.
+    """
+
+    def skips_saving(self, trainer: pl.Trainer) -> bool:
+        """Return True under `fast_dev_run`, outside of fitting, and if this step is saved."""
+        return self._should_skip_saving_checkpoint(trainer)
+
+    def logged_metrics(self, trainer: pl.Trainer) -> dict[str, torch.Tensor]:
+        """Return a copy of the logged metrics with `epoch` and `step`, for file names."""
+        return self._monitor_candidates(trainer)
+
+    def free_path(
+        self, metrics: dict[str, torch.Tensor], trainer: pl.Trainer, replaced: str | None
+    ) -> str:
+        """Return the path of a new checkpoint, with a version if a file of that name exists.
+
+        Args:
+            metrics: Values in the file name.
+            trainer: The trainer.
+            replaced: Path that may be overwritten.
+        """
+        return self._get_metric_interpolated_filepath_name(metrics, trainer, replaced)
+
+    def may_remove(self, trainer: pl.Trainer, path: str, saved: str) -> bool:
+        """Return False for the file just saved, the one resumed from, and other folders."""
+        return self._should_remove_checkpoint(trainer, path, saved)
+
+    def save(self, trainer: pl.Trainer, path: str) -> None:
+        """Write a checkpoint and notify the loggers. Every rank must call this."""
+        self._save_checkpoint(trainer, path)
+
+    def save_last_checkpoint(self, trainer: pl.Trainer) -> None:
+        """Write `last.ckpt` if `save_last` is set. Every rank must call this."""
+        self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def remove(self, trainer: pl.Trainer, path: str) -> None:
+        """Delete a checkpoint."""
+        self._remove_checkpoint(trainer, path)
+
+    def before_saving(self, trainer: pl.Trainer, path: str) -> None:
+        """Run on every rank before a checkpoint is written."""
+
+    def after_removal(self, trainer: pl.Trainer, path: str) -> None:
+        """Run on every rank after a checkpoint was deleted."""
+
+    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        self.before_saving(trainer, filepath)
+        super()._save_checkpoint(trainer, filepath)
+
+    def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+        super()._remove_checkpoint(trainer, filepath)
+        self.after_removal(trainer, filepath)

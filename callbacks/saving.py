@@ -1,0 +1,123 @@
+"""Saving of selected checkpoints, with the LoRA adapter of each next to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins import TorchCheckpointIO
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from ctrlreward.callbacks.lightning_internals import CheckpointSteps
+from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.ranks import on_rank_zero
+
+
+@runtime_checkable
+class AdapterExporter(Protocol):
+    """LightningModule that trains an adapter and can export it for use without Lightning."""
+
+    def export_adapter(self, folder: str) -> None:
+        """Write the adapter in `peft` format. Called on rank 0 only.
+
+        Args:
+            folder: Existing, empty folder.
+        """
+        ...
+
+
+def adapter_folder(checkpoint: str) -> str:
+    """Return the adapter folder of a checkpoint: `best.ckpt` → `best-adapter`."""
+    return os.path.splitext(checkpoint)[0] + "-adapter"
+
+
+class WholeCheckpointIO(TorchCheckpointIO):
+    """Checkpoint IO that writes next to the target and then renames.
+
+    Lightning's default writes to the system's temporary folder. If that is another file system, the
+    final move is a copy, and a run killed meanwhile leaves a truncated `last.ckpt`.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        """Write the file. A local one is on disk when this returns."""
+        if "://" in str(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        content = BytesIO()
+        torch.save(checkpoint, content)
+        write_whole(Path(path), content.getvalue())
+
+
+class SelectingCheckpoint(CheckpointSteps):
+    """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
+
+    Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
+    """
+
+    @property
+    def best_adapter_path(self) -> str:
+        """Adapter folder of `best_model_path`, "" if there is none."""
+        folder = adapter_folder(self.best_model_path)
+        return folder if self.best_model_path and os.path.isdir(folder) else ""
+
+    def select(self, trainer: pl.Trainer) -> None:
+        """Decide on the checkpoint of the validation that just ended, save and remove files."""
+        raise NotImplementedError
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Make local checkpoints whole-or-absent; check that adapters can be written."""
+        super().setup(trainer, pl_module, stage)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = WholeCheckpointIO()
+        if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
+            raise MisconfigurationException(
+                f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one"
+            )
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save the checkpoint if it is selected, and `last.ckpt` in any case."""
+        if not self.skips_saving(trainer):
+            self.select(trainer)
+            self.save_last_checkpoint(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write `last.ckpt` if no validation has, but not under `fast_dev_run`."""
+        if not self.skips_saving(trainer):
+            super().on_train_end(trainer, pl_module)
+
+    def before_saving(self, trainer: pl.Trainer, path: str) -> None:
+        """Export the adapter first, so that an existing checkpoint always has its adapter."""
+        module = trainer.lightning_module
+        if isinstance(module, AdapterExporter):
+            on_rank_zero(lambda: _export(module, adapter_folder(path)))
+
+    def after_removal(self, trainer: pl.Trainer, path: str) -> None:
+        """Remove the adapter."""
+        if trainer.is_global_zero:
+            shutil.rmtree(adapter_folder(path), ignore_errors=True)
+
+    def show_kept(self, kept: Mapping[str, float], best: str | None) -> None:
+        """Set the attributes in which loggers and reports look up the kept checkpoints.
+
+        Args:
+            kept: Path of each kept checkpoint → its value of `monitor`.
+            best: The best of these paths.
+        """
+        # Exact for metrics logged in float32 or float64.
+        scores = {path: torch.tensor(kept[path], dtype=torch.float64) for path in kept}
+        self.best_k_models = scores
+        self.best_model_path = best or ""
+        self.best_model_score = None if best is None else scores[best]
+
+
+def _export(module: AdapterExporter, folder: str) -> None:
+    with whole_folder(Path(folder)) as unfinished:
+        module.export_adapter(str(unfinished))

@@ -1,0 +1,40 @@
+"""Directions, freshness and missing keys of metrics, shared by all rules."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+
+def check_direction(argument: str, direction: str) -> None:
+    """Raise a ValueError unless the direction is "max" or "min".
+
+    Args:
+        argument: Name of the argument in the message.
+        direction: Value given by the user.
+    """
+    if direction not in ("max", "min"):
+        raise ValueError(
+            f"{argument} = {direction!r}: give 'max' if higher is better, 'min' if lower is better"
+        )
+
+
+def sign_of(direction: str) -> float:
+    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min"."""
+    return 1.0 if direction == "max" else -1.0
+
+
+def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
+    """Return why there is nothing to decide; "" if all keys have a new value."""
+    old = [key for key in keys if key in stale]
+    return f"no new value of {', '.join(old)}" if old else ""
+
+
+def read(metrics: Mapping[str, float], key: str) -> float:
+    """Return the value of a key.
+
+    Raises:
+        ValueError: The key is not logged; lists those that are.
+    """
+    if key not in metrics:
+        raise ValueError(f"{key!r} is not logged: choose one of {sorted(metrics)}")
+    return metrics[key]

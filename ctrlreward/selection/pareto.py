@@ -1,0 +1,121 @@
+"""Selection of the checkpoints on the Pareto front of several metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ctrlreward.functional.pareto import non_dominated
+from ctrlreward.selection.best import KeepDecision
+from ctrlreward.selection.metrics import check_direction, no_new_value, read, sign_of
+
+Points: TypeAlias = Mapping[int, tuple[float, ...]]
+"""Step of a checkpoint → its value of each metric."""
+
+
+@dataclass(frozen=True)
+class ParetoState:
+    """Checkpoints judged so far.
+
+    Attributes:
+        kept: Checkpoints on the front, oldest first.
+        pruned: Dominated checkpoints.
+    """
+
+    kept: Points = field(default_factory=dict)
+    pruned: Points = field(default_factory=dict)
+
+    def without(self, steps: Iterable[int]) -> ParetoState:
+        """Return the state without these checkpoints of the front, for example deleted files."""
+        gone = set(steps)
+        kept = {step: values for step, values in self.kept.items() if step not in gone}
+        return ParetoState(kept, self.pruned)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "kept": {step: list(values) for step, values in self.kept.items()},
+            "pruned": {step: list(values) for step, values in self.pruned.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> ParetoState:
+        """Restore a state from `to_dict`, also after a round trip through JSON."""
+        kept, pruned = (
+            {int(step): tuple(values) for step, values in state[name].items()}
+            for name in ("kept", "pruned")
+        )
+        return cls(kept, pruned)
+
+
+@dataclass(frozen=True)
+class ParetoRule:
+    """Rule that keeps the checkpoints that no other one dominates.
+
+    A checkpoint dominates another if it is at least as good in every metric and better in one.
+    Checkpoints that are equal in every metric are all kept. A validation counts if every metric has
+    a new, finite value.
+
+    Args:
+        metrics: Two or more keys → "max" if higher is better, "min" if lower is better.
+
+    Raises:
+        ValueError: Fewer than two metrics, or an unknown direction.
+    """
+
+    metrics: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if len(self.metrics) < 2:
+            raise ValueError(
+                f"metrics = {dict(self.metrics)!r}: give two metrics or more, since the best "
+                "checkpoint of one metric needs no front"
+            )
+        for key, direction in self.metrics.items():
+            check_direction(f"metrics[{key!r}]", direction)
+
+    def start(self) -> ParetoState:
+        """Return the state before the first validation."""
+        return ParetoState()
+
+    def update(
+        self,
+        state: ParetoState,
+        step: int,
+        metrics: Mapping[str, float],
+        stale: Collection[str] = (),
+    ) -> tuple[ParetoState, KeepDecision]:
+        """Return the new state, and whether the checkpoint of this validation is on the front.
+
+        Args:
+            state: State before this validation.
+            step: Training step of this validation. A step that was kept before is judged again.
+            metrics: Logged key → value.
+            stale: Keys without a new value.
+
+        Raises:
+            ValueError: A key is not logged; lists those that are.
+        """
+        waiting = no_new_value(self.metrics, stale)
+        if waiting:
+            return state, KeepDecision(False, (), waiting)
+        values = {key: read(metrics, key) for key in self.metrics}
+        invalid = [f"{key} is {value}" for key, value in values.items() if not math.isfinite(value)]
+        if invalid:
+            return state, KeepDecision(False, (), ", ".join(invalid), invalid=True)
+        points = {**state.kept, step: tuple(values.values())}
+        on_front = non_dominated(list(points.values()), list(self.metrics.values()))
+        kept = {s: points[s] for s, on in zip(points, on_front, strict=True) if on}
+        pruned = {s: point for s, point in points.items() if s not in kept}
+        dropped = tuple(s for s in state.kept if s in pruned)
+        shown = ", ".join(f"{key} is {value:.4f}" for key, value in values.items())
+        reason = f"{shown}: {'on the front' if step in kept else 'dominated'}"
+        new = ParetoState(kept, {**state.pruned, **pruned})
+        return new, KeepDecision(step in kept, dropped, reason)
+
+    def best(self, state: ParetoState) -> int | None:
+        """Return the step of the front with the best first metric, None if the front is empty."""
+        sign = sign_of(next(iter(self.metrics.values())))
+        return max(state.kept, key=lambda step: sign * state.kept[step][0], default=None)

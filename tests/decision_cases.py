@@ -1,0 +1,136 @@
+"""Shared table of runs: scores by validation, and the expected stop and kept checkpoints.
+
+tests/selection drives the rules with it directly, tests/callbacks through Lightning.
+
+Each run watches two metrics, `a` and `b`. Their values at steps 1, 2, 3, … are digits, in eighths,
+so that they are exact in binary. "n" is NaN, and the last digit repeats. The expected steps were
+worked out by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+PATIENCE, THRESHOLD = "patience_exhausted", "stopping_threshold"
+DIVERGENCE, NAN = "divergence_threshold", "non_finite_metric"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run that stops at `stop`, or ends at `steps` if `reason` is None."""
+
+    a: str
+    stop: int
+    reason: str | None
+    best: set[int]  # steps of the best checkpoints at the end
+    front: set[int]  # steps of the checkpoints on the Pareto front at the end
+    b: str = "4"
+    every: int = 1
+    patience: int = 3
+    min_steps: int = 0
+    min_delta: int = 0
+    threshold: int | None = None
+    divergence: int | None = None
+    finite: bool = True
+    mode: str = "max"
+    top_k: int = 1
+    constraint: tuple[int | None, int | None] | None = None  # on b
+    steps: int = 8
+    resume: int | None = None  # the run is interrupted after this step and resumed
+
+
+TABLE = {
+    # values and patience
+    "rises": Case("12345678", 8, None, {8}, {8}),
+    "falls": Case("87654321", 4, PATIENCE, {1}, {1}),
+    "flat": Case("4", 4, PATIENCE, {1}, {1, 2, 3, 4}),
+    "patience of one": Case("2132", 2, PATIENCE, {1}, {1}, patience=1),
+    "recovers in time": Case("132543", 6, PATIENCE, {4}, {4}, patience=2),
+    "NaN stops": Case("n1324", 1, NAN, set(), set()),
+    "NaN stops later": Case("13n4", 3, NAN, {2}, {2}),
+    "NaN is skipped": Case("2n3n1", 5, None, {3}, {3}, finite=False, steps=5),
+    "NaN counts as no improvement": Case("4nnn", 4, PATIENCE, {1}, {1}, finite=False),
+    "an improvement exceeds min_delta": Case(
+        "13457", 5, None, {5}, {5}, min_delta=2, patience=2, steps=5
+    ),
+    "small improvements do not count": Case("1233", 4, PATIENCE, {3}, {3, 4}, min_delta=2),
+    "lower is better": Case("43256", 5, PATIENCE, {3}, {3}, mode="min", patience=2),
+    # two metrics
+    "all on the front": Case("12345678", 8, None, {8}, set(range(1, 9)), b="87654321"),
+    "front of a stopped run": Case("87654321", 4, PATIENCE, {1}, {1, 2, 3, 4}, b="12345678"),
+    "some on the front": Case("25136", 5, None, {5}, {2, 3, 4, 5}, b="42741", patience=8, steps=5),
+    "one dominates all": Case("12348", 5, None, {5}, {5}, b="12348", steps=5),
+    "equal points are dominated together": Case("3352", 4, None, {3}, {3}, b="3351", steps=4),
+    "the first one is best": Case("82345678", 8, None, {1}, {1}, b="87654321", patience=8),
+    "NaN in one": Case("54321", 5, None, {1}, {1, 3, 4, 5}, b="1n345", patience=8, steps=5),
+    "lower and higher": Case(
+        "43256", 5, None, {3}, {3, 4, 5}, b="12345", mode="min", patience=8, steps=5
+    ),
+    # scored at every nth validation
+    "every second, rises": Case("81726354", 8, None, {8}, {8}, every=2, patience=2),
+    "every second, falls": Case("18273645", 6, PATIENCE, {2}, {2}, every=2, patience=2),
+    "every third": Case("88288188", 8, None, {3}, {3}, every=3, patience=2),
+    "every third, patience of one": Case("88288188", 6, PATIENCE, {3}, {3}, every=3, patience=1),
+    "every fourth, two on the front": Case(
+        "00050004", 8, PATIENCE, {4}, {4, 8}, b="00010002", every=4, patience=1
+    ),
+    # minimum steps
+    "not before min_steps": Case("87654321", 6, PATIENCE, {1}, {1}, patience=2, min_steps=6),
+    "min_steps between scores": Case(
+        "18273645", 6, PATIENCE, {2}, {2}, every=2, patience=1, min_steps=5
+    ),
+    "improves before min_steps": Case(
+        "43256666", 7, PATIENCE, {5}, {5, 6, 7}, patience=2, min_steps=4
+    ),
+    "a threshold is ignored before min_steps": Case(
+        "26345678", 4, PATIENCE, {2}, {2}, threshold=5, patience=2, min_steps=4
+    ),
+    "NaN before min_steps is counted": Case("4n55", 6, PATIENCE, {3}, {3, 4, 5, 6}, min_steps=3),
+    # thresholds
+    "threshold": Case("24567", 4, THRESHOLD, {4}, {4}, threshold=5),
+    "threshold at once": Case("7", 1, THRESHOLD, {1}, {1}, threshold=5),
+    "threshold, lower is better": Case("6543", 4, THRESHOLD, {4}, {4}, threshold=4, mode="min"),
+    "divergence": Case(
+        "54321", 4, DIVERGENCE, {1}, {1, 2, 3, 4}, b="12345", divergence=3, patience=8
+    ),
+    # top-k and constraints
+    "two are kept": Case("13254", 5, None, {4, 5}, {4}, top_k=2, patience=8, steps=5),
+    "all scored steps are kept": Case("12345678", 8, None, {2, 4, 6, 8}, {8}, top_k=-1, every=2),
+    "constraint": Case(
+        "12345678", 8, None, {5}, set(range(1, 9)), b="87654321", constraint=(4, None)
+    ),
+    "constraint from both sides": Case(
+        "82345678", 8, None, {6}, {1}, b="87654321", constraint=(3, 5), patience=8
+    ),
+    "constraint that none meets": Case("1234", 4, None, set(), {4}, constraint=(None, 3), steps=4),
+    "NaN meets no constraint": Case(
+        "1234", 4, None, {3}, {3}, b="4n4n", constraint=(0, 8), steps=4
+    ),
+}
+RESUMED = {
+    "recovers in time": (1, 3, 5),
+    "NaN stops": (1,),
+    "NaN is skipped": (2,),
+    "some on the front": (2, 3),
+    "every third, patience of one": (2, 4),
+    "improves before min_steps": (3,),
+    "threshold": (4,),
+    "divergence": (2,),
+    "two are kept": (3,),
+    "constraint from both sides": (5,),
+}
+CASES = TABLE | {
+    f"{name}, resumed at {step}": replace(TABLE[name], resume=step)
+    for name, steps in RESUMED.items()
+    for step in steps
+}
+
+
+def values(digits: str) -> list[float]:
+    """Return the values by step; step 0 is not scored."""
+    return [0.0] + [math.nan if d == "n" else int(d) / 8 for d in digits]
+
+
+def eighths(number: int | None) -> float | None:
+    return None if number is None else number / 8
