@@ -26,7 +26,7 @@ import yaml
 from side_by_side import machine
 
 from ctrlreward import Reward, RewardBatch, Samples
-from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
 from ctrlreward.recipes.controlled_generation import PromptData, relevance_reward
 
 CONFIG = Path(__file__).parent.parent / "configs/controlled_generation/sentiment_smollm2.yaml"
@@ -53,9 +53,9 @@ class Timed(PolicyTuner):
 
     waited = 0.0
 
-    def _log_step(self, written, terms, waited: float, seconds: float) -> None:
+    def _log_step(self, pending, terms, waited: float, seconds: float) -> None:
         self.waited = waited
-        super()._log_step(written, terms, waited, seconds)
+        super()._log_step(pending, terms, waited, seconds)
 
 
 class Instant(Reward):
@@ -71,14 +71,22 @@ def run(form: str, steps: int) -> Clock:
     gc.collect()  # the last trainer and its module reference each other and hold a gigabyte
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     given = config["model"]["init_args"]
-    reward = relevance_reward(**given.pop("reward")["init_args"])
+    reward = relevance_reward(**given["reward"]["init_args"])
     if form == "instant":
         reward = Instant(reward.components, aggregate="weighted")
         reward.load = lambda: None
     overlap = form != "serial"
     clip = config["trainer"]["gradient_clip_val"]
     pl.seed_everything(0, verbose=False)
-    tuner = Timed(reward=reward, overlap=overlap, gradient_clip=clip if overlap else None, **given)
+    manual = {"overlap": True, "gradient_clip": clip} if overlap else {}
+    tuner = Timed(
+        given["model"],
+        reward,
+        Objective(**given["objective"]),
+        Generation(**given["generation"]),
+        Updates(**given["updates"], **manual),
+        lora=LoRA(**given["lora"]),
+    )
     clock = Clock()
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -1,4 +1,4 @@
-"""What `RewardShaping` weighs rewards with and adds to them: plain values that make terms."""
+"""Options of `RewardShaping`: weight schedules, potentials and length penalties."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from ctrlreward.scorers.base import Component, Scores, score
 
 @dataclass(frozen=True)
 class WeightSchedules:
-    """Weights of a `Reward`'s components that change over the steps.
+    """Piecewise linear schedules of the weights of a `Reward`'s components.
 
     Args:
-        points: Component → pairs of step and weight, by rising step, between which it goes in
-            straight lines.
+        points: Component → pairs of step and weight, by increasing step.
 
     Raises:
-        ValueError: A component without points, or with points that don't rise.
+        ValueError: A component without points, or with steps that do not increase.
     """
 
     points: Mapping[str, Sequence[tuple[int, float]]]
@@ -39,52 +38,53 @@ class WeightSchedules:
             steps = [step for step, _ in points]
             if not steps or any(after <= step for step, after in pairwise(steps)):
                 raise ValueError(
-                    f"weights[{name!r}] = {points}: give points of step and weight, by rising step"
+                    f"weights[{name!r}] = {points}: give pairs of step and weight, by increasing "
+                    "step"
                 )
 
     def check(self, reward: Reward) -> None:
-        """Refuses weights that mean nothing to the reward.
+        """Raise if the schedules do not fit the reward.
 
         Raises:
-            ValueError: It has no such component or is no weighted sum, or a weight rewards the
-                worse direction.
+            ValueError: The reward does not have a component or is not a weighted sum, or a weight
+                rewards the worse direction.
         """
         for name, points in self.points.items():
             if name not in reward.components:
                 raise ValueError(
-                    f"weights[{name!r}] is of no component of the reward, which has "
+                    f"weights[{name!r}]: the reward has no such component, only "
                     f"{', '.join(reward.components)}"
                 )
             if reward.weights is None:
                 raise ValueError(
-                    f"weights[{name!r}] has no place in a reward whose aggregate is no weighted "
-                    "sum: build it with aggregate='weighted', or leave its weights out"
+                    f"weights[{name!r}]: the reward is not a weighted sum and has no weights: "
+                    "build it with aggregate='weighted', or leave the schedules out"
                 )
             for _, weight in points:
                 check_direction(name, reward.components[name], weight)
 
     def at(self, step: int) -> dict[str, float]:
-        """The weight of each component at a step."""
+        """Return the weight of each component at a step."""
         return {name: piecewise_linear(step, points) for name, points in self.points.items()}
 
 
 @dataclass(frozen=True)
 class Potential:
-    """weight · (γ · Φ(text) − Φ(start)): what a text is worth, less what was there before it.
+    """Potential-based shaping term: weight · (γ · Φ(text) − Φ(start)).
 
-    `discount` = 1 rewards an improvement over the start, `discount` = 0 takes off what the prompt
-    was worth and changes no optimum (`ctrlreward.functional.shaping.potential_difference`). What
-    it takes off is the same for all completions of a prompt, so it cancels out where advantages
-    compare these with each other or with the greedy one, and matters to a baseline over the batch,
-    to clipping and to running normalisation.
+    `discount` = 1 rewards the improvement over the start. `discount` = 0 subtracts the potential
+    of the start, a baseline that changes no optimum
+    (`ctrlreward.functional.shaping.potential_difference`). Φ(start) is the same for all
+    completions of a prompt: it cancels out in advantages that compare them with each other or
+    with the greedy completion, and matters for a batch baseline, clipping and running
+    normalisation.
 
     Args:
-        component: Φ: one score of a scorer, `scorer["similarity"]`.
-        weight: Its sign is that of the score's better direction.
+        component: Φ, one score of a scorer: `scorer["similarity"]`.
+        weight: Factor of the term; its sign has to be that of the score's better direction.
         discount: γ, in [0, 1].
-        start: `"prefixes"`: the beginning that was written on from; `"sources"`: the text that was
-            rewritten. Φ reads it in the place of the text; a start that it can't score fails the
-            sample.
+        start: `"prefixes"`, the prefix that was completed, or `"sources"`, the text that was
+            rewritten. Φ scores it in place of the text; if that fails, the sample fails.
 
     Raises:
         ValueError: A discount out of range, or a weight that rewards the worse direction.
@@ -97,11 +97,11 @@ class Potential:
 
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
-            raise ValueError(f"discount = {self.discount}: give 0 to 1")
+            raise ValueError(f"discount = {self.discount}: give a number in [0, 1]")
         check_direction(self.component.name, self.component, self.weight)
 
     def term(self, samples: Samples) -> Scores:
-        """What is added to the reward of each sample, shape (n,); NaN where Φ failed."""
+        """Return the term of each sample, shape (n,); NaN where Φ failed."""
         before = self._value(self._starts(samples))
         after = self._value(samples) if self.discount > 0 else np.zeros(len(samples))
         return self.weight * potential_difference(before, after, self.discount)
@@ -111,21 +111,21 @@ class Potential:
 
     def _starts(self, samples: Samples) -> Samples:
         texts = samples.require(self.start, "Potential")
-        # A source goes without the beginning that the text was given.
+        # A source does not start with the text's prefix.
         prefixes = texts if self.start == "prefixes" else [""] * len(texts)
         return samples.replace(texts=texts, prefixes=prefixes)
 
 
 @dataclass(frozen=True)
 class LengthWindow:
-    """Takes `cost` off for each token that a completion is shorter or longer than the window.
+    """Penalty for each token by which a completion is too short or too long.
 
-    `LengthWindow(0, 0, cost)` is a price of every token.
+    `LengthWindow(0, 0, cost)` charges for every token.
 
     Args:
-        low: Shortest length that costs nothing, in tokens, the end token included.
-        high: Longest such length.
-        cost: Per token outside, in units of the reward.
+        low: Shortest length without a penalty, in tokens, end token included.
+        high: Longest length without a penalty.
+        cost: Penalty per token outside the window, in units of the reward, ≥ 0.
 
     Raises:
         ValueError: `low` above `high`, or a negative value.
@@ -139,10 +139,10 @@ class LengthWindow:
         if not 0 <= self.low <= self.high:
             raise ValueError(f"low = {self.low}, high = {self.high}: give 0 <= low <= high")
         if self.cost < 0:
-            raise ValueError(f"cost = {self.cost} rewards what it should punish: give {-self.cost}")
+            raise ValueError(f"cost = {self.cost} would be a bonus: give {-self.cost}")
 
     def term(self, lengths: Scores) -> Scores:
-        """What is added to the reward of each length, at most 0, shape (n,)."""
+        """Return the term of each length, ≤ 0, shape (n,)."""
         return -self.cost * tokens_outside(lengths, self.low, self.high)
 
 
@@ -151,13 +151,13 @@ class SoftOverlong:
     """DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), times `weight`.
 
     Args:
-        longest: From this length on, in tokens, the punishment is whole; the module's
-            `max_new_tokens`, as a rule.
-        cache: Over so many tokens before that it grows from nothing.
-        weight: The whole punishment, in units of the reward.
+        longest: Length from which the full penalty applies, in tokens; usually the policy's
+            `max_new_tokens`.
+        cache: Number of tokens before `longest` over which the penalty grows linearly from 0.
+        weight: The full penalty, in units of the reward, ≥ 0.
 
     Raises:
-        ValueError: `cache` not in 1 to `longest`, or a negative weight.
+        ValueError: `cache` is not in 1 to `longest`, or the weight is negative.
     """
 
     longest: int
@@ -168,10 +168,8 @@ class SoftOverlong:
         if not 1 <= self.cache <= self.longest:
             raise ValueError(f"cache = {self.cache}: give 1 to longest = {self.longest} tokens")
         if self.weight < 0:
-            raise ValueError(
-                f"weight = {self.weight} rewards what it should punish: give {-self.weight}"
-            )
+            raise ValueError(f"weight = {self.weight} would be a bonus: give {-self.weight}")
 
     def term(self, lengths: Scores) -> Scores:
-        """What is added to the reward of each length, in [-weight, 0], shape (n,)."""
+        """Return the term of each length, in [-weight, 0], shape (n,)."""
         return self.weight * soft_overlong_punishment(lengths, self.longest, self.cache)

@@ -26,11 +26,11 @@ from ctrlreward.callbacks import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.callbacks.stopping import decide
 from ctrlreward.cli import USAGE, main
 from ctrlreward.commands.train import build
 from ctrlreward.files import JsonLog
 from ctrlreward.plots.curves import curve
+from ctrlreward.selection import StopRule
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 FILES = sorted(CONFIGS.glob("controlled_generation/*.yaml"))
@@ -94,7 +94,7 @@ def test_the_report_has_enough_texts_of_each_label(file: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_loaded")
 def test_configuration_keys_are_options() -> None:
-    options = ["--model.init_args.kl_coef=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
+    options = ["--model.objective.kl_coef=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
     cli = build(["--config", str(FILES[0]), *options])
     assert (cli.model.kl_coef, cli.trainer.max_steps) == (0.5, 7)
     assert cli.config.ckpt_path == "last"
@@ -169,6 +169,7 @@ def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
         if "model" in arguments or ".recipes." in part["class_path"]:
             arguments["model"] = model
             arguments.pop("dtype", None)
+            arguments.pop("lora", None)
         if part is options["data"]:
             del arguments["model"]
         if "prefixes" in arguments:
@@ -204,8 +205,8 @@ def resumed(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathF
         "--trainer.max_steps=10",
         "--trainer.val_check_interval=2",
         "--trainer.enable_progress_bar=false",
-        "--model.init_args.group_size=2",
-        "--model.init_args.max_new_tokens=8",
+        "--model.generation.group_size=2",
+        "--model.generation.max_new_tokens=8",
         "--data.init_args.batch_size=2",
     ]
     start = ["-c", "from ctrlreward.cli import main; main()", "train"]
@@ -252,9 +253,10 @@ def test_resumes_from_the_last_checkpoint(resumed: Resumed) -> None:
 
 def test_callbacks_resume_their_counters(resumed: Resumed) -> None:
     scores = curve(resumed.history, "score/attribute_relevance")[1]
-    best, waited = -float("inf"), 0
-    for score in scores:
-        best, waited, *_ = decide(score, best, waited, mode="max", patience=99)
+    rule = StopRule("x", patience=99)
+    expected = rule.start()
+    for step, score in enumerate(scores):
+        expected, _ = rule.update(expected, step, {"x": score})
     states = resumed.last["callbacks"]
 
     def state(kind: type) -> dict[str, Any]:
@@ -263,8 +265,8 @@ def test_callbacks_resume_their_counters(resumed: Resumed) -> None:
 
     counted = {"validations": 5, "last_scored_step": 10, "pending": None}
     assert state(GenerationScorer) == counted
-    assert state(RewardEarlyStopping)["wait_count"] == waited
-    assert state(RewardEarlyStopping)["best_score"].item() == pytest.approx(best)
+    assert state(RewardEarlyStopping)["wait_count"] == expected.wait_count
+    assert state(RewardEarlyStopping)["best"] == pytest.approx(expected.best)
     kept = state(RewardCheckpoint)
     assert kept["best_model_score"].item() == pytest.approx(max(scores))
     assert Path(kept["best_model_path"]).exists()

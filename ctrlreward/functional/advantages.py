@@ -1,12 +1,12 @@
-"""Advantages: how much better than expected a completion's reward is, or each of its tokens.
+"""Advantages of whole completions and of single tokens.
 
-Of whole completions, rewards and advantages have one value each, shape (n,); groups are integers
-that say which completions answer the same prompt, shape (n,). A failed sample's reward is NaN: it
-takes no part in any statistics and gets the advantage 0, so that it teaches nothing.
+For completions, rewards and advantages have shape (n,), and `groups` are integers, equal for the
+completions of the same prompt, shape (n,). The reward of a failed sample is NaN: it is excluded
+from all statistics and its advantage is 0, so that nothing is learned from it.
 
-Of tokens, rewards, values, advantages and the mask have the shape (n, tokens); the mask is 1 on a
-completion's tokens, which stand in front, and 0 behind them. A value is the return that is
-expected before a token is written.
+For tokens, rewards, values, advantages and the mask have shape (n, tokens). The mask is 1 on a
+completion's tokens, which come first, and 0 after them. A value is the return expected before a
+token is sampled.
 """
 
 from __future__ import annotations
@@ -16,56 +16,57 @@ from torch import Tensor
 
 
 def group_centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A reward less the mean of its group (Dr. GRPO, Liu et al. 2025)."""
+    """Subtract the mean of the group (Dr. GRPO, Liu et al. 2025), shape (n,)."""
     mean, _ = _group_means(rewards, groups)
     return torch.nan_to_num(rewards - mean)
 
 
 def group_normalised_advantages(rewards: Tensor, groups: Tensor, epsilon: float = 1e-4) -> Tensor:
-    """How many standard deviations a reward lies above its group's mean (GRPO, Shao et al. 2024,
-    the outcome-supervised form).
+    """Subtract the group's mean and divide by its standard deviation, shape (n,).
+
+    GRPO with outcome supervision (Shao et al. 2024).
 
     Args:
-        rewards: NaN where a sample failed.
-        groups: Which samples answer the same prompt, integers, shape (n,).
+        rewards: NaN where a sample failed, shape (n,).
+        groups: Equal integers for the samples of the same prompt, shape (n,).
         epsilon: Added to the standard deviation.
     """
     return group_centred_advantages(rewards, groups) / (group_deviation(rewards, groups) + epsilon)
 
 
 def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A reward less the mean of the others of its group (RLOO, Ahmadian et al. 2024).
+    """Subtract the mean of the other samples of the group (RLOO, Ahmadian et al. 2024).
 
-    A group's only valid sample gets 0.
+    The only valid sample of a group gets 0. Shape (n,).
     """
     mean, count = _group_means(rewards, groups)
     return torch.nan_to_num((rewards - mean) * count / (count - 1).clamp(min=1))
 
 
 def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """A reward less the mean of the batch (REINFORCE with a baseline, Williams 1992).
+    """Subtract the mean of the batch (REINFORCE with a baseline, Williams 1992), shape (n,).
 
-    Groups play no part.
+    `groups` are ignored.
     """
     return torch.nan_to_num(rewards - rewards.nanmean())
 
 
 def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) -> Tensor:
-    """A reward less that of the greedy completion of the same prompt (Rennie et al. 2017, eq. 8).
+    """Subtract the reward of the prompt's greedy completion (Rennie et al. 2017, eq. 8).
 
     Args:
-        rewards: NaN where a sample failed.
-        groups: The place in `greedy` of each sample's prompt, integers, shape (n,).
-        greedy: Reward of each prompt's greedy completion, shape (prompts,); where it is NaN the
+        rewards: NaN where a sample failed, shape (n,).
+        groups: Index into `greedy` of each sample's prompt, integers, shape (n,).
+        greedy: Reward of each prompt's greedy completion, shape (prompts,). If it is NaN, the
             prompt's samples get 0.
     """
     return torch.nan_to_num(rewards - greedy[groups])
 
 
 def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Standard deviation of the valid rewards of each sample's group, shape (n,).
+    """Return the standard deviation of the valid rewards of each sample's group, shape (n,).
 
-    The unbiased one, as `torch.std`; 0 for a group of fewer than two.
+    Unbiased, as `torch.std`; 0 for a group with fewer than two.
     """
     mean, _ = _group_means(rewards, groups)
     squares, count = _group_means((rewards - mean) ** 2, groups)
@@ -73,40 +74,43 @@ def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Standard deviation of all valid rewards, the same for each sample, shape (n,).
+    """Return the standard deviation of all valid rewards, repeated for each sample, shape (n,).
 
-    The unbiased one; 0 for fewer than two.
+    Unbiased; 0 for fewer than two.
     """
     return group_deviation(rewards, torch.zeros_like(groups))
 
 
 def rewards_at_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """A completion's reward at its last token and 0 at the others, shape (n, tokens).
+    """Place each completion's reward at its last token and 0 elsewhere, shape (n, tokens).
 
     Args:
         rewards: Shape (n,).
-        mask: See above.
+        mask: 1 on the completions' tokens, shape (n, tokens).
     """
     last = mask.long().sum(dim=1, keepdim=True) - 1
-    places = torch.arange(mask.shape[1], device=mask.device)
-    return rewards[:, None] * (places == last)
+    positions = torch.arange(mask.shape[1], device=mask.device)
+    return rewards[:, None] * (positions == last)
 
 
 def generalised_advantages(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, gae_lambda: float = 0.95
 ) -> Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16), shape (n, tokens).
+    """Estimate the advantage of each token by GAE (Schulman et al. 2016, eq. 16).
 
-    The sum over later tokens l of (γλ)^l δ, with δ = reward + γ · next value - value. Nothing is
-    expected behind the last token, whether the completion ended there or was cut off. Added to
-    the values, advantages are the returns that values should be.
+    A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t. The value after the
+    last token is 0, whether the completion ended there or was cut off. Advantages + values are the
+    returns that the values should predict.
 
     Args:
-        rewards: Of each token.
-        values: Of each token.
-        mask: See above; 0 where it is 0.
-        gamma: How much a reward one token later is worth, in [0, 1].
-        gae_lambda: In [0, 1]; 0 trusts the next value, 1 only rewards.
+        rewards: Reward of each token, shape (n, tokens).
+        values: Value of each token, shape (n, tokens).
+        mask: 1 on the completions' tokens, shape (n, tokens); advantages are 0 elsewhere.
+        gamma: γ, the discount per token, in [0, 1].
+        gae_lambda: λ, in [0, 1]; 0 uses only the next value, 1 only rewards.
+
+    Returns:
+        Shape (n, tokens).
     """
     following = torch.zeros_like(values[:, 0])
     value_after = torch.zeros_like(following)
@@ -122,13 +126,14 @@ def generalised_advantages(
 def whitened(
     values: Tensor, mask: Tensor, among: Tensor | None = None, epsilon: float = 1e-4
 ) -> Tensor:
-    """How many standard deviations each unmasked value lies above their mean; 0 where masked.
+    """Subtract the mean and divide by the standard deviation; 0 where masked.
 
     Args:
         values: Shape (n, tokens).
-        mask: Of the same shape; any of its places may be 1.
-        among: What mean and deviation are of, shape (their number,); None: the unmasked values.
-        epsilon: Added to the standard deviation, the unbiased one.
+        mask: 1 on any of the values, shape (n, tokens).
+        among: The values whose mean and deviation are used, shape (k,); None for the unmasked
+            ones.
+        epsilon: Added to the (unbiased) standard deviation.
     """
     among = values[mask.bool()] if among is None else among
     mean = among.sum() / max(len(among), 1)
@@ -137,10 +142,10 @@ def whitened(
 
 
 def _group_means(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean of each sample's group over the valid rewards, and how many those are; both (n,)."""
-    _, places = groups.unique(return_inverse=True)
+    """Return the mean and the number of valid rewards of each sample's group, both (n,)."""
+    _, indices = groups.unique(return_inverse=True)
     valid = (~rewards.isnan()).to(rewards.dtype)
-    zeros = rewards.new_zeros(int(places.max()) + 1)
-    count = zeros.index_add(0, places, valid)[places]
-    total = zeros.index_add(0, places, torch.nan_to_num(rewards))[places]
+    zeros = rewards.new_zeros(int(indices.max()) + 1)
+    count = zeros.index_add(0, indices, valid)[indices]
+    total = zeros.index_add(0, indices, torch.nan_to_num(rewards))[indices]
     return total / count, count

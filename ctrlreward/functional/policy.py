@@ -1,14 +1,14 @@
 """Policy gradients on completions: losses, importance ratios, KL estimates, masks.
 
-Advantages have one value a completion, shape (n,), or one a token, shape (n, tokens);
-`functional.advantages` makes them of rewards.
-Log-probabilities, their reference and the mask have one value a token, shape (n, tokens); the mask
-is 1 on the completion's tokens up to and with its end token, 0 behind it.
+Advantages have shape (n,), one per completion, or (n, tokens), one per token;
+`functional.advantages` computes them from rewards. Log-probabilities of the policy and of the
+reference, and the mask, have shape (n, tokens). The mask is 1 on a completion's tokens up to and
+including its end token, and 0 after it.
 
-A loss is put together from three pieces: a ratio of each token to the policy that sampled it, what
-a token costs (`clipped_surrogate`, `score_function`), and how much it counts (`*_weights`, whose
-product with the costs is summed). Since the weights are known before any cost, a batch can be
-taken in parts whose losses add up.
+A loss has three parts: the importance ratio of each token to the policy that sampled it, the cost
+of each token (`clipped_surrogate`, `score_function`) and its weight (`*_weights`); the loss is the
+sum of weights x costs. The weights do not depend on the costs, so the losses of microbatches add
+up to that of the batch.
 """
 
 from __future__ import annotations
@@ -51,40 +51,42 @@ __all__ = [
 
 
 def token_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """How much more probable each token has become since it was sampled (PPO, Schulman et al.
-    2017, eq. 6), shape (n, tokens); 1 where masked.
+    """Compute the importance ratio of each token (PPO, Schulman et al. 2017, eq. 6).
 
     Args:
-        log_probs: Of the policy.
-        old: Of the policy that sampled, without gradients.
-        mask: See above.
+        log_probs: Log-probabilities under the current policy, shape (n, tokens).
+        old: Log-probabilities under the policy that sampled, without gradients, shape (n, tokens).
+        mask: 1 on the completions' tokens, shape (n, tokens).
+
+    Returns:
+        Shape (n, tokens), in (0, ∞); 1 where masked.
     """
     return ((log_probs - old) * mask).exp()
 
 
 def sequence_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """The ratio of whole completions, to the power of 1 / length (GSPO, Zheng et al. 2025, eq. 7).
+    """Compute the ratio of whole completions, to the power 1 / length (GSPO, Zheng et al. 2025,
+    eq. 7).
 
     Returns:
-        Shape (n, tokens): the completion's value at each of its tokens.
+        Shape (n, tokens): the completion's ratio at each of its tokens.
     """
     return sequence_mean(log_probs - old, mask).exp()[:, None].expand_as(log_probs)
 
 
-# What a token costs
+# Cost of each token
 
 
 def clipped_surrogate(
     ratio: Tensor, advantages: Tensor, clip: tuple[float, float] = (0.2, 0.2)
 ) -> Tensor:
-    """-min(ratio x advantage, clipped ratio x advantage) (PPO, eq. 7), shape (n, tokens).
+    """Compute -min(ratio x advantage, clipped ratio x advantage) (PPO, eq. 7), shape (n, tokens).
 
     Args:
         ratio: Shape (n, tokens), in (0, ∞).
         advantages: Shape (n,) or (n, tokens).
-        clip: How far below and above 1 the ratio still earns anything. A higher upper bound than
-            lower one leaves unlikely tokens room to grow (clip-higher of DAPO, Yu et al. 2025,
-            eq. 10).
+        clip: How far the ratio may go below and above 1 before the gradient is cut off. A larger
+            upper bound lets unlikely tokens grow (clip-higher of DAPO, Yu et al. 2025, eq. 10).
     """
     lower, upper = clip
     advantage = _of_tokens(advantages)
@@ -92,44 +94,44 @@ def clipped_surrogate(
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
-    """Where `clipped_surrogate` has no gradient because of the clip, bool, shape (n, tokens)."""
+    """Return True where the clip of `clipped_surrogate` removes the gradient, shape (n, tokens)."""
     lower, upper = clip
     advantage = _of_tokens(advantages)
     return ((ratio > 1 + upper) & (advantage > 0)) | ((ratio < 1 - lower) & (advantage < 0))
 
 
 def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
-    """-advantage x log-probability (REINFORCE, Williams 1992), shape (n, tokens).
+    """Compute -advantage x log-probability (REINFORCE, Williams 1992), shape (n, tokens).
 
-    Holds for tokens of the present policy only: it knows no ratio to an older one.
+    Only valid for tokens sampled from the current policy: there is no ratio to an older one.
     """
     return -_of_tokens(advantages) * log_probs
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None = 0.2) -> Tensor:
-    """Half the squared error of values, shape (n, tokens).
+    """Compute half the squared error of values, shape (n, tokens).
 
-    With a clip it is the larger of this and of the same where the value has gone no farther than
-    that from the old one, so that a value gains nothing by going farther at once. The paper of PPO
-    (Schulman et al. 2017) lacks it; its authors' program has it.
+    With a clip, it is the larger of this error and that of the value clipped to within `clip` of
+    the old value, so that a larger change in one rollout's updates gains nothing. The PPO paper
+    (Schulman et al. 2017) does not have it; its authors' code does.
 
     Args:
-        values: As predicted now, shape (n, tokens).
-        old: As predicted when the tokens were sampled, shape (n, tokens).
-        returns: What they should be, shape (n, tokens).
-        clip: In units of the reward; None: no clip.
+        values: Current predictions, shape (n, tokens).
+        old: Predictions at sampling, shape (n, tokens).
+        returns: Targets, shape (n, tokens).
+        clip: In units of the reward; None for no clipping.
     """
     errors = (values - returns) ** 2
     if clip is not None:
-        near = old + (values - old).clamp(-clip, clip)
-        errors = torch.maximum(errors, (near - returns) ** 2)
+        clipped = old + (values - old).clamp(-clip, clip)
+        errors = torch.maximum(errors, (clipped - returns) ** 2)
     return errors / 2
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 - Var(returns - values) / Var(returns) over unmasked tokens, at most 1, a scalar.
+    """Compute 1 - Var(returns - values) / Var(returns) over unmasked tokens, a scalar ≤ 1.
 
-    1: values are right up to a constant; 0: they tell no more than any constant; NaN where all
+    1 if the values are right up to a constant, 0 if they are no better than a constant, NaN if all
     returns are equal.
     """
     kept = mask.bool()
@@ -138,45 +140,50 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return torch.where(spread > 0, 1 - unexplained / spread, torch.nan)
 
 
-# How much a token counts: loss = (weights x costs).sum()
+# Weight of each token: loss = (weights x costs).sum()
 
 
 def sequence_weights(mask: Tensor) -> Tensor:
-    """Mean over completions of the mean over their tokens (GRPO): each completion counts the same.
+    """Return the weights of GRPO's mean over completions of the mean over tokens, (n, tokens).
 
-    A completion without any token is one of those that the mean is over.
+    Each completion has the same weight. Completions without any token count in the mean.
     """
     return mask / mask.sum(dim=-1, keepdim=True).clamp(min=1) / len(mask)
 
 
 def token_weights(mask: Tensor) -> Tensor:
-    """Mean over all tokens of the batch (DAPO, eq. 8): each token counts the same."""
+    """Return the weights of the mean over all tokens of the batch (DAPO, eq. 8), (n, tokens)."""
     return mask / mask.sum().clamp(min=1)
 
 
 def constant_weights(mask: Tensor, length: float) -> Tensor:
-    """Mean over completions of the sum over their tokens, divided by a constant (Dr. GRPO, Liu et
-    al. 2025): long completions are not let off.
+    """Return the weights of the mean over completions of the sum over tokens / a constant.
+
+    Unlike the mean over tokens, this does not favour long completions (Dr. GRPO, Liu et al. 2025).
 
     Args:
-        mask: See above.
-        length: The longest completion there can be; 1 makes it the plain sum of REINFORCE.
+        mask: 1 on the tokens that count, shape (n, tokens).
+        length: The constant, usually the longest possible completion; 1 gives the plain sum of
+            REINFORCE.
     """
     return mask / (len(mask) * length)
 
 
-# Two losses whole
+# Complete losses
 
 
 def grpo_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """GRPO's surrogate for one update per rollout: mean over completions of the mean over their
-    tokens of -ratio x advantage, where the ratio to the sampling policy has the value 1."""
+    """Compute GRPO's surrogate for one update per rollout, a scalar.
+
+    Mean over completions of the mean over tokens of -ratio x advantage; the ratio to the sampling
+    policy has the value 1.
+    """
     ratio = (log_probs - log_probs.detach()).exp()
     return -sequence_mean(ratio * advantages[:, None], mask).mean()
 
 
 def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Mean over completions of -advantage x log-probability of the whole completion."""
+    """Compute the mean over completions of -advantage x log-probability of the completion."""
     return -(advantages * (log_probs * mask).sum(dim=-1)).mean()
 
 
@@ -184,32 +191,32 @@ def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tenso
 
 
 def kl_k1(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """k1 = policy - reference: unbiased, of either sign and large variance. In nats."""
+    """Estimate by k1 = policy - reference, in nats: unbiased, of either sign, high variance."""
     return log_probs - reference
 
 
 def kl_k2(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """k2 = (policy - reference)² / 2: biased, never negative. In nats.
+    """Estimate by k2 = (policy - reference)² / 2, in nats: biased, never negative.
 
-    Its mean gradient over tokens of the policy is the gradient of KL(policy ‖ reference).
+    The mean of its gradient over tokens of the policy is the gradient of KL(policy ‖ reference).
     """
     return (log_probs - reference) ** 2 / 2
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Per-token estimate of KL(policy ‖ reference) from tokens sampled from the policy.
+    """Estimate KL(policy ‖ reference) per token, from tokens sampled from the policy.
 
-    The estimator k3 = e^d - 1 - d with d = reference - policy (Schulman 2020): unbiased, never
-    negative. Shape as given, in nats.
+    k3 = e^d - 1 - d with d = reference - policy (Schulman 2020), in nats, shape as given:
+    unbiased, never negative.
     """
     difference = reference - log_probs
     return difference.expm1() - difference
 
 
 def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """The value of k1 with the gradient of k2, shape as given.
+    """Compute k1 with the gradient of k2, shape as given.
 
-    k1 itself is of no use in a loss: over tokens of the policy its gradient has the mean 0.
+    k1 itself cannot be used as a loss: over tokens of the policy its gradient has mean 0.
     """
     k2 = kl_k2(log_probs, reference)
     return kl_k1(log_probs, reference).detach() + (k2 - k2.detach())
@@ -219,21 +226,29 @@ def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of each row's unmasked values, shape (n,); 0 for a row without any."""
+    """Return the mean of each row's unmasked values, shape (n,); 0 for a row without any."""
     return (values * mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
 def completion_mask(tokens: Tensor, end_tokens: Tensor) -> Tensor:
-    """1 up to and with the first end token of each row, 0 behind it, shape (n, tokens), float."""
+    """Return 1 up to and including each row's first end token and 0 after it.
+
+    Args:
+        tokens: Shape (n, tokens).
+        end_tokens: Ids of the end tokens, shape (k,); may be empty.
+
+    Returns:
+        Float32, shape (n, tokens).
+    """
     is_end = torch.isin(tokens, end_tokens)
     return (is_end.cumsum(dim=-1) - is_end.long() <= 0).float()
 
 
 def ended(tokens: Tensor, end_tokens: Tensor) -> Tensor:
-    """Which rows hold an end token, bool, shape (n,); the others were cut off by their length."""
+    """Return True for rows with an end token, bool, shape (n,); the others were cut off."""
     return torch.isin(tokens, end_tokens).any(dim=-1)
 
 
 def _of_tokens(advantages: Tensor) -> Tensor:
-    """Shape (n, tokens), or (n, 1) of those of whole completions."""
+    """Return advantages of tokens as they are, and those of completions as (n, 1)."""
     return advantages if advantages.dim() == 2 else advantages[:, None]

@@ -1,7 +1,7 @@
-"""Transformations of rewards on their way to advantages.
+"""Reward shaping: schedules, potentials, length penalties, normalisation and a KL target.
 
-Rewards have one value a sample, float64, shape (n,); higher is better, and a failed one is NaN and
-stays NaN. Lengths are tokens of the completions, the end token included, shape (n,).
+Rewards are float64, shape (n,); higher is better, and NaN (a failed sample) stays NaN. Lengths are
+those of the completions in tokens, end token included, shape (n,).
 """
 
 from __future__ import annotations
@@ -15,48 +15,49 @@ import numpy.typing as npt
 
 Values = npt.NDArray[np.float64]
 
-# Added to a standard deviation before it divides: equal rewards differ by rounding alone.
+# Added to a standard deviation before dividing by it: equal rewards differ by rounding errors.
 _EPSILON = 1e-8
 
-# Ziegler et al. 2019, section 2.2: the relative error counts up to here.
+# Ziegler et al. 2019, section 2.2: bound of the relative error.
 _LARGEST_ERROR = 0.2
 
 
 def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> float:
-    """A value that goes in straight lines from point to point, and holds before and after them.
+    """Interpolate linearly between points; constant before the first and after the last.
 
     Args:
-        step: Where it is asked for.
-        points: Pairs of step and value, by rising step; at least one.
+        step: Where to evaluate.
+        points: Pairs of step and value, by increasing step; at least one.
     """
     steps, values = zip(*points, strict=True)
     return float(np.interp(step, steps, values))
 
 
 def potential_difference(before: Values, after: Values, discount: float = 1.0) -> Values:
-    """F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), for whole texts as episodes.
+    """Compute F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), with one step per text.
 
-    The theorem says that F changes no optimum if the potential of the state in which an episode
-    ends is 0. A whole text makes one step, so that would leave −Φ(s), a constant of the prompt:
-    that is `discount` = 0, a baseline. With the text's own potential, the sum rewards what Φ
-    values: with `discount` = 1, by how much the text is better than what was there before it.
+    F changes no optimum if the potential of an episode's last state is 0. A whole text is one
+    step, so this leaves −Φ(s), a constant of the prompt: that is `discount` = 0, a baseline. With
+    the text's own potential as the last, the reward changes; `discount` = 1 rewards the
+    improvement of the text over its start.
 
     Args:
-        before: Φ of what was there before the text was written.
-        after: Φ of the text.
+        before: Φ of the start, a prefix or a source text, shape (n,).
+        after: Φ of the text, shape (n,).
         discount: γ, in [0, 1].
     """
     return discount * after - before
 
 
 def tokens_outside(lengths: Values, low: float, high: float) -> Values:
-    """By how many tokens a length falls short of `low` or goes beyond `high`; 0 between them."""
+    """Return the number of tokens by which lengths are below `low` or above `high`, ≥ 0."""
     return np.maximum(low - lengths, 0.0) + np.maximum(lengths - high, 0.0)
 
 
 def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> Values:
-    """0 for short completions, −1 for those beyond `longest`, and a line between the two over the
-    last `cache` tokens (DAPO, Yu et al. 2025, eq. 13).
+    """Compute DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), in [−1, 0].
+
+    It is 0 up to `longest` − `cache` tokens, −1 from `longest` tokens, and linear in between.
 
     Args:
         lengths: In tokens.
@@ -67,15 +68,15 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
 
 
 def adaptive_kl_coef(kl_coef: float, kl: float, target: float, horizon: float = 10.0) -> float:
-    """The next weight of the KL term: larger where the divergence exceeds its target.
+    """Return the next weight of the KL term: larger if the divergence exceeds its target.
 
     Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and
-    β ← β · (1 + K_β · e), with K_β = 1 / `horizon`; theirs is 0.1.
+    β ← β · (1 + K_β · e), with K_β = 1 / `horizon`; the paper's K_β is 0.1.
 
     Args:
-        kl_coef: β as it is.
-        kl: The divergence that was measured under it, in the unit of the target.
-        target: The one that is wanted, greater than 0.
+        kl_coef: The current β.
+        kl: The divergence measured with it, in the unit of the target.
+        target: Target divergence, greater than 0.
         horizon: 1 / K_β, in updates of β.
     """
     error = min(max(kl / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
@@ -84,12 +85,12 @@ def adaptive_kl_coef(kl_coef: float, kl: float, target: float, horizon: float = 
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and variance of values, of which the values themselves are not kept.
+    """Running count, mean and variance of values.
 
     Attributes:
-        count: How many values.
-        mean: Of them.
-        squares: The sum of their squared differences from the mean.
+        count: Number of values.
+        mean: Mean of the values.
+        squares: Sum of their squared differences from the mean.
     """
 
     count: int = 0
@@ -98,7 +99,7 @@ class Moments:
 
     @staticmethod
     def of(values: Values) -> Moments:
-        """The moments of values; NaN counts for nothing."""
+        """Compute the moments of values, ignoring NaN."""
         valid = values[~np.isnan(values)]
         if not valid.size:
             return Moments()
@@ -106,21 +107,21 @@ class Moments:
         return Moments(valid.size, mean, float(((valid - mean) ** 2).sum()))
 
     def merged(self, other: Moments) -> Moments:
-        """The moments of both sets of values together (Chan, Golub & LeVeque 1979)."""
+        """Return the moments of both sets of values together (Chan, Golub & LeVeque 1979)."""
         count = self.count + other.count
         if not count:
             return self
-        apart = other.mean - self.mean
-        mean = self.mean + apart * other.count / count
-        squares = self.squares + other.squares + apart**2 * self.count * other.count / count
+        delta = other.mean - self.mean
+        mean = self.mean + delta * other.count / count
+        squares = self.squares + other.squares + delta**2 * self.count * other.count / count
         return Moments(count, mean, squares)
 
     @property
     def std(self) -> float:
-        """Standard deviation of the population; 0 of no values."""
+        """Population standard deviation; 0 without values."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
-def normalised(rewards: Values, moments: Moments) -> Values:
-    """By how many standard deviations a reward lies above the mean."""
+def standardise_rewards(rewards: Values, moments: Moments) -> Values:
+    """Subtract the mean and divide by the standard deviation, shape (n,)."""
     return (rewards - moments.mean) / (moments.std + _EPSILON)

@@ -1,4 +1,4 @@
-"""What the policy is trained on: algorithms by name, and the choices that each is made of."""
+"""Policy-gradient objectives: the algorithms by name, their advantages and their loss."""
 
 from __future__ import annotations
 
@@ -12,19 +12,11 @@ from torch import Tensor
 
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.across_ranks import pooled
+from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.experience import Experience, Updates
 
 Algorithm = Literal[
-    "grpo",
-    "rloo",
-    "reinforce",
-    "dr_grpo",
-    "dapo",
-    "gspo",
-    "reinforce++",
-    "self_critical",
-    "ppo",
+    "grpo", "rloo", "reinforce", "dr_grpo", "dapo", "gspo", "reinforce++", "self_critical", "ppo"
 ]
 Baseline = Literal["group", "leave_one_out", "batch", "greedy", "value"]
 Scale = Literal["group", "batch", "none"]
@@ -34,7 +26,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 
 NO_CLIP = (1.0, math.inf)
 
-# Added to a standard deviation before it divides.
+# Added to a standard deviation before dividing by it.
 _EPSILON = 1e-4
 
 _BASELINES: dict[Baseline, Callable[[Tensor, Tensor], Tensor]] = {
@@ -53,7 +45,7 @@ _NAMES = {
     "aggregation": get_args(Aggregation),
     "kl_estimator": get_args(KLEstimator),
 }
-# Where all rewards that a deviation is of are equal, what is divided by it has to be 0.
+# Scales whose deviation can be 0 only where the advantages are 0 too.
 _SCALES: dict[Baseline, tuple[Scale, ...]] = {
     "group": ("group", "batch", "none"),
     "leave_one_out": ("group", "batch", "none"),
@@ -73,24 +65,11 @@ _KL: dict[KLEstimator, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Objective:
-    """The choices that make an algorithm.
-
-    Args:
-        baseline: What a reward is compared with: the mean of its group, of the others of its
-            group, of the batch, the reward of the prompt's greedy completion, or the value that
-            is expected at each token.
-        scale: Whose standard deviation of rewards the difference is divided by; of a batch's
-            advantages by values, the deviation after their mean is taken off (`policy/value.py`).
-        ratio: Importance ratio of tokens or of whole completions; "none": plain log-probabilities.
-        clip: How far below and above 1 the ratio still earns anything.
-        aggregation: Mean over completions of the mean over tokens ("sequence"), mean over all
-            tokens ("token"), or mean over completions of the sum over tokens, divided by the
-            longest length there can be ("constant") or by nothing ("sum").
-        kl_estimator: Of the divergence from the untuned model.
+class Choices:
+    """The six choices that define an algorithm; `Objective` documents each.
 
     Raises:
-        ValueError: Choices that don't go together, or clip bounds out of range.
+        ValueError: Choices that cannot be combined, or clip bounds out of range.
     """
 
     baseline: Baseline
@@ -103,191 +82,231 @@ class Objective:
     def __post_init__(self) -> None:
         if self.scale not in _SCALES[self.baseline]:
             raise ValueError(
-                f"scale = {self.scale!r} does not go with baseline = {self.baseline!r}, where it "
-                f"can divide by nearly 0: give one of {', '.join(_SCALES[self.baseline])}"
+                f"objective.scale = {self.scale!r} cannot be used with objective.baseline = "
+                f"{self.baseline!r}, where it may divide by nearly 0: give one of "
+                f"{', '.join(_SCALES[self.baseline])}"
             )
         lower, upper = self.clip
         if not (0 < lower <= 1 and upper > 0):
             raise ValueError(
-                f"clip = ({lower}, {upper}): give how far below 1, in (0, 1], and how far above "
-                "it, greater than 0, the ratio may go"
+                f"objective.clip = ({lower}, {upper}): give how far the ratio may go below 1, in "
+                "(0, 1], and above 1, greater than 0"
             )
         if self.ratio == "none" and tuple(self.clip) != NO_CLIP:
             raise ValueError(
-                f"clip = ({lower}, {upper}) bounds a ratio, and ratio = 'none': give ratio = "
-                "'token' or 'sequence', or no clip"
+                f"objective.clip = ({lower}, {upper}) bounds a ratio, but objective.ratio = "
+                f"'none': set the ratio to 'token' or 'sequence', or the clip to {NO_CLIP}"
             )
 
 
-OBJECTIVES: dict[Algorithm, Objective] = {
+ALGORITHMS: dict[Algorithm, Choices] = {
     # Shao et al. 2024
-    "grpo": Objective("group", "group", "token", (0.2, 0.2), "sequence"),
+    "grpo": Choices("group", "group", "token", (0.2, 0.2), "sequence"),
     # Ahmadian et al. 2024
-    "rloo": Objective("leave_one_out", "none", "none", NO_CLIP, "sum"),
+    "rloo": Choices("leave_one_out", "none", "none", NO_CLIP, "sum"),
     # Williams 1992
-    "reinforce": Objective("batch", "none", "none", NO_CLIP, "sum"),
+    "reinforce": Choices("batch", "none", "none", NO_CLIP, "sum"),
     # Liu et al. 2025
-    "dr_grpo": Objective("group", "none", "token", (0.2, 0.2), "constant"),
+    "dr_grpo": Choices("group", "none", "token", (0.2, 0.2), "constant"),
     # Yu et al. 2025
-    "dapo": Objective("group", "group", "token", (0.2, 0.28), "token"),
+    "dapo": Choices("group", "group", "token", (0.2, 0.28), "token"),
     # Zheng et al. 2025
-    "gspo": Objective("group", "group", "sequence", (3e-4, 4e-4), "sequence"),
-    # Hu et al. 2025, with the KL term in the loss instead of in the reward
-    "reinforce++": Objective("batch", "batch", "token", (0.2, 0.2), "token"),
+    "gspo": Choices("group", "group", "sequence", (3e-4, 4e-4), "sequence"),
+    # Hu et al. 2025, with the KL term in the loss instead of the reward
+    "reinforce++": Choices("batch", "batch", "token", (0.2, 0.2), "token"),
     # Rennie et al. 2017
-    "self_critical": Objective("greedy", "none", "none", NO_CLIP, "sum"),
-    # Schulman et al. 2017, with the KL term in the loss instead of in the reward
-    "ppo": Objective("value", "batch", "token", (0.2, 0.2), "token"),
+    "self_critical": Choices("greedy", "none", "none", NO_CLIP, "sum"),
+    # Schulman et al. 2017, with the KL term in the loss instead of the reward
+    "ppo": Choices("value", "batch", "token", (0.2, 0.2), "token"),
 }
 
 
-def objective_of(
-    algorithm: Algorithm,
-    baseline: Baseline | None = None,
-    scale: Scale | None = None,
-    ratio: Ratio | None = None,
-    clip: tuple[float, float] | None = None,
-    aggregation: Aggregation | None = None,
-    kl_estimator: KLEstimator | None = None,
-) -> Objective:
-    """An algorithm's choices, with those that are given in their place.
+@dataclass(frozen=True)
+class Objective:
+    """The algorithm, changes to its choices, and the KL term.
+
+    A choice that is None is the algorithm's own.
+
+    Args:
+        algorithm: `"grpo"`, `"dr_grpo"`, `"dapo"`, `"gspo"`, `"rloo"`, `"reinforce"`,
+            `"reinforce++"`, `"self_critical"` or `"ppo"`.
+        baseline: Subtracted from the reward: the mean reward of the `"group"` (the completions of
+            the same prompt), of the other completions of the group (`"leave_one_out"`) or of the
+            `"batch"`, the reward of the prompt's `"greedy"` completion, or the `"value"` that a
+            value head predicts at each token.
+        scale: Advantages are divided by the standard deviation of the rewards in the `"group"` or
+            the `"batch"`, or by nothing (`"none"`). With the baseline `"value"`, `"batch"` whitens
+            the advantages of all tokens: mean 0 and deviation 1.
+        ratio: Importance ratio per `"token"` or per completion (`"sequence"`); `"none"` for plain
+            log-probabilities.
+        clip: How far the ratio may go below and above 1 before the gradient is cut off.
+        aggregation: Mean over completions of the mean over tokens (`"sequence"`), mean over all
+            tokens (`"token"`), or mean over completions of the sum over tokens, divided by
+            `max_new_tokens` (`"constant"`) or by nothing (`"sum"`).
+        kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the untuned model. k1
+            has the gradient of k2, since its own has mean 0.
+        kl_coef: Weight of the KL divergence, per token, in the loss.
+        mask_truncated: Whether to exclude completions that were cut off by their length from the
+            loss. Their rewards still count in the baselines.
 
     Raises:
-        ValueError: An unknown algorithm or choice, or choices that don't go together.
+        ValueError: An unknown algorithm or choice, choices that cannot be combined, or clip
+            bounds out of range.
     """
-    if algorithm not in OBJECTIVES:
-        raise ValueError(f"algorithm = {algorithm!r}: give one of {', '.join(OBJECTIVES)}")
-    given: dict[str, Any] = {
-        "baseline": baseline,
-        "scale": scale,
-        "ratio": ratio,
-        "clip": clip,
-        "aggregation": aggregation,
-        "kl_estimator": kl_estimator,
-    }
-    for name, names in _NAMES.items():
-        if given[name] is not None and given[name] not in names:
-            raise ValueError(f"{name} = {given[name]!r}: give one of {', '.join(names)}")
-    return replace(OBJECTIVES[algorithm], **{n: v for n, v in given.items() if v is not None})
+
+    algorithm: Algorithm = "grpo"
+    baseline: Baseline | None = None
+    scale: Scale | None = None
+    ratio: Ratio | None = None
+    clip: tuple[float, float] | None = None
+    aggregation: Aggregation | None = None
+    kl_estimator: KLEstimator | None = None
+    kl_coef: float = 0.05
+    mask_truncated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"objective.algorithm = {self.algorithm!r}: give one of {', '.join(ALGORITHMS)}"
+            )
+        for name, names in _NAMES.items():
+            choice = getattr(self, name)
+            if choice is not None and choice not in names:
+                raise ValueError(f"objective.{name} = {choice!r}: give one of {', '.join(names)}")
+        _ = self.choices  # raises if they cannot be combined
+
+    @property
+    def choices(self) -> Choices:
+        """The algorithm's choices, with the given ones in their place."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in (*_NAMES, "clip")}
+        changes = {name: choice for name, choice in given.items() if choice is not None}
+        return replace(ALGORITHMS[self.algorithm], **changes)
 
 
-def check_sampling(objective: Objective, algorithm: str, group_size: int, updates: Updates) -> None:
-    """Makes sure that what is sampled can be learned from as is wanted.
+def check_sampling(objective: Objective, group_size: int, updates: Updates) -> None:
+    """Raise if the objective cannot learn from the sampled groups or with these updates.
 
     Raises:
-        ValueError: Groups of one are to be compared, or later updates know no ratio.
+        ValueError: A group baseline with groups of one, or off-policy updates without a ratio.
     """
-    if group_size < 2 and objective.baseline in ("group", "leave_one_out"):
-        raise ValueError(f"group_size = {group_size}: {algorithm} compares 2 or more")
-    if objective.ratio == "none" and updates.are_off_policy:
-        several = f"{updates.per_rollout} updates per rollout need"
+    choices = objective.choices
+    if group_size < 2 and choices.baseline in ("group", "leave_one_out"):
         raise ValueError(
-            f"{'overlapped rewards need' if updates.overlap else several} a ratio to the policy "
-            "that sampled: give ratio = 'token' or 'sequence', or one epoch and one minibatch "
-            "without overlap"
+            f"generation.group_size = {group_size}: {objective.algorithm} compares the completions "
+            "of a prompt, give 2 or more"
+        )
+    if choices.ratio == "none" and updates.off_policy:
+        reason = f"{updates.per_rollout} updates per rollout need"
+        raise ValueError(
+            f"{'updates.overlap = True needs' if updates.overlap else reason} a ratio to the "
+            f"policy that sampled, but objective.ratio = 'none' ({objective.algorithm}): set it to "
+            "'token' or 'sequence', or use one epoch, one minibatch and no overlap"
         )
 
 
-def advantages_of(
-    objective: Objective, rewards: Tensor, groups: Tensor, greedy: Tensor | None
+def completion_advantages(
+    choices: Choices, rewards: Tensor, groups: Tensor, greedy: Tensor | None
 ) -> Tensor:
-    """The advantage of each completion, shape (n,); 0 where it has none.
+    """Compute the advantage of each completion, shape (n,); 0 where the reward is NaN.
 
     Args:
-        objective: Its baseline, any but `"value"`, and its scale.
+        choices: Any baseline except `"value"`.
         rewards: NaN where a sample failed, shape (n,).
-        groups: The number of each completion's prompt, shape (n,).
+        groups: Index of each completion's prompt, shape (n,).
         greedy: Reward of each prompt's greedy completion, shape (prompts,); None with any other
             baseline.
     """
     if greedy is not None:
         return formulas.self_critical_advantages(rewards, groups, greedy)
-    centred = _BASELINES[objective.baseline](rewards, groups)
-    if objective.scale == "none":
+    centred = _BASELINES[choices.baseline](rewards, groups)
+    if choices.scale == "none":
         return centred
-    return centred / (_DEVIATIONS[objective.scale](rewards, groups) + _EPSILON)
+    return centred / (_DEVIATIONS[choices.scale](rewards, groups) + _EPSILON)
 
 
-def advantages_on_all(
-    objective: Objective, rewards: Tensor, group_size: int, greedy: Tensor | None
+def advantages_over_ranks(
+    choices: Choices, rewards: Tensor, group_size: int, greedy: Tensor | None
 ) -> Tensor:
-    """`advantages_of` this rank's completions, compared with those of all ranks, shape (n,).
+    """Compute the advantages of this rank's completions with the statistics of all ranks.
 
     Args:
-        objective: Its baseline, any but `"value"`, and its scale.
-        rewards: NaN where a sample failed, shape (n,); those of a prompt side by side.
-        group_size: Completions of each prompt.
-        greedy: Reward of each prompt's greedy completion, where that is the baseline.
-    """
-    everyones, own = pooled(rewards)
-    groups = torch.arange(len(everyones)) // group_size
-    all_greedy = None if greedy is None else pooled(greedy)[0]
-    return advantages_of(objective, everyones, groups, all_greedy)[own]
-
-
-def weigh(
-    objective: Objective, mask: Tensor, max_length: int, share: float = 1.0
-) -> dict[str, Tensor]:
-    """How much each token of an update counts, for `terms_of` on all of it or on its parts.
-
-    Args:
-        objective: Its aggregation.
-        mask: 1 on the tokens that are learned from, shape (n, tokens).
-        max_length: The longest completion there can be.
-        share: What weights are multiplied with whose sum is that of all tokens; see
-            `across_ranks.share_of_mean`.
+        choices: Any baseline except `"value"`.
+        rewards: NaN where a sample failed, shape (n,); those of one prompt are consecutive.
+        group_size: Completions per prompt.
+        greedy: Reward of each prompt's greedy completion, if that is the baseline.
 
     Returns:
-        `"loss"` by the objective's aggregation, `"sequence"` and `"token"`; each (n, tokens).
+        Shape (n,).
+    """
+    all_rewards, own = gather_values(rewards)
+    groups = torch.arange(len(all_rewards)) // group_size
+    all_greedy = None if greedy is None else gather_values(greedy)[0]
+    return completion_advantages(choices, all_rewards, groups, all_greedy)[own]
+
+
+def loss_weights(
+    choices: Choices, mask: Tensor, max_length: int, share: float = 1.0
+) -> dict[str, Tensor]:
+    """Compute the weight of each token of an update in the loss and in the logged means.
+
+    Args:
+        choices: Provides the aggregation.
+        mask: 1 on the tokens to learn from, shape (n, tokens).
+        max_length: Longest possible completion, in tokens.
+        share: Factor of the weights that normalise by the number of tokens; see
+            `distributed.share_of_mean`.
+
+    Returns:
+        `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, each (n, tokens).
     """
     sequence, token = losses.sequence_weights(mask), share * losses.token_weights(mask)
-    chosen = {
+    by_aggregation = {
         "sequence": sequence,
         "token": token,
         "constant": losses.constant_weights(mask, max_length),
         "sum": losses.constant_weights(mask, 1),
     }
-    return {"loss": chosen[objective.aggregation], "sequence": sequence, "token": token}
+    return {"loss": by_aggregation[choices.aggregation], "sequence": sequence, "token": token}
 
 
-def terms_of(
-    objective: Objective,
-    current: Tensor,
+def loss_terms(
+    choices: Choices,
+    log_probs: Tensor,
     experience: Experience,
     weights: dict[str, Tensor],
     kl_coef: float,
 ) -> dict[str, Tensor]:
-    """The loss and what is logged of it, as sums: those of an update's parts add up to its own.
+    """Compute the loss and its logged terms as sums: microbatches add up to their update.
 
     Args:
-        objective: What is wanted.
-        current: Log-probabilities under the policy as it is, with gradients, shape (n, tokens).
+        choices: The algorithm's choices.
+        log_probs: Log-probabilities under the current policy, with gradients, shape (n, tokens).
         experience: n completions.
-        weights: Of `weigh`, their rows of the n completions.
+        weights: The rows of `loss_weights` that belong to the n completions.
         kl_coef: Weight of the KL term.
 
     Returns:
-        `loss`, with gradients; without: `kl` from the untuned model and `entropy` in nats per
-        token, mean over completions of the mean over tokens; `ratio` to the policy that sampled,
-        `clip_fraction` in [0, 1], and `update_kl`, the divergence of the policy as it is from the
-        one that sampled, as means over tokens.
+        `loss`, with gradients. Without gradients: `kl` from the untuned model and `entropy`, in
+        nats per token, as means over completions of the mean over tokens; `ratio` to the policy
+        that sampled, `clip_fraction` in [0, 1], and `update_kl`, the KL divergence of the current
+        policy from the one that sampled, as means over tokens.
     """
-    old = current.detach() if experience.old is None else experience.old
+    old = log_probs.detach() if experience.old is None else experience.old
     advantages, mask = experience.advantages, experience.mask
-    if objective.ratio == "none":
-        ratio = losses.token_ratio(current.detach(), old, mask)
-        costs = losses.score_function(current, advantages)
+    if choices.ratio == "none":
+        ratio = losses.token_ratio(log_probs.detach(), old, mask)
+        costs = losses.score_function(log_probs, advantages)
     else:
-        ratio = _RATIOS[objective.ratio](current, old, mask)
-        costs = losses.clipped_surrogate(ratio, advantages, objective.clip)
-    kl = (weights["sequence"] * _KL[objective.kl_estimator](current, experience.reference)).sum()
+        ratio = _RATIOS[choices.ratio](log_probs, old, mask)
+        costs = losses.clipped_surrogate(ratio, advantages, choices.clip)
+    kl = (weights["sequence"] * _KL[choices.kl_estimator](log_probs, experience.reference)).sum()
     loss = (weights["loss"] * costs).sum() + kl_coef * kl
-    clipped = losses.is_clipped(ratio, advantages, objective.clip)
+    clipped = losses.is_clipped(ratio, advantages, choices.clip)
     logged = {
         "kl": kl,
-        "entropy": -(weights["sequence"] * current).sum(),
+        "entropy": -(weights["sequence"] * log_probs).sum(),
         "ratio": (weights["token"] * ratio).sum(),
         "clip_fraction": (weights["token"] * clipped).sum(),
-        "update_kl": (weights["token"] * losses.kl_estimate(old, current)).sum(),
+        "update_kl": (weights["token"] * losses.kl_estimate(old, log_probs)).sum(),
     }
     return {"loss": loss, **{name: value.detach() for name, value in logged.items()}}

@@ -1,4 +1,4 @@
-"""Sampling completions from a policy, and what the policy and its reference think of them."""
+"""Rollouts: sampling completions from a policy, and their log-probabilities under it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """How completions are sampled, in rollouts and in `PolicyTuner.complete`.
+
+    Args:
+        group_size: Completions per prompt of a rollout.
+        max_new_tokens: Longest completion, in tokens.
+        temperature: Sampling temperature.
+        stop: A string that ends completions, in addition to the model's end tokens, and is removed
+            from the text. It has to be a single token, such as a newline.
+    """
+
+    group_size: int = 8
+    max_new_tokens: int = 32
+    temperature: float = 1.0
+    stop: str | None = None
+
+
+@dataclass(frozen=True)
 class Rollout:
     """Completions of n prompts.
 
     Attributes:
-        completions: The sampled text behind each prompt, without end and special tokens.
-        ids: Prompts with their completions, shape (n, length). Prompts are padded on the left;
-            on the right where an encoder reads them and a decoder writes the completions.
-        attention: 1 where `ids` is no padding, shape (n, length).
-        mask: 1 on the completions' tokens up to and with the end token, shape (n, new), float;
-            the completions are the last `new` columns of `ids`.
-        ended: Which completions have an end token, bool, shape (n,); the others were cut off.
+        completions: The sampled texts without the prompts, end tokens and special tokens.
+        ids: Prompts with their completions, shape (n, length). Prompts are padded on the left, or
+            on the right if an encoder reads them and a decoder generates the completions.
+        attention: 1 where `ids` is not padding, shape (n, length).
+        mask: 1 on the completions' tokens up to and including the end token, shape (n, new),
+            float; the completions are the last `new` columns of `ids`.
+        ended: True for completions with an end token, bool, shape (n,); the others were cut off by
+            `max_new_tokens`.
     """
 
     completions: list[str]
@@ -37,7 +56,7 @@ class Rollout:
     ended: Tensor
 
     def __getitem__(self, rows: Tensor) -> Rollout:
-        """Some of the completions, by their places."""
+        """Select completions by row."""
         return Rollout(
             [self.completions[row] for row in rows.tolist()],
             self.ids[rows],
@@ -54,39 +73,39 @@ def sample(
     max_new_tokens: int,
     temperature: float,
 ) -> Rollout:
-    """One completion per prompt from the policy's whole distribution, by torch's global generator.
+    """Sample one completion per prompt, with torch's global generator.
 
-    Nothing is cut from the distribution (no top-k, no top-p), so that `log_probs` are those of
-    the tokens as they were drawn.
+    Sampling uses the whole distribution (no top-k, no top-p), so that `log_probs` are the
+    log-probabilities that the tokens were sampled with.
 
     Args:
         model: A causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share
-            no type. Its generation config names the end tokens and what a decoder starts with,
-            and holds nothing that shapes sampling.
-        tokenizer: The model's.
-        prompts: What completions follow, or what an encoder reads, n of them.
+            no type. Its generation config has the end tokens and the decoder's start token, and
+            no setting that changes the distribution.
+        tokenizer: The model's tokenizer.
+        prompts: n prompts, which a causal model continues or an encoder reads.
         max_new_tokens: Longest completion.
-        temperature: Of sampling; 0 takes the likeliest token each time.
+        temperature: Sampling temperature; 0 decodes greedily.
     """
-    drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     family = _family(model)
     batch = family.encode(tokenizer, list(prompts))
     prompt = torch.tensor(batch.input_ids, device=model.device)
     attention = torch.tensor(batch.attention_mask, device=model.device)
     with torch.no_grad():
-        written = model.generate(
+        generated = model.generate(
             input_ids=prompt,
             attention_mask=attention,
-            **(drawing if temperature > 0 else {"do_sample": False}),
+            **(sampling if temperature > 0 else {"do_sample": False}),
             max_new_tokens=max_new_tokens,
             pad_token_id=tokenizer.pad_token_id,
         )
-    new = written[:, family.opening(prompt) :]
+    new = generated[:, family.prefix_length(prompt) :]
     end = _end_tokens(model).to(new.device)
     mask = completion_mask(new, end)
-    text = mask.bool() & ~torch.isin(new, end)
+    is_text = mask.bool() & ~torch.isin(new, end)
     completions = tokenizer.batch_decode(
-        [row[kept] for row, kept in zip(new, text, strict=True)], skip_special_tokens=True
+        [row[kept] for row, kept in zip(new, is_text, strict=True)], skip_special_tokens=True
     )
     ids = torch.cat([prompt, new], dim=1)
     attention = torch.cat([attention, mask.long()], dim=1)
@@ -94,41 +113,44 @@ def sample(
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
-    """Log-probability of each completion token, float32, shape (n, new); 0 where masked.
+    """Compute the log-probability of each completion token, float32, shape (n, new).
 
-    Differentiable; sampling temperature is taken into account.
+    Masked tokens get 0. Differentiable. Logits are divided by the sampling temperature.
     """
-    return log_probs_after(model, states_before(model, rollout), rollout, temperature)
+    return log_probs_from_states(model, states_before(model, rollout), rollout, temperature)
 
 
-def log_probs_after(model: Any, states: Tensor, rollout: Rollout, temperature: float) -> Tensor:
-    """`log_probs` from the states of `states_before`."""
+def log_probs_from_states(
+    model: Any, states: Tensor, rollout: Rollout, temperature: float
+) -> Tensor:
+    """Compute `log_probs` from the hidden states that `states_before` returned."""
     kept = rollout.mask.bool()
     tokens = rollout.ids[:, -rollout.mask.shape[1] :][kept]
-    places = torch.arange(len(tokens), device=tokens.device)
-    values = token_log_probs(model, states[kept], places, tokens, temperature)
+    rows = torch.arange(len(tokens), device=tokens.device)
+    values = token_log_probs(model, states[kept], rows, tokens, temperature)
     return torch.zeros_like(rollout.mask).masked_scatter(kept, values)
 
 
 def states_before(model: Any, rollout: Rollout) -> Tensor:
-    """What reaches the output layer to predict each completion token, shape (n, new, width).
+    """Compute the hidden states that predict each completion token, shape (n, new, width).
 
-    Differentiable. An encoder runs once, whatever the length of what is written.
+    These are the inputs of the output layer. Differentiable. An encoder runs once per prompt,
+    whatever the length of the completion.
     """
     return _family(model).states(model, rollout)
 
 
 class _Family(NamedTuple):
-    """How a kind of model takes prompts and completions.
+    """Differences between causal models and encoder-decoders.
 
     Attributes:
-        encode: Tokens of prompts.
-        opening: How many tokens `generate` returns before the first new one.
+        encode: Tokenizes prompts.
+        prefix_length: Number of tokens that `generate` returns before the first new one.
         states: See `states_before`.
     """
 
     encode: Callable[[PreTrainedTokenizerBase, list[str]], BatchEncoding]
-    opening: Callable[[Tensor], int]
+    prefix_length: Callable[[Tensor], int]
     states: Callable[[Any, Rollout], Tensor]
 
 
@@ -160,7 +182,7 @@ def _decoder_states(model: Any, rollout: Rollout) -> Tensor:
 
 
 _CAUSAL = _Family(
-    # An end token behind a prompt would end it: special tokens are the prompt's own affair.
+    # No special tokens: an end token after the prompt would end the text.
     lambda tokenizer, prompts: tokenizer(
         prompts, add_special_tokens=False, padding=True, padding_side="left"
     ),
@@ -170,21 +192,22 @@ _CAUSAL = _Family(
 _ENCODER_DECODER = _Family(
     # BART counts positions from the left, padding included.
     lambda tokenizer, prompts: tokenizer(prompts, padding=True, padding_side="right"),
-    lambda prompt: 1,  # what the decoder starts with
+    lambda prompt: 1,  # the decoder's start token
     _decoder_states,
 )
 
 
-def stop_at(model: Any, tokenizer: PreTrainedTokenizerBase, stop: str) -> None:
-    """Makes a string end completions, beside the model's own end tokens.
+def add_stop_token(model: Any, tokenizer: PreTrainedTokenizerBase, stop: str) -> None:
+    """Add a string to the end tokens of a model.
 
     Raises:
-        ValueError: The string is not one token.
+        ValueError: The string is not a single token.
     """
     ids = tokenizer.encode(stop, add_special_tokens=False)
     if len(ids) != 1:
         raise ValueError(
-            f"stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string that is one"
+            f"generation.stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string "
+            "that is a single token"
         )
     model.generation_config.eos_token_id = [*_end_tokens(model).tolist(), *ids]
 

@@ -1,4 +1,4 @@
-"""Values of tokens: the head that predicts them, what it learns from, and its loss."""
+"""The critic: a value head, the returns it learns, its loss, and advantages per token."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from torch import Tensor, nn
 
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.across_ranks import pooled
+from ctrlreward.policy.distributed import gather_values
 
 
 @dataclass(frozen=True)
 class Critic:
-    """How values are learned and what they are used for.
+    """Advantage estimation with a value head, and how the head is trained.
+
+    Only the baseline `"value"` (`ppo`) uses these.
 
     Args:
-        gamma: How much a reward one token later is worth, in [0, 1].
-        gae_lambda: Of generalised advantage estimation, in [0, 1].
-        coef: Weight of the values' loss.
-        clip: How far an update may take a value from what it was at sampling, in units of the
-            reward; None: any.
+        gamma: Discount per token, in [0, 1].
+        gae_lambda: λ of generalised advantage estimation, in [0, 1]; 1 uses only rewards, 0 only
+            the next token's value.
+        coef: Weight of the value loss, ≥ 0. Its gradient reaches the adapter too.
+        clip: Largest change of a value from its value at sampling, in units of the reward; None
+            for no clipping.
 
     Raises:
-        ValueError: A number out of range.
+        ValueError: A number is out of range.
     """
 
     gamma: float = 1.0
@@ -33,23 +36,25 @@ class Critic:
     clip: float | None = 0.2
 
     def __post_init__(self) -> None:
-        for name, share in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"{name} = {share}: give a number in [0, 1]")
+        for name, number in (("gamma", self.gamma), ("gae_lambda", self.gae_lambda)):
+            if not 0 <= number <= 1:
+                raise ValueError(f"critic.{name} = {number}: give a number in [0, 1]")
         if self.coef < 0:
-            raise ValueError(f"value_coef = {self.coef}: give 0 or a positive number")
+            raise ValueError(f"critic.coef = {self.coef}: give 0 or a positive number")
         if self.clip is not None and self.clip <= 0:
-            raise ValueError(f"value_clip = {self.clip}: give a positive number, or none")
+            raise ValueError(
+                f"critic.clip = {self.clip}: give a positive number, or null for no clipping"
+            )
 
 
 class ValueHead(nn.Module):
-    """The return expected before each token, linear in what reaches the output layer there.
+    """The expected return before each token, a linear function of the last hidden state.
 
-    It is float32, expects 0 of everything until it has learned, and its gradient reaches the
+    The head is float32 and predicts 0 until it has been trained. Its gradient reaches the hidden
     states.
 
     Args:
-        width: Of the states.
+        width: Size of the hidden states.
     """
 
     def __init__(self, width: int) -> None:
@@ -59,19 +64,19 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Values, float32, of the states' shape without their width."""
+        """Return the values of hidden states of shape (..., width): float32, shape (...)."""
         values: Tensor = self.linear(states.float()).squeeze(-1)
         return values
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """What values were at sampling, and what they should be.
+    """Values at sampling and the returns that they should predict.
 
     Attributes:
-        values: Shape (n, tokens).
-        returns: Shape (n, tokens).
-        mask: 1 on the tokens whose value is learned, shape (n, tokens).
+        values: Predictions at sampling, shape (n, tokens).
+        returns: Targets, shape (n, tokens).
+        mask: 1 on the tokens whose value is trained, shape (n, tokens).
     """
 
     values: Tensor
@@ -79,27 +84,28 @@ class Estimates:
     mask: Tensor
 
     def __getitem__(self, rows: Tensor) -> Estimates:
-        """Those of some of the completions, by their places."""
+        """Select completions by row."""
         return Estimates(self.values[rows], self.returns[rows], self.mask[rows])
 
     @property
     def explained_variance(self) -> Tensor:
-        """See `functional.policy.explained_variance`."""
+        """Share of the returns' variance that the values explain, at most 1, a scalar."""
         return losses.explained_variance(self.values, self.returns, self.mask)
 
 
-def estimate(
+def estimate_advantages(
     critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, whiten: bool
 ) -> tuple[Tensor, Estimates]:
-    """Advantages of tokens, and what their values should be; a reward comes with the last token.
+    """Compute the advantage and the return of each token; the reward is given at the last token.
 
     Args:
-        critic: Its gamma and lambda.
-        rewards: NaN where a sample failed: its tokens have the advantage 0, take no part in
-            whitening, and teach the values nothing. Shape (n,).
-        values: At sampling, shape (n, tokens).
+        critic: Provides gamma and lambda.
+        rewards: One per completion, NaN if it failed, shape (n,). The tokens of a failed
+            completion get advantage 0 and are excluded from whitening and from the value loss.
+        values: Predictions at sampling, shape (n, tokens).
         mask: 1 on the completions' tokens, shape (n, tokens).
-        whiten: Whether advantages get the mean 0 and the deviation 1; returns never do.
+        whiten: Whether to scale advantages to mean 0 and standard deviation 1. Returns are never
+            scaled.
 
     Returns:
         Advantages, shape (n, tokens), and the estimates.
@@ -111,26 +117,26 @@ def estimate(
     )
     estimates = Estimates(values, advantages + values, valid)
     if whiten:
-        everyones, _ = pooled(advantages[valid.bool()])
-        advantages = formulas.whitened(advantages, valid, everyones)
+        all_ranks, _ = gather_values(advantages[valid.bool()])
+        advantages = formulas.whitened(advantages, valid, all_ranks)
     return advantages, estimates
 
 
-def with_values(
+def add_value_loss(
     critic: Critic,
     terms: dict[str, Tensor],
     values: Tensor,
     estimates: Estimates,
     weights: Tensor,
 ) -> dict[str, Tensor]:
-    """An update's terms with the values' loss in `loss`, and beside it without gradients.
+    """Add the value loss to `loss`, and report it as `value_loss`, without gradients.
 
     Args:
-        critic: Its weight and clip.
-        terms: Of `objectives.terms_of`.
-        values: As they are now, with gradients, shape (n, tokens).
-        estimates: Of the same tokens.
-        weights: How much each token counts, shape (n, tokens).
+        critic: Provides the loss weight and the clip.
+        terms: Terms of the policy loss, from `objectives.loss_terms`.
+        values: Current predictions, with gradients, shape (n, tokens).
+        estimates: Values at sampling and returns of the same tokens.
+        weights: Weight of each token, shape (n, tokens).
     """
     costs = losses.value_loss(values, estimates.values, estimates.returns, critic.clip)
     loss = (weights * costs).sum()

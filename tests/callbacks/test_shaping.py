@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
 from ctrlreward.callbacks import LengthWindow, Potential, RewardShaping, SoftOverlong
-from ctrlreward.policy import learning
+from ctrlreward.policy import learner
 from ctrlreward.scorers.base import Scorer, ScoreSpec
 
 spec = importlib.util.spec_from_file_location(
@@ -59,16 +59,18 @@ class Watch(pl.Callback):
 
     def __init__(self) -> None:
         self.calls: list[list[tuple]] = []
+        self.baselines: list[bool] = []
         self.logged: list[dict[str, float]] = []
         self.kl_coefs: list[float] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         shape = pl_module.shape_rewards
 
-        def shaped(samples, scored, lengths):
-            found = shape(samples, scored, lengths)
-            self.calls[-1].append((samples, scored, lengths.numpy(), found))
-            return found
+        def shaped(samples, scored, lengths, baseline):
+            rewards = shape(samples, scored, lengths, baseline)
+            self.calls[-1].append((samples, scored, lengths.numpy(), rewards))
+            self.baselines.append(baseline)
+            return rewards
 
         pl_module.shape_rewards = shaped
 
@@ -240,9 +242,9 @@ def test_the_policy_learns_what_is_shaped_and_not_what_is_scored(tuner, share, f
 
 def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monkeypatch) -> None:
     advantages: list[torch.Tensor] = []
-    terms_of = learning.terms_of
-    spy = lambda o, c, e, *rest: advantages.append(e.advantages) or terms_of(o, c, e, *rest)  # noqa: E731
-    monkeypatch.setattr(learning, "terms_of", spy)
+    loss_terms = learner.loss_terms
+    spy = lambda c, p, e, *rest: advantages.append(e.advantages) or loss_terms(c, p, e, *rest)  # noqa: E731
+    monkeypatch.setattr(learner, "loss_terms", spy)
     shaping = RewardShaping(window=LengthWindow(0, 0, 0.3), normalise=True)
     module = tuner(algorithm="self_critical")
     watch = fit(module, shaping, 3)
@@ -254,6 +256,7 @@ def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monke
         np.testing.assert_allclose(greedy, (alike - np.mean(raw)) / np.std(raw), atol=1e-6)
         expected = np.nan_to_num(shaped - np.repeat(greedy, 4))
         np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert watch.baselines == [False, True] * 3
     assert shaping.moments.count == len(raw)
 
 
@@ -319,18 +322,22 @@ def test_a_module_without_the_seam_is_told_what_to_define(counter, tuner, fit) -
     with pytest.raises(MisconfigurationException, match=r"Counter: define self\.reward, a Reward"):
         fit(counter(), RewardShaping(normalise=True), 1)
     module = tuner()
-    module.shape_rewards = other = lambda samples, scored, lengths: scored.total
-    with pytest.raises(MisconfigurationException, match="PolicyTuner are shaped already"):
+    module.shape_rewards = other = lambda samples, scored, lengths, baseline: scored.total
+    with pytest.raises(MisconfigurationException, match="PolicyTuner are already shaped by"):
         fit(module, RewardShaping(normalise=True), 1)
     assert module.shape_rewards is other
-    with pytest.raises(MisconfigurationException, match="kl_coef of PolicyTuner by a factor"):
+    with pytest.raises(MisconfigurationException, match="scales the kl_coef of PolicyTuner, which"):
         fit(tuner(kl_coef=0.0), RewardShaping(kl_target=0.1), 1)
 
 
 @pytest.mark.parametrize(
     ("weights", "aggregate", "message"),
     [
-        ({"fun": [(0, 1.0)]}, "weighted", r"weights\['fun'\] is of no .* has share, length"),
+        (
+            {"fun": [(0, 1.0)]},
+            "weighted",
+            r"weights\['fun'\]: the reward has no such component, only share, length",
+        ),
         (
             {"share": [(0, 1.0), (9, -0.5)]},
             "weighted",
@@ -350,17 +357,20 @@ def test_weights_that_mean_nothing_to_the_reward(
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: RewardShaping(), "nothing to shape: give weights, clip"),
-        (lambda: RewardShaping({"a": []}), r"weights\['a'\] = \[\]: give points"),
-        (lambda: RewardShaping({"a": [(5, 1.0), (5, 2.0)]}), "by rising step"),
+        (lambda: RewardShaping(), "nothing to shape: give at least one of weights, clip"),
+        (lambda: RewardShaping({"a": []}), r"weights\['a'\] = \[\]: give pairs"),
+        (lambda: RewardShaping({"a": [(5, 1.0), (5, 2.0)]}), "by increasing step"),
         (lambda: RewardShaping(clip=(1.0, -1.0)), r"clip = \(1\.0, -1\.0\): give the smaller"),
         (lambda: RewardShaping(kl_target=0.0), r"kl_target = 0\.0: give nats per token"),
         (lambda: RewardShaping(kl_target=1.0, kl_horizon=0.5), r"kl_horizon = 0\.5: give 1 batch"),
         (lambda: LengthWindow(5, 4, 0.1), "low = 5, high = 4: give 0 <= low <= high"),
-        (lambda: LengthWindow(0, 4, -0.1), r"cost = -0\.1 rewards .* give 0\.1"),
+        (lambda: LengthWindow(0, 4, -0.1), r"cost = -0\.1 would be a bonus: give 0\.1"),
         (lambda: SoftOverlong(10, 0), "cache = 0: give 1 to longest = 10 tokens"),
-        (lambda: SoftOverlong(10, 5, -1.0), r"weight = -1\.0 rewards .* give 1\.0"),
-        (lambda: Potential(Vowels()["count"], discount=1.5), r"discount = 1\.5: give 0 to 1"),
+        (lambda: SoftOverlong(10, 5, -1.0), r"weight = -1\.0 would be a bonus: give 1\.0"),
+        (
+            lambda: Potential(Vowels()["count"], discount=1.5),
+            r"discount = 1\.5: give a number in \[0, 1\]",
+        ),
         (lambda: Potential(Vowels()["count"], -1.0), r"count is better when higher, .* give 1\.0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Runs on two CPU ranks; each rank writes what it saw. Started by test_distributed.py."""
+"""Script of test_distributed.py: runs on two CPU ranks that each write their results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tuned(shared.Counter):
 
 
 class Uneven(Tuned):
-    """Logs a metric that falls on rank 0 and rises on rank 1."""
+    """Module that logs a metric falling on rank 0 and rising on rank 1."""
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         sign = 1.0 if self.global_rank == 1 else -1.0
@@ -57,14 +57,14 @@ class Broken(shared.Curve):
 
 
 class Steady(Tuned):
-    """Draws nothing: what it says is a matter of prompt and step."""
+    """Module whose completions depend on prompt and step only."""
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return [f" at {round(self.weight.item())} {prompt}" for prompt in prompts]
 
 
-class Worded(shared.Curve):
-    """A score that each text has for itself."""
+class ByText(shared.Curve):
+    """Scorer with a value that depends on the text alone."""
 
     def score(self, samples: Samples) -> dict[str, np.ndarray]:
         self.scored.append(samples)
@@ -73,9 +73,9 @@ class Worded(shared.Curve):
 
 
 def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
-    """Seven prompts, of which two are the same, so that the ranks' shares are uneven."""
+    """Train with seven prompts, two of them equal, so the ranks get uneven shares."""
     prompts = Samples(texts=["p0", "p1", "p2", "p3", "p4", "p5", "p0"])
-    scorer = Worded([])
+    scorer = ByText([])
     watch = GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap)
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -100,7 +100,7 @@ def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
 
 
 class Gamed(Tuned):
-    """The proxy rises on both ranks, the held-out metric falls on rank 1 alone."""
+    """Module whose proxy rises on both ranks and whose held-out metric falls on rank 1 only."""
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.log("proxy", float(self.global_step))
@@ -108,7 +108,7 @@ class Gamed(Tuned):
 
 
 class Shaped(Tuned):
-    """Rank 1's rewards are larger and one of them failed; its KL divergence is larger, too."""
+    """Module with larger rewards, a failed one and a larger KL on rank 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Shaped(Tuned):
         totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]
         scored = RewardBatch(np.array(totals), {}, np.isnan(totals), 0.0)
         assert self.shape_rewards is not None
-        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)))
+        self.shape_rewards(Samples(["x"] * len(totals)), scored, torch.ones(len(totals)), False)
         self.log("policy/kl", 0.25 + 0.5 * self.global_rank)
         return super().training_step(batch, batch_idx)
 

@@ -13,10 +13,10 @@ from ctrlreward.functional.advantages import group_centred_advantages
 from ctrlreward.functional.shaping import (
     Moments,
     adaptive_kl_coef,
-    normalised,
     piecewise_linear,
     potential_difference,
     soft_overlong_punishment,
+    standardise_rewards,
     tokens_outside,
 )
 
@@ -53,9 +53,9 @@ def test_merged_moments_are_those_of_all_values_at_once(parts) -> None:
 
 
 @given(st.lists(values, min_size=2, max_size=9, unique=True))
-def test_values_normalised_by_their_own_moments_have_mean_0_and_deviation_1(items) -> None:
+def test_values_standardised_by_their_own_moments_have_mean_0_and_deviation_1(items) -> None:
     spread = max(items) - min(items)
-    found = normalised(array([*items, math.nan]), Moments.of(array(items)))
+    found = standardise_rewards(array([*items, math.nan]), Moments.of(array(items)))
     assert np.isnan(found[-1])
     if spread > 1e-3:
         assert np.mean(found[:-1]) == pytest.approx(0, abs=1e-6)
@@ -66,7 +66,7 @@ def test_equal_values_are_all_average() -> None:
     """Though rounding has parted them from their mean."""
     equal = array([0.1] * 3)
     moments = Moments.of(equal).merged(Moments.of(array([0.1] * 7)))
-    assert np.abs(normalised(equal, moments)).max() < 1e-6
+    assert np.abs(standardise_rewards(equal, moments)).max() < 1e-6
 
 
 @given(lengths, st.integers(1, 30), st.integers(0, 30))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from transformers import (
 )
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
@@ -75,19 +76,34 @@ def folder(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(LETTERS)
 
 
+GROUPS = {"objective": Objective, "generation": Generation, "updates": Updates, "lora": LoRA}
+
+
+def grouped(**options: Any) -> dict[str, Any]:
+    """Arguments of `PolicyTuner` from options of its groups and from plain arguments.
+
+    `algorithm="dapo", epochs=2` becomes `objective=Objective("dapo"), updates=Updates(2)`.
+    """
+    arguments: dict[str, Any] = {}
+    for name, group in GROUPS.items():
+        own = {field.name for field in fields(group)} & options.keys()
+        arguments[name] = group(**{key: options.pop(key) for key in sorted(own)})
+    return arguments | options
+
+
 @pytest.fixture
 def tuner(folder: str, share: Share) -> Callable[..., PolicyTuner]:
-    """A `PolicyTuner` whose `logged` holds what a step logs outside a trainer."""
+    """Builds a small `PolicyTuner`; takes options of its groups as keywords, see `grouped`."""
 
     def build(**changes: Any) -> PolicyTuner:
-        arguments = {
+        options = {
             "model": folder,
             "reward": Reward({"share": share["share"]}),
             "group_size": 4,
             "max_new_tokens": 6,
-            "lora_rank": 4,
+            "rank": 4,
         }
-        return PolicyTuner(**{**arguments, **changes})
+        return PolicyTuner(**grouped(**{**options, **changes}))
 
     return build
 

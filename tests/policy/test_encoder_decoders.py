@@ -15,8 +15,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Samples
 from ctrlreward.functional import policy as formulas
-from ctrlreward.policy import PolicyTuner
-from ctrlreward.policy.adapter import load_with_adapter
+from ctrlreward.policy import LoRA, PolicyTuner
+from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Rollout, log_probs, sample
 
 pytestmark = [
@@ -43,7 +43,11 @@ def batch() -> Samples:
 def adapted(folder: str) -> peft.PeftModel:
     """A policy that is not its base model."""
     torch.manual_seed(4)
-    policy = load_with_adapter(folder, 4, "float32", "cpu").eval()
+    return drift(load_policy(folder, LoRA(4, "float32"), "cpu").eval())
+
+
+def drift(policy: peft.PeftModel) -> peft.PeftModel:
+    """Moves the policy away from its base model, in place."""
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -146,8 +150,9 @@ def test_the_loss_has_the_gradient_of_the_formula(
     """From logits of the whole decoder, made by the model's own forward pass."""
     module = tuner(algorithm="grpo", kl_coef=0.7, temperature=0.8)
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    torch.manual_seed(4)
     module.configure_model()
-    module.policy = adapted(folder)
+    drift(module.policy)
     rollouts: list[Rollout] = []
     draw = module._sample
     module._sample = lambda p: rollouts.append(draw(p)) or rollouts[-1]  # type: ignore
@@ -258,5 +263,5 @@ def test_a_decoder_that_starts_with_nothing_known_is_an_error(
     model.config.decoder_start_token_id = None
     model.generation_config = GenerationConfig(eos_token_id=1)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="names no decoder_start_token_id: write the token"):
-        load_with_adapter(str(tmp_path), 4, None, "cpu")
+    with pytest.raises(ValueError, match="has no decoder_start_token_id: set it in its gene"):
+        load_policy(str(tmp_path), LoRA(4), "cpu")

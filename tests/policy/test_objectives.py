@@ -15,13 +15,13 @@ from torch import Tensor
 from ctrlreward.functional.policy import grpo_loss, reinforce_loss
 from ctrlreward.policy.experience import Experience, Updates
 from ctrlreward.policy.objectives import (
+    ALGORITHMS,
     NO_CLIP,
-    OBJECTIVES,
+    Choices,
     Objective,
-    advantages_of,
-    objective_of,
-    terms_of,
-    weigh,
+    completion_advantages,
+    loss_terms,
+    loss_weights,
 )
 from ctrlreward.policy.rollouts import Rollout
 
@@ -29,7 +29,7 @@ LONGEST = 5
 
 clips = st.sampled_from([(0.2, 0.2), (0.2, 0.28), (3e-4, 4e-4), NO_CLIP])
 objectives = st.builds(
-    lambda ratio, clip, aggregation, kl: Objective(
+    lambda ratio, clip, aggregation, kl: Choices(
         "group", "none", ratio, NO_CLIP if ratio == "none" else clip, aggregation, kl
     ),
     st.sampled_from(["token", "sequence", "none"]),
@@ -62,34 +62,34 @@ def tensors(rows: Completions, with_old: bool = True) -> tuple[Tensor, Experienc
     return current, Experience(rollout, advantages, mask, table[..., 2], old)
 
 
-def found(objective: Objective, rows: Completions, kl_coef: float) -> dict[str, Any]:
+def found(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
     current, experience = tensors(rows)
-    weights = weigh(objective, experience.mask, LONGEST)
-    terms = terms_of(objective, current, experience, weights, kl_coef)
+    weights = loss_weights(choices, experience.mask, LONGEST)
+    terms = loss_terms(choices, current, experience, weights, kl_coef)
     (gradient,) = torch.autograd.grad(terms["loss"], current)
     return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
 
 
-def twin(objective: Objective, rows: Completions, kl_coef: float) -> dict[str, Any]:
+def twin(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
     """Values and the slope of the loss at each token, by hand."""
     n, all_tokens = len(rows), max(1, sum(length for _, _, length in rows))
-    lower, upper = objective.clip
+    lower, upper = choices.clip
     made = dict.fromkeys(["loss", "kl", "entropy", "ratio", "clip_fraction", "update_kl"], 0.0)
     slopes = [[0.0] * 4 for _ in rows]
     for i, (advantage, row, length) in enumerate(rows):
         logs = [now - then for now, then, _ in row[:length]]
         for t, (now, _, untuned) in enumerate(row[:length]):
-            whole = objective.ratio == "sequence"
+            whole = choices.ratio == "sequence"
             ratio = math.exp(sum(logs) / length if whole else logs[t])
             share = {
                 "sequence": 1 / length / n,
                 "token": 1 / all_tokens,
                 "constant": 1 / LONGEST / n,
                 "sum": 1 / n,
-            }[objective.aggregation]
+            }[choices.aggregation]
             too_high = advantage > 0 and ratio > 1 + upper
             too_low = advantage < 0 and ratio < 1 - lower
-            if objective.ratio == "none":
+            if choices.ratio == "none":
                 made["loss"] -= share * advantage * now
                 slopes[i][t] -= share * advantage
             elif too_high or too_low:
@@ -106,24 +106,24 @@ def twin(objective: Objective, rows: Completions, kl_coef: float) -> dict[str, A
                 "k1": (-d, -d),
                 "k2": (d * d / 2, -d),
                 "k3": (math.exp(d) - 1 - d, 1 - math.exp(d)),
-            }[objective.kl_estimator]
+            }[choices.kl_estimator]
             made["kl"] += value / length / n
             slopes[i][t] += kl_coef * slope / length / n
             made["entropy"] -= now / length / n
-            made["ratio"] += ratio_shown(objective, ratio, logs[t]) / all_tokens
+            made["ratio"] += ratio_shown(choices, ratio, logs[t]) / all_tokens
             made["update_kl"] += (math.exp(logs[t]) - 1 - logs[t]) / all_tokens
     made["loss"] += kl_coef * made["kl"]
     return {**made, "gradient": slopes}
 
 
-def ratio_shown(objective: Objective, ratio: float, log: float) -> float:
-    return math.exp(log) if objective.ratio == "none" else ratio
+def ratio_shown(choices: Choices, ratio: float, log: float) -> float:
+    return math.exp(log) if choices.ratio == "none" else ratio
 
 
 @settings(max_examples=300)
 @given(objectives, completions, st.sampled_from([0.0, 0.3]))
-def test_terms_equal_their_twin(objective: Objective, rows: Completions, kl_coef: float) -> None:
-    ours, theirs = found(objective, rows, kl_coef), twin(objective, rows, kl_coef)
+def test_terms_equal_their_twin(choices: Choices, rows: Completions, kl_coef: float) -> None:
+    ours, theirs = found(choices, rows, kl_coef), twin(choices, rows, kl_coef)
     gradient, slopes = ours.pop("gradient"), theirs.pop("gradient")
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
     expected = torch.tensor(slopes, dtype=torch.float64)
@@ -131,14 +131,14 @@ def test_terms_equal_their_twin(objective: Objective, rows: Completions, kl_coef
 
 
 @given(objectives, completions, st.integers(1, 5))
-def test_parts_add_up_to_the_whole(objective: Objective, rows: Completions, size: int) -> None:
+def test_parts_add_up_to_the_whole(choices: Choices, rows: Completions, size: int) -> None:
     current, experience = tensors(rows)
-    weights = weigh(objective, experience.mask, LONGEST)
-    whole = terms_of(objective, current, experience, weights, 0.3)
+    weights = loss_weights(choices, experience.mask, LONGEST)
+    whole = loss_terms(choices, current, experience, weights, 0.3)
     sums = dict.fromkeys(whole, 0.0)
-    for places in Updates(microbatch_size=size).parts(len(rows)):
+    for places in Updates(microbatch_size=size).microbatch_rows(len(rows)):
         part = {name: w[places] for name, w in weights.items()}
-        terms = terms_of(objective, current[places], experience[places], part, 0.3)
+        terms = loss_terms(choices, current[places], experience[places], part, 0.3)
         sums = {name: sums[name] + terms[name].item() for name in terms}
     assert sums == pytest.approx({n: v.item() for n, v in whole.items()}, rel=1e-9, abs=1e-9)
 
@@ -152,9 +152,9 @@ def test_grpo_is_reinforce_with_group_baselines(
 ) -> None:
     """The gradient; at a ratio of 1 no clip is felt."""
     current, experience = tensors(rows, with_old=False)
-    weights = weigh(OBJECTIVES["grpo"], experience.mask, LONGEST)
-    objective = objective_of("grpo", clip=clip)
-    loss = terms_of(objective, current, experience, weights, 0.0)["loss"]
+    weights = loss_weights(ALGORITHMS["grpo"], experience.mask, LONGEST)
+    choices = Objective("grpo", clip=clip).choices
+    loss = loss_terms(choices, current, experience, weights, 0.0)["loss"]
     (gradient,) = torch.autograd.grad(loss, current)
     for i, (advantage, _, length) in enumerate(rows):
         for t in range(4):
@@ -169,9 +169,9 @@ def test_grpo_is_reinforce_with_group_baselines(
 @given(completions, st.sampled_from(["token", "none"]))
 def test_summed_tokens_have_the_gradient_of_reinforce(rows: Completions, ratio: str) -> None:
     current, experience = tensors(rows, with_old=False)
-    objective = objective_of("rloo", ratio=ratio)  # type: ignore[arg-type]
-    weights = weigh(objective, experience.mask, LONGEST)
-    loss = terms_of(objective, current, experience, weights, 0.0)["loss"]
+    choices = Objective("rloo", ratio=ratio).choices  # type: ignore[arg-type]
+    weights = loss_weights(choices, experience.mask, LONGEST)
+    loss = loss_terms(choices, current, experience, weights, 0.0)["loss"]
     (gradient,) = torch.autograd.grad(loss, current)
     whole = reinforce_loss(current, experience.advantages, experience.mask)
     (expected,) = torch.autograd.grad(whole, current)
@@ -190,8 +190,8 @@ def test_the_gradient_of_each_kl_estimator_over_tokens_of_the_policy() -> None:
     experience = Experience(rollout, torch.zeros(3), mask, reference[:, None], None)
     probable = {"loss": mask, "token": mask, "sequence": policy.detach().exp()[:, None]}
     for name in ("k1", "k2", "k3"):
-        objective = objective_of("grpo", kl_estimator=name)  # type: ignore[arg-type]
-        terms = terms_of(objective, policy[:, None], experience, probable, 1.0)
+        choices = Objective("grpo", kl_estimator=name).choices  # type: ignore[arg-type]
+        terms = loss_terms(choices, policy[:, None], experience, probable, 1.0)
         (gradient,) = torch.autograd.grad(terms["loss"], logits, retain_graph=True)
         assert torch.allclose(gradient, wanted) == (name != "k3")
         assert math.isclose(terms["kl"].item(), true.item()) == (name != "k2")
@@ -206,7 +206,7 @@ rated = st.lists(
 )
 
 
-@pytest.mark.parametrize("algorithm", [name for name in OBJECTIVES if name != "ppo"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ppo"])
 @given(rated, st.lists(st.floats(-10, 10), min_size=3, max_size=3))
 def test_advantages_equal_their_twin(
     algorithm: str, rows: list[tuple[float, int]], greedy: list[float]
@@ -235,8 +235,8 @@ def test_advantages_equal_their_twin(
             expected.append(reward - greedy[group])
     values, groups = zip(*rows, strict=True)
     likeliest = torch.tensor(greedy, dtype=torch.float64) if algorithm == "self_critical" else None
-    got = advantages_of(
-        OBJECTIVES[algorithm],  # type: ignore[index]
+    got = completion_advantages(
+        ALGORITHMS[algorithm],  # type: ignore[index]
         torch.tensor(values, dtype=torch.float64),
         torch.tensor(groups),
         likeliest,
@@ -248,44 +248,58 @@ def test_advantages_equal_their_twin(
 
 
 def test_a_choice_takes_the_place_of_the_algorithms_own() -> None:
-    changed = objective_of("grpo", scale="none", aggregation="constant")
-    assert changed == objective_of("dr_grpo")
-    assert objective_of("dapo", clip=(0.2, 0.2), aggregation="sequence") == OBJECTIVES["grpo"]
+    changed = Objective("grpo", scale="none", aggregation="constant").choices
+    assert changed == Objective("dr_grpo").choices
+    assert Objective("dapo", clip=(0.2, 0.2), aggregation="sequence").choices == ALGORITHMS["grpo"]
 
 
 @pytest.mark.parametrize(
     ("choices", "message"),
     [
-        ({"baseline": "mean"}, "baseline = 'mean': give one of group, leave_one_out, batch"),
-        ({"kl_estimator": "k4"}, "kl_estimator = 'k4': give one of k1, k2, k3"),
-        ({"baseline": "batch"}, r"scale = 'group' does not go with baseline = 'batch'.*batch, non"),
-        ({"baseline": "greedy", "scale": "batch"}, "scale = 'batch' does not go with .*: .*none"),
-        ({"clip": (1.5, 0.2)}, r"clip = \(1.5, 0.2\): give how far below 1, in \(0, 1\]"),
-        ({"clip": (0.2, 0.0)}, r"clip = \(0.2, 0.0\): give how far"),
-        ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, and ratio = 'none'"),
+        (
+            {"baseline": "mean"},
+            "objective.baseline = 'mean': give one of group, leave_one_out, batch",
+        ),
+        ({"kl_estimator": "k4"}, "objective.kl_estimator = 'k4': give one of k1, k2, k3"),
+        (
+            {"baseline": "batch"},
+            r"scale = 'group' cannot be used with objective.baseline = 'batch'.*batch, non",
+        ),
+        (
+            {"baseline": "greedy", "scale": "batch"},
+            "objective.scale = 'batch' cannot be used with .*: .*none",
+        ),
+        (
+            {"clip": (1.5, 0.2)},
+            r"objective.clip = \(1.5, 0.2\): give how far the ratio may go below 1, in",
+        ),
+        ({"clip": (0.2, 0.0)}, r"objective.clip = \(0.2, 0.0\): give how far"),
+        ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, but objective.ratio = 'none'"),
     ],
 )
 def test_choices_that_cannot_be(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        objective_of("grpo", **choices)
+        Objective("grpo", **choices)
 
 
-# Dealing out
+# Splitting into updates
 
 
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
-def test_each_epoch_deals_all_completions(n: int, epochs: int, minibatches: int) -> None:
+def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int) -> None:
     updates = Updates(epochs, minibatches)
     if n < minibatches:
-        with pytest.raises(ValueError, match=f"minibatches = {minibatches}: this batch has only"):
-            list(updates.deal(n))
+        with pytest.raises(
+            ValueError, match=f"updates.minibatches = {minibatches}: this batch has only"
+        ):
+            list(updates.minibatch_rows(n))
         return
-    dealt = [places.tolist() for places in updates.deal(n)]
-    assert len(dealt) == updates.per_rollout
-    sizes = {len(places) for places in dealt}
+    batches = [places.tolist() for places in updates.minibatch_rows(n)]
+    assert len(batches) == updates.per_rollout
+    sizes = {len(places) for places in batches}
     assert max(sizes) - min(sizes) <= 1
     for epoch in range(epochs):
-        own = dealt[epoch * minibatches : (epoch + 1) * minibatches]
+        own = batches[epoch * minibatches : (epoch + 1) * minibatches]
         assert sorted(place for places in own for place in places) == list(range(n))
 
 
@@ -294,5 +308,5 @@ def test_each_epoch_deals_all_completions(n: int, epochs: int, minibatches: int)
 )
 def test_counts_are_positive(changes: dict[str, Any]) -> None:
     (name,) = changes
-    with pytest.raises(ValueError, match=f"{name} = .*: give a positive number"):
+    with pytest.raises(ValueError, match=f"updates.{name} = .*: give a positive number"):
         Updates(**changes)

@@ -71,7 +71,7 @@ def test_the_ratio_is_to_the_policy_that_wrote(tuner, kept, algorithm: str) -> N
     def collecting(batch: Samples):
         collected = collect(batch)
         with torch.no_grad():
-            by_writer.append(log_probs(module.policy, collected.written.rollout, 1.0))
+            by_writer.append(log_probs(module.policy, collected.sampled.rollout, 1.0))
         return collected
 
     module._collect = collecting
@@ -137,7 +137,9 @@ def test_an_exception_leaves_no_worker_behind(tuner, share, monkeypatch) -> None
 
 
 def test_algorithms_without_a_ratio_are_refused(tuner) -> None:
-    with pytest.raises(ValueError, match="overlapped rewards need a ratio to the policy that samp"):
+    with pytest.raises(
+        ValueError, match=r"updates\.overlap = True needs a ratio to the policy that s"
+    ):
         tuner(algorithm="rloo", overlap=True)
 
 

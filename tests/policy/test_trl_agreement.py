@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ctrlreward.policy.experience import Experience
-from ctrlreward.policy.objectives import Objective, terms_of, weigh
+from ctrlreward.policy.objectives import Choices, loss_terms, loss_weights
 from ctrlreward.policy.rollouts import Rollout
 
 pytest.importorskip("trl")
@@ -92,12 +92,12 @@ def ours(
 ) -> tuple[float, Tensor]:
     current = tensors["current"].clone().requires_grad_()
     mask = tensors["mask"]
-    objective = Objective("group", "none", level, clip, AGGREGATIONS[loss_type])  # type: ignore[arg-type]
+    choices = Choices("group", "none", level, clip, AGGREGATIONS[loss_type])  # type: ignore[arg-type]
     rollout = Rollout([""] * 6, mask, mask, mask, torch.ones(6, dtype=torch.bool))
     experience = Experience(
         rollout, tensors["advantages"], mask, tensors["reference"], tensors["old"]
     )
-    terms = terms_of(objective, current, experience, weigh(objective, mask, LONGEST), beta)
+    terms = loss_terms(choices, current, experience, loss_weights(choices, mask, LONGEST), beta)
     (gradient,) = torch.autograd.grad(terms["loss"], current)
     return terms["loss"].item(), gradient
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples
 from ctrlreward.functional import policy as formulas
-from ctrlreward.policy import PolicyTuner, learning
-from ctrlreward.policy.objectives import OBJECTIVES
+from ctrlreward.policy import Generation, PolicyTuner, learner
+from ctrlreward.policy.objectives import ALGORITHMS as CHOICES
 from ctrlreward.policy.rollouts import Rollout, log_probs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,7 +36,7 @@ LOSSES = {
     "reinforce": formulas.reinforce_loss,
 }
 ALGORITHMS = list(ADVANTAGES)
-ALL_ALGORITHMS = list(OBJECTIVES)
+ALL_ALGORITHMS = list(CHOICES)
 
 
 @pytest.fixture
@@ -180,9 +180,9 @@ def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algor
 
     share.score = fails_third
     seen: list[torch.Tensor] = []
-    terms_of = learning.terms_of
-    spy = lambda o, c, e, *rest: seen.append(e.advantages) or terms_of(o, c, e, *rest)  # noqa: E731
-    monkeypatch.setattr(learning, "terms_of", spy)
+    loss_terms = learner.loss_terms
+    spy = lambda c, p, e, *rest: seen.append(e.advantages) or loss_terms(c, p, e, *rest)  # noqa: E731
+    monkeypatch.setattr(learner, "loss_terms", spy)
     module = tuner(algorithm=algorithm)
     logged = with_log(module)
     assert torch.isfinite(step(module))
@@ -219,7 +219,7 @@ def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
         logits = module.policy(drawn.ids[:1, :-1]).logits[0, -1]
     frequencies = drawn.ids[:, -1].bincount(minlength=8) / 1000
     torch.testing.assert_close(frequencies, logits.softmax(dim=-1), rtol=0, atol=0.07)
-    module.max_new_tokens = 6
+    module.generation = Generation(max_new_tokens=6)
     ends = module._sample(["ab"] * 50)
     lengths = ends.mask.sum(dim=1)
     last = ends.ids[:, -ends.mask.shape[1] :].gather(1, lengths.long()[:, None] - 1).squeeze(1)
@@ -241,7 +241,7 @@ def test_a_stop_token_ends_completions_and_is_no_part_of_them(tuner) -> None:
         before = [i for i in kept if i != letter]
         assert text == module.tokenizer.decode(before, skip_special_tokens=True)
     assert 20 < stopped < rollout.ended.sum()
-    with pytest.raises(ValueError, match="stop = 'cd' is 2 tokens of this tokenizer"):
+    with pytest.raises(ValueError, match=r"generation\.stop = 'cd' is 2 tokens of this tokenizer"):
         tuner(stop="cd").configure_model()
 
 
@@ -265,9 +265,12 @@ def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": "trpo"}, "algorithm = 'trpo': give one of grpo, rloo, reinforce"),
-        ({"group_size": 1}, "group_size = 1: grpo compares 2 or more"),
-        ({"group_size": 1, "algorithm": "rloo"}, "group_size = 1: rloo compares 2 or more"),
+        ({"algorithm": "trpo"}, "objective.algorithm = 'trpo': give one of grpo, rloo, reinforce"),
+        ({"group_size": 1}, "generation.group_size = 1: grpo compares the completions of a "),
+        (
+            {"group_size": 1, "algorithm": "rloo"},
+            "generation.group_size = 1: rloo compares the completions of a ",
+        ),
     ],
 )
 def test_bad_arguments(tuner, changes, message: str) -> None:
@@ -399,7 +402,7 @@ def test_completions_that_were_cut_off_can_be_left_out(tuner) -> None:
     module = tuner(mask_truncated=True)
     module.configure_model()
     rollout = module._sample(["ab"] * 12)
-    experience = module._learner.experience(rollout, torch.zeros(12))
+    experience = module.learner.experience(rollout, torch.zeros(12))
     assert 0 < rollout.ended.sum() < 12
     for row, whole, ended in zip(experience.mask, rollout.mask, rollout.ended, strict=True):
         assert row.tolist() == (whole.tolist() if ended else [0.0] * len(row))

@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from ctrlreward import Samples
-from ctrlreward.policy import PolicyTuner
+from ctrlreward.policy import Critic, Objective, PolicyTuner
 from ctrlreward.policy.experience import Experience
 from ctrlreward.policy.objectives import NO_CLIP
-from ctrlreward.policy.value import Critic
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -77,7 +76,7 @@ def test_one_update_has_the_gradient_of_the_plain_policy_gradient_and_of_the_val
     ppo: Callable[..., PolicyTuner], scale: str
 ) -> None:
     """All from loops over tokens; the gradient of the values reaches the adapter."""
-    module = ppo(kl_coef=0.0, scale=scale, gamma=0.9, gae_lambda=0.8, value_coef=0.5)
+    module = ppo(kl_coef=0.0, scale=scale, critic=Critic(0.9, 0.8, 0.5))
     loss, experience = run_step(module)
     log_probs, values = logits_and_values(module, experience)
     raw: dict[tuple[int, int], float] = {}
@@ -125,12 +124,12 @@ def test_a_failed_sample_teaches_neither_policy_nor_values(
     rollout = module._sample(["ab"] * 8)
     rewards = torch.rand(8)
     rewards[2] = math.nan
-    whole = module._learner.experience(rollout, rewards)
+    whole = module.learner.experience(rollout, rewards)
     assert (whole.advantages[2] == 0).all()
     others = torch.tensor([i for i in range(8) if i != 2])
-    without = module._learner.experience(rollout[others], rewards[others])
+    without = module.learner.experience(rollout[others], rewards[others])
     torch.testing.assert_close(whole.advantages[others], without.advantages)
-    terms = [module._learner.terms(e, module._learner.weights(e)) for e in (whole, without)]
+    terms = [module.learner.terms(e, module.learner.weights(e), 0.0) for e in (whole, without)]
     assert terms[0]["value_loss"].item() == pytest.approx(terms[1]["value_loss"].item())
     assert terms[0]["loss"].isfinite()
 
@@ -141,9 +140,9 @@ def test_truncated_completions_teach_values_nothing_either(
     module = ppo(mask_truncated=True)
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 12)
-    experience = module._learner.experience(rollout, torch.rand(12))
+    experience = module.learner.experience(rollout, torch.rand(12))
     assert 0 < rollout.ended.sum() < 12
-    weights = module._learner.weights(experience)["value"]
+    weights = module.learner.weights(experience)["value"]
     assert ((weights.sum(dim=1) > 0) == rollout.ended).all()
 
 
@@ -160,7 +159,7 @@ def test_learns_to_say_a_and_what_to_expect(
         learning_rate=0.03,
         kl_coef=0.0,
         minibatches=2,
-        value_coef=0.5,
+        critic=Critic(coef=0.5),
     )
     pl.seed_everything(1, verbose=False)
     logs: list[dict[str, float]] = []
@@ -229,7 +228,7 @@ def test_values_of_a_decoder(
     torch.nn.init.normal_(module.value_head.linear.weight)  # type: ignore[union-attr]
     torch.manual_seed(0)
     rollout = module._sample(["ab", "cdef", "f"] * 4)
-    experience = module._learner.experience(rollout, torch.rand(12))
+    experience = module.learner.experience(rollout, torch.rand(12))
     new = experience.mask.shape[1]
     start = module.policy.generation_config.decoder_start_token_id
     out = module.policy(
@@ -247,17 +246,17 @@ def test_values_of_a_decoder(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gamma": 1.5}, r"gamma = 1.5: give a number in \[0, 1\]"),
-        ({"gae_lambda": -0.1}, r"gae_lambda = -0.1: give a number in \[0, 1\]"),
-        ({"value_coef": -1.0}, "value_coef = -1.0: give 0 or a positive"),
-        ({"value_clip": 0.0}, "value_clip = 0.0: give a positive number, or none"),
-        ({"scale": "group"}, "scale = 'group' does not go with baseline = 'value'"),
+        ({"gamma": 1.5}, r"critic.gamma = 1.5: give a number in \[0, 1\]"),
+        ({"gae_lambda": -0.1}, r"critic.gae_lambda = -0.1: give a number in \[0, 1\]"),
+        ({"coef": -1.0}, "critic.coef = -1.0: give 0 or a positive"),
+        ({"clip": 0.0}, "critic.clip = 0.0: give a positive number, or null for no clipping"),
     ],
 )
-def test_bad_arguments(tuner: Callable[..., PolicyTuner], changes, message: str) -> None:
+def test_bad_arguments(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        tuner(algorithm="ppo", **changes)
+        Critic(**changes)
 
 
-def test_defaults_are_those_of_the_critic(tuner: Callable[..., PolicyTuner]) -> None:
-    assert tuner().critic == Critic()
+def test_values_cannot_be_scaled_by_group() -> None:
+    with pytest.raises(ValueError, match=r"scale = 'group' cannot be used with objective\.base"):
+        Objective("ppo", scale="group")

@@ -52,7 +52,7 @@ class Told(PolicyTuner):
         self.policy.eval()
         rows, lengths = [], []
         for i, prompt in enumerate(prompts):
-            place = -1 if temperature == 0 else i % self.group_size
+            place = -1 if temperature == 0 else i % self.generation.group_size
             draw = random.Random(zlib.crc32(f"{prompt} {place}".encode()))
             rows.append(
                 [*self.tokenizer.encode(prompt), *(draw.randint(2, 7) for _ in range(LONGEST))]
@@ -95,11 +95,7 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
     module = Told(
         folder,
         Reward({"share": scorer["share"]}),
-        group_size=4,
-        max_new_tokens=LONGEST,
-        lora_rank=2,
-        kl_coef=0.1,
-        **choices,
+        **shared.grouped(group_size=4, max_new_tokens=LONGEST, rank=2, kl_coef=0.1, **choices),
     )
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     own = [step[rank] if ranks > 1 else step[0] + step[1] for step in BATCHES]

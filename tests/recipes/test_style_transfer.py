@@ -211,7 +211,9 @@ def test_a_small_run_leaves_all_that_is_promised(
     save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)
     small = tiny_llama(LETTERS)
     model, data, trainer = (settings[key] for key in ("model", "data", "trainer"))
-    model["init_args"] |= {"model": small, "group_size": 2, "max_new_tokens": 8, "lora_rank": 2}
+    model["init_args"]["model"] = small
+    model["init_args"]["generation"] |= {"group_size": 2, "max_new_tokens": 8}
+    model["init_args"]["lora"]["rank"] = 2
     jobs = [c["init_args"] for c in trainer["callbacks"] if "style_transfer." in c["class_path"]]
     for arguments in (model["init_args"]["reward"]["init_args"], *jobs):
         if "judges" in arguments:

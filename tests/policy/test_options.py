@@ -1,0 +1,98 @@
+"""The groups of options: in Python, in YAML and on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctrlreward import Reward
+from ctrlreward.commands.train import build
+from ctrlreward.policy import Critic, Generation, LoRA, Objective, PolicyTuner, Updates
+
+FILE = """
+model:
+  class_path: ctrlreward.policy.PolicyTuner
+  init_args:
+    model: smollm2-135m
+    reward: {class_path: ctrlreward.recipes.controlled_generation.relevance_reward}
+    objective: {algorithm: dapo, clip: [0.1, 0.3]}
+    updates: {minibatches: 3, gradient_clip: 1.0}
+    critic: {clip: null}
+"""
+
+
+@pytest.fixture
+def from_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Builds the module of `FILE` with some options; loads nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restores it after the command line sets it
+    file = tmp_path / "train.yaml"
+    file.write_text(FILE)
+
+    def run(*options: str) -> PolicyTuner:
+        module = build(["--config", str(file), *options]).model
+        assert isinstance(module, PolicyTuner)
+        return module
+
+    return run
+
+
+def test_a_group_that_is_left_out_has_its_defaults(from_file) -> None:
+    module = from_file()
+    assert module.generation == Generation()
+    assert module.lora == LoRA()
+
+
+def test_a_group_in_a_file_keeps_the_defaults_of_its_other_options(from_file) -> None:
+    module = from_file()
+    assert module.objective == Objective("dapo", clip=(0.1, 0.3))
+    assert module.updates == Updates(minibatches=3, gradient_clip=1.0)
+    assert module.critic == Critic(clip=None)
+
+
+@pytest.mark.parametrize("prefix", ["--model", "--model.init_args"])
+def test_the_command_line_overrides_single_options(from_file, prefix: str) -> None:
+    module = from_file(
+        *(f"{prefix}.updates.epochs", "2"),
+        f"{prefix}.objective.kl_coef=0.5",
+        f"{prefix}.generation.stop=!",
+        f"{prefix}.lora.rank=4",
+    )
+    assert module.updates == Updates(epochs=2, minibatches=3, gradient_clip=1.0)
+    assert module.objective == Objective("dapo", clip=(0.1, 0.3), kl_coef=0.5)
+    assert module.kl_coef == 0.5
+    assert module.generation == Generation(stop="!")
+    assert module.lora == LoRA(rank=4)
+
+
+def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
+    module = from_file("--model.objective.baseline=batch", "--model.objective.scale=none")
+    assert module.objective.choices.scale == "none"
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("updates.epochs=0", "updates.epochs = 0: give a positive number"),
+        ("critic.gamma=2", "critic.gamma = 2.0: give a number in [0, 1]"),
+        ("generation.group_size=1", "generation.group_size = 1: dapo compares the completions"),
+        ("lora.rank=0", "lora.rank = 0: give a positive number"),
+        ("objective.algorithm=trpo", "Got value: trpo"),
+    ],
+)
+def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> None:
+    with pytest.raises((SystemExit, ValueError)) as error:
+        from_file(f"--model.{option}")
+    assert message in capsys.readouterr().err + str(error.value)
+
+
+def test_groups_in_python(share) -> None:
+    reward = Reward({"share": share["share"]})
+    assert PolicyTuner("smollm2-135m", reward).objective == Objective("grpo")
+    module = PolicyTuner("smollm2-135m", reward, Objective("rloo"), updates=Updates(warmup_steps=9))
+    assert module.objective.choices.baseline == "leave_one_out"
+    assert module.updates == Updates(warmup_steps=9)
+    assert module.automatic_optimization  # the optimizer's settings do not change this
+    with pytest.raises(TypeError, match="epochs"):
+        PolicyTuner("smollm2-135m", reward, epochs=2)  # type: ignore[call-arg]
