@@ -40,7 +40,7 @@ IWF = DATA / "ctrleval" / "iwf_full.txt"
 PLAIN_ROW = 128  # tokens per row of the plain forward passes, which have 64 rows
 
 
-def seeded_pegasus(folder: str) -> None:
+def save_pegasus(folder: str) -> None:
     """Save a randomly initialised PEGASUS with the real tokenizer."""
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(DATA / "tokenizers" / "pegasus")
@@ -69,7 +69,7 @@ def labelled(samples: Samples, labels: Sequence[str]) -> Samples:
     return Samples(texts=samples.texts, prefixes=samples.prefixes, labels=cycled)
 
 
-def with_prefixes(texts: list[str], labels: Sequence[str]) -> Samples:
+def prefixed(texts: list[str], labels: Sequence[str]) -> Samples:
     """Return samples in which the first three words of each text are its prefix."""
     prefixes = [" ".join(text.split()[:3]) for text in texts]
     return labelled(Samples(texts=texts, prefixes=prefixes), labels)
@@ -123,7 +123,7 @@ def causal_rows(samples: Samples, runs: int) -> None:
 def sharing_row(count: int, runs: int) -> None:
     """Compare all aspects of 60-word texts with plain passes over the nodes of the prefix tree."""
     scorer = CTRLEval(CAUSAL, dtype="float32")
-    samples = with_prefixes(running_texts(count, 60), scorer.labels)
+    samples = prefixed(running_texts(count, 60), scorer.labels)
     ours = scoring(scorer, samples)
     lm = scorer.loaded_model.lm
     nodes, unshared = prefix_tree_size(lm, recorded_continuations(lm, ours))
@@ -219,7 +219,7 @@ def curves(folder: str, options: argparse.Namespace) -> None:
         scorer = CTRLEval(model, iwf=IWF if name == "pegasus" else None, dtype="float32")
         cost_curve(
             *(SUITE, f"{name}, three aspects"),
-            lambda texts, s=scorer: scoring(s, with_prefixes(texts, s.labels)),
+            lambda texts, s=scorer: scoring(s, prefixed(texts, s.labels)),
             *(options.curve_texts, options.curve_words),
         )
 
@@ -235,7 +235,7 @@ def main() -> None:
     options = parse_options(__doc__, 8, add_options)
     print_header()
     with tempfile.TemporaryDirectory() as folder:
-        seeded_pegasus(folder)
+        save_pegasus(folder)
         if options.curve:
             curves(folder, options)
             return

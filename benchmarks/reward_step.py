@@ -110,9 +110,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2, help="timed steps per run")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--curve", action="store_true", help="prints nothing: no cost curve here"
-    )
+    parser.add_argument("--curve", action="store_true", help="prints nothing: no cost curve here")
     options = parser.parse_args()
     if options.curve:
         return

@@ -1,4 +1,4 @@
-"""What all tests share: an offline, quiet setting and the folders of real data."""
+"""Fixtures and settings of all tests: offline, quiet, with folders of real data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Before torch, transformers and wandb are imported: they read these once. Subprocesses that a
-# test starts inherit them.
+# Set before the imports of torch, transformers and wandb, which read these variables once.
+# Subprocesses inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -22,15 +22,15 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
-# These two carry Lightning's greetings; it sets no level of its own on them.
+# Loggers of Lightning's startup messages; Lightning sets no level on them itself.
 for name in ("pytorch_lightning", "lightning_fabric"):
     logging.getLogger(f"{name}.utilities.rank_zero").setLevel(logging.WARNING)
 
-# How long an example takes says something of the machine, not of the code.
+# No deadline: the time of an example depends on the load of the machine.
 settings.register_profile("ctrlreward", deadline=None)
 settings.load_profile("ctrlreward")
 
-# Tiny models of seeded random weights, for tests of several rooms.
+# Tiny models with seeded random weights.
 pytest_plugins = ["tiny_models"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,36 +51,36 @@ def _data_path() -> Path:
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of real data, described by the README.md in it."""
+    """Folder of real data, described in its README.md."""
     return _folder(_data_path())
 
 
 @pytest.fixture(scope="session")
 def golden_dir() -> Path:
-    """The folder of recorded outputs of published implementations, beside the data."""
+    """Folder of recorded outputs of published implementations, next to the data."""
     return _folder(_data_path().with_name("golden"))
 
 
 @pytest.fixture(scope="session")
 def run_script() -> Callable[..., None]:
-    """Runs a Python file that has to end well, in a process of its own."""
+    """Return a function that runs a Python file in a subprocess and requires success."""
 
     def run(script: Path, *arguments: object, timeout: float) -> None:
-        ended = subprocess.run(
+        process = subprocess.run(
             [sys.executable, str(script), *map(str, arguments)],
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-        assert ended.returncode == 0, ended.stderr
+        assert process.returncode == 0, process.stderr
 
     return run
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """On a busy machine, threads that wait for each other take longer than a tiny model."""
+    """Use one thread: on a busy machine, thread synchronisation costs more than a tiny model."""
     import torch
 
     threads = torch.get_num_threads()
@@ -91,11 +91,11 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Gives the folder of a random Llama whose tokens are the given characters.
+    """Return a function that saves a random Llama whose tokens are the given characters.
 
-    Token 0 ends a text and 1 ("?") stands for all other characters.
+    It returns the folder. Token 0 is the end token, token 1 ("?") any other character.
     """
-    # Slow to import, and only few tests need them.
+    # Imported here because they are slow to import and few tests need them.
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -117,7 +117,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]
             num_hidden_layers=2,
             num_attention_heads=2,
             max_position_embeddings=512,
-            initializer_range=0.5,  # so that the tokens differ in probability
+            initializer_range=0.5,  # large, so that token probabilities differ
             bos_token_id=0,
             eos_token_id=0,
         )

@@ -1,6 +1,6 @@
-"""Two processes as Lightning's ranks 0 and 1, forked so that everything is imported once.
+"""Two forked processes as Lightning's ranks 0 and 1; forking saves importing everything twice.
 
-Scripts that a test starts put this folder on their path.
+Used by the scripts that tests start, which add this folder to their path.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 
 def on_two_ranks(run: Callable[[int], None]) -> None:
-    """Runs a function on each rank, and exits with 1 if one of them fails.
+    """Run a function on two ranks, then exit with status 1 if one of them failed.
 
     Args:
-        run: Gets the rank. Its trainers have `devices=2` and `strategy="ddp"`.
+        run: Function of the rank. Its trainers need `devices=2` and `strategy="ddp"`.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -31,7 +31,7 @@ def on_two_ranks(run: Callable[[int], None]) -> None:
 
 
 def _as_rank(run: Callable[[int], None], rank: int, port: int) -> None:
-    # What tells Lightning that somebody else has started the processes.
+    # With these variables, Lightning starts no processes of its own.
     os.environ |= {
         "LOCAL_RANK": str(rank),
         "NODE_RANK": "0",

@@ -1,4 +1,4 @@
-"""The wheel holds the whole package and nothing else; the top-level folders are guarded."""
+"""Contents of the wheel, and imports of the folders that are installed under `ctrlreward`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    # From a copy: setuptools writes beside what it builds, and takes up what an earlier build left.
+    # From a copy: setuptools writes into the source folder and reuses what earlier builds left.
     source = tmp_path_factory.mktemp("source")
     for folder in ("ctrlreward", *MOVED):
         shutil.copytree(ROOT / folder, source / folder)
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
 
 
 def names_in_the_tree() -> set[str]:
-    """Every module and data file of the working tree, as the wheel should name it."""
+    """Return the wheel's expected names of all modules and data files in the working tree."""
     folders = {"ctrlreward": "ctrlreward"} | {name: f"ctrlreward/{name}" for name in MOVED}
     return {
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
@@ -52,7 +52,7 @@ def names_in_the_tree() -> set[str]:
     }
 
 
-def test_wheel_holds_the_tree_and_nothing_else(wheel: ZipFile) -> None:
+def test_wheel_contains_exactly_the_package(wheel: ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == names_in_the_tree()
     assert {name.split("/")[0] for name in names} == {"ctrlreward"}
@@ -60,21 +60,21 @@ def test_wheel_holds_the_tree_and_nothing_else(wheel: ZipFile) -> None:
     assert "ctrlreward/scorers/prompts/sentiment.yaml" in names
 
 
-def test_wheel_carries_the_licence_and_the_command(wheel: ZipFile) -> None:
+def test_wheel_contains_licence_and_entry_point(wheel: ZipFile) -> None:
     metadata = {name.split(".dist-info/")[1]: name for name in wheel.namelist() if "-info/" in name}
     assert "Apache License" in wheel.read(metadata["licenses/LICENSE"]).decode()
     assert "ctrlreward = ctrlreward.cli:main" in wheel.read(metadata["entry_points.txt"]).decode()
 
 
 def origins(cwd: Path, **env: str) -> list[str]:
-    """Where `ctrlreward.<folder>` would be imported from, without importing it."""
+    """Return the files that `ctrlreward.<folder>` would be imported from."""
     code = (
         "from importlib.util import find_spec\n"
         f"for name in {MOVED}: print(find_spec('ctrlreward.' + name).origin)"
     )
-    found = run("-c", code, cwd=cwd, **env)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
+    process = run("-c", code, cwd=cwd, **env)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
 def test_unpacked_wheel_finds_its_moved_folders(wheel: ZipFile, tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_editable_install_finds_the_moved_folders_from_anywhere(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("folder", MOVED)
-def test_importing_a_top_level_folder_says_what_to_import(folder: str) -> None:
-    found = run("-c", f"import {folder}", cwd=ROOT)
-    assert found.stderr.splitlines()[-1] == (
+def test_importing_a_top_level_folder_raises(folder: str) -> None:
+    process = run("-c", f"import {folder}", cwd=ROOT)
+    assert process.stderr.splitlines()[-1] == (
         f"ImportError: there is no package '{folder}': import ctrlreward.{folder} instead"
     )

@@ -1,4 +1,4 @@
-"""The names that checks outside the project use."""
+"""Public names that code outside the project uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
 from ctrlreward.scorers import CTRLEval
 
 
-def test_public_names_are_where_the_docs_say() -> None:
+def test_public_names() -> None:
     assert {"Samples", "Reward"} <= set(ctrlreward.__all__)
     assert {"adjusted_gm", "distinct_n", "cv_star"} <= set(functional.__all__)
     assert {
@@ -38,7 +38,7 @@ def test_public_names_are_where_the_docs_say() -> None:
         assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_adapters_are_where_the_docs_say() -> None:
+def test_adapters() -> None:
     assert callable(trl.as_reward_funcs)
     assert callable(verl.as_compute_score)
     assert callable(openrlhf.as_reward_func)
