@@ -124,7 +124,7 @@ def score_in_chunks(
         by_scorer.setdefault(component.scorer, {})[name] = component
     scores: dict[str, Scores] = {}
     with _progress_bar(len(samples) * len(by_scorer)) as advance:
-        for position, (scorer, own) in enumerate(by_scorer.items()):
+        for position, (scorer, own_components) in enumerate(by_scorer.items()):
             done = log.rows(position) if log else 0
             if log and done > len(samples):
                 raise ValueError(
@@ -136,12 +136,14 @@ def score_in_chunks(
             advance(type(scorer).__name__, done)
             for start in range(done, len(samples), size):
                 rows = samples[start : start + size]
-                parts.append(score(own, rows))
+                parts.append(score(own_components, rows))
                 if log:
                     log.append(position, parts[-1])
                 advance(type(scorer).__name__, len(rows))
             scorer.release()
-            scores |= {name: np.concatenate([part[name] for part in parts]) for name in own}
+            scores |= {
+                name: np.concatenate([part[name] for part in parts]) for name in own_components
+            }
     return {name: scores[name] for name in components}
 
 

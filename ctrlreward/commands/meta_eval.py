@@ -35,7 +35,7 @@ from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.transfer import TransferQuality
 
 _DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
-ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 %% intervals."""
+ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals."""
 
 
 def run(arguments: list[str]) -> None:
@@ -227,7 +227,7 @@ def rated(
         scorers: The scorers and their options, as in `ctrlreward score`.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
         metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
-        columns: Column names of the file.
+        columns: Column names of the file; null ignores a column (`--columns.prefix=null`).
         cluster: Column that related rows share, such as a prefix or document; the bootstrap draws
             clusters.
         system: Column of the system that wrote each text, for correlations at system level.

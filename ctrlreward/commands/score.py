@@ -70,7 +70,7 @@ def score_file(
             --scorers+=Perplexity`, or a list in the YAML file.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
             Needed where two scorers have scores of the same name.
-        columns: Column names of the input file.
+        columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
         chunk: Rows to score before their scores are saved.
         identity: Configuration of the scorers, which a resumed run must share.
 
@@ -157,10 +157,10 @@ def _refuse_score_columns(
     path: Path, rows: Sequence[Row], components: Mapping[str, Component]
 ) -> None:
     """Raise if a column of the input has the name of a score."""
-    taken = [name for name in components if any(name in row for row in rows)]
-    if taken:
+    clashing = [name for name in components if any(name in row for row in rows)]
+    if clashing:
         raise ValueError(
-            f"{path} already has columns with the names of scores ({', '.join(taken)}): give "
+            f"{path} already has columns with the names of scores ({', '.join(clashing)}): give "
             "--names, one per scorer, to prefix the names of their scores"
         )
 
@@ -177,11 +177,13 @@ def _require_complete(
     """
     existing = read_rows(output)
     lacking = [name for name in components if name not in existing[0]]
-    if lacking or len(existing) != len(carried):
+    problems = [f"no {name}" for name in lacking]
+    if len(existing) != len(carried):
+        problems.append(f"{len(existing)} rows instead of {len(carried)}")
+    if problems:
         raise ValueError(
             f"{output} exists but is not a complete output of this command: it has "
-            f"{len(existing)} of {len(carried)} rows and lacks {', '.join(lacking) or 'no score'}. "
-            "Give another output, or delete it"
+            f"{', '.join(problems)}. Give another output, or delete it"
         )
     for i, (row, expected) in enumerate(zip(existing, carried, strict=True)):
         for name, value in expected.items():

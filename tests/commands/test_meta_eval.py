@@ -38,7 +38,7 @@ class Length(Scorer):
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         lengths = np.array([self.sign * len(text) or np.nan for text in samples.texts])
-        return {name: lengths + place for place, name in enumerate(self.names)}
+        return {name: lengths + position for position, name in enumerate(self.names)}
 
 
 class Stub(Length):
@@ -250,11 +250,11 @@ def test_published_values_are_shown(
     with open(data, encoding="utf-8") as file:
         cells = [line.rstrip("\n").split("\t") for line in file]
     lengths = [len(row[2]) for row in cells]
-    for place, (aspect, paper) in enumerate(
+    for position, (aspect, paper) in enumerate(
         zip(CTRLEVAL, (0.3044, 0.2235, 0.2111), strict=True), 3
     ):
         row = rows_of("found.json")[aspect, aspect, "sample"]
-        tau = stats.kendalltau(lengths, [float(row[place]) for row in cells]).statistic
+        tau = stats.kendalltau(lengths, [float(row[position]) for row in cells]).statistic
         assert row["kendall"]["value"] == pytest.approx(tau)
         assert [figure["value"] for figure in row["published"]] == [paper]
         assert f"{tau:.4f}" in printed

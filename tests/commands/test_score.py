@@ -277,18 +277,15 @@ def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str
     main(["score", *command])
     content = Path("out.jsonl").read_bytes()
     main(["score", *command])
-    assert (
-        "out.jsonl is already complete: delete it to score in.jsonl again"
-        in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "out.jsonl is already complete: delete it to score in.jsonl again" in printed
     assert Path("out.jsonl").read_bytes() == content
     assert Letters.calls == [10]
     error = fails(*command[:2], "--scorers+=stubs.Rank", capsys=capsys)
-    assert (
-        "out.jsonl exists but is not a complete output of this command: it has 10 of 10 rows"
-        in error
-    )
-    assert "lacks rank" in error
+    assert "out.jsonl exists but is not a complete output of this command: it has no rank" in error
+    write_jsonl("in.jsonl", RECORDS[:-1])
+    error = fails(*command, capsys=capsys)
+    assert "it has 10 rows instead of 9. Give another output, or delete it" in error
 
 
 @pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])

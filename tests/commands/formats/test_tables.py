@@ -104,7 +104,7 @@ def test_what_is_written_is_read_back(suffix: str) -> None:
     content = encode_rows(suffix, records, {"s": np.arange(len(records))})
     rows = parse_rows(content, Path(f"file{suffix}"))
     assert [row | {"s": float(row["s"])} for row in rows] == [
-        row | {"s": float(place)} for place, row in enumerate(records)
+        row | {"s": float(position)} for position, row in enumerate(records)
     ]
 
 
