@@ -1,4 +1,4 @@
-"""Configurations of the recipes, one folder of YAML files a recipe."""
+"""YAML configurations of the recipes, in one folder per recipe."""
 
 # Imported from the repository root under its folder's name, every class would exist twice.
 if __name__ == "configs":
