@@ -151,10 +151,8 @@ class PolicyTuner(pl.LightningModule):
             add_stop_token(self.policy, self.tokenizer, self.generation.stop)
         if self.objective.choices.baseline == "value":
             self.value_head = ValueHead(self.policy.get_output_embeddings().weight.shape[1])
-        self.learner = Learner(
-            *(self.policy, self.value_head),
-            *(self.objective, self.critic, self.updates, self.generation),
-        )
+        options = (self.objective, self.critic, self.updates, self.generation)
+        self.learner = Learner(self.policy, self.value_head, *options)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW on the adapter and the value head, with a linear warm-up."""
