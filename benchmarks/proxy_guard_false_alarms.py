@@ -1,9 +1,10 @@
-"""How often `ProxyGuard` would cry wolf: its decision on simulated runs, honest and hacked.
+"""False-alarm rate and power of `ProxyGuard` on simulated runs, honest and hacked.
 
     python benchmarks/proxy_guard_false_alarms.py [--runs 1000] [--validations 20] [--window 12]
 
-A run alarms if any of its validations does. The last column has the usual Mann-Kendall test (values
-in random order) with the same level and window. docs/training.md has the table.
+A run counts if any of its validations raises an alarm. The last column is the usual Mann-Kendall
+test (null hypothesis: values in random order) with the same level and window. The results are in
+docs/training.md.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy import stats
 
-from ctrlreward.callbacks.guard import LEVEL, WINDOW
 from ctrlreward.functional.trend import rising_p_value
+from ctrlreward.selection.alarm import LEVEL, WINDOW
 
 Floats = np.ndarray
 Test = Callable[[Floats], float]
-# Proxy and held-out metric of one run, of so many validations; higher is better in both.
+# Number of validations → proxy and held-out metric of one run; higher is better in both.
 Curves = Callable[[np.random.Generator, int], tuple[Floats, Floats]]
 
 
@@ -32,12 +33,12 @@ def walk(rng: np.random.Generator, n: int) -> Floats:
 
 
 def heavy_walk(rng: np.random.Generator, n: int) -> Floats:
-    """Steps with the tails of Student's t with two degrees of freedom."""
+    """Return a random walk with steps from Student's t with two degrees of freedom."""
     return np.cumsum(rng.standard_t(2, size=n))
 
 
 def autocorrelated(rng: np.random.Generator, n: int, rho: float = 0.8) -> Floats:
-    """Stationary, of variance 1; each value keeps `rho` of the one before."""
+    """Return a stationary AR(1) process of variance 1."""
     values = rng.normal(size=n)
     for i in range(1, n):
         values[i] = rho * values[i - 1] + np.sqrt(1 - rho**2) * values[i]
@@ -45,17 +46,17 @@ def autocorrelated(rng: np.random.Generator, n: int, rho: float = 0.8) -> Floats
 
 
 def drifting_on(rng: np.random.Generator, n: int) -> Floats:
-    """A walk whose steps follow each other: it keeps its direction for a while."""
+    """Return a random walk with autocorrelated steps, which keeps its direction for a while."""
     return np.cumsum(autocorrelated(rng, n, 0.5))
 
 
 def learning(n: int) -> Floats:
-    """Rises to 4 (of the noise's deviations) and levels off."""
+    """Return a curve that rises to 4 standard deviations of the noise and levels off."""
     return 4 * (1 - np.exp(-np.arange(n) / 6))
 
 
 def hacked(n: int, slope: float) -> Floats:
-    """Rises for a third of the run, then falls by `slope` a validation."""
+    """Return a curve that rises for a third of the run, then falls by `slope` per validation."""
     turn = n // 3
     return np.where(np.arange(n) < turn, 1.0, -1.0) * slope * (np.arange(n) - turn)
 
@@ -76,7 +77,7 @@ HONEST: Mapping[str, Curves] = {
     "proxy only rises, held-out a random walk": lambda r, n: (np.arange(n), walk(r, n)),
     "proxy only rises, held-out a heavy-tailed walk": lambda r, n: (np.arange(n), heavy_walk(r, n)),
 }
-# Nobody could tell this from a decline in so few validations: no rate is promised.
+# Cannot be distinguished from a decline within so few validations: no rate is promised.
 UNPROMISED: Mapping[str, Curves] = {
     "proxy only rises, held-out keeps its direction": lambda r, n: (
         np.arange(n),
@@ -84,7 +85,7 @@ UNPROMISED: Mapping[str, Curves] = {
     ),
 }
 HACKED: Mapping[str, Curves] = {
-    f"held-out turns, then falls {slope} deviations a validation": (
+    f"held-out turns, then falls {slope} deviations per validation": (
         lambda r, n, slope=slope: (np.arange(n) + noise(r, n) / 4, hacked(n, slope) + noise(r, n))
     )
     for slope in (0.5, 1, 2, 4)
@@ -92,7 +93,7 @@ HACKED: Mapping[str, Curves] = {
 
 
 def usual_p_value(values: Floats) -> float:
-    """Of the Mann-Kendall test, whose null hypothesis is values in random order."""
+    """Return the p-value of the Mann-Kendall test, whose null is values in random order."""
     return stats.kendalltau(np.arange(len(values)), values, alternative="greater").pvalue
 
 
@@ -105,13 +106,13 @@ def alarm_rate(
     seed: int = 0,
     rising: Test = rising_p_value,
 ) -> float:
-    """Share of runs in which the decision, put after each validation, says alarm even once."""
+    """Return the share of runs with an alarm after any of their validations."""
     rng = np.random.default_rng(seed)
     alarms = 0
     for _ in range(runs):
         proxy, held_out = curves(rng, validations)
         windows = (slice(max(0, end - window), end) for end in range(2, validations + 1))
-        # The larger of the two p-values decides, so the second is needed where the first is small.
+        # The larger p-value decides, so the second is computed only if the first is small.
         alarms += any(
             rising(-held_out[recent]) <= level and rising(proxy[recent]) <= level
             for recent in windows
@@ -125,12 +126,12 @@ def main() -> None:
     parser.add_argument("--validations", type=int, default=20)
     parser.add_argument("--window", type=int, default=WINDOW)
     parser.add_argument("--level", type=float, default=LEVEL)
-    given = parser.parse_args()
-    print(f"{given.runs} runs of {given.validations} validations, window {given.window}, "
-          f"level {given.level}\n")  # fmt: skip
+    options = parser.parse_args()
+    print(f"{options.runs} runs of {options.validations} validations, window {options.window}, "
+          f"level {options.level}\n")  # fmt: skip
     print("| curves | runs with an alarm | usual Mann-Kendall |\n|---|---|---|")
     for name, curves in {**HONEST, **UNPROMISED, **HACKED}.items():
-        arguments = (curves, given.runs, given.validations, given.window, given.level)
+        arguments = (curves, options.runs, options.validations, options.window, options.level)
         ours, usual = alarm_rate(*arguments), alarm_rate(*arguments, rising=usual_p_value)
         print(f"| {name} | {ours:.1%} | {usual:.1%} |", flush=True)
 

@@ -1,7 +1,8 @@
 """All private names of Lightning that this project uses, behind public ones.
 
-Checked with pytorch-lightning 2.6.6. No other module of callbacks, policy, recipes or commands may
-use a private name of Lightning; a test fails if one does, or if one of these no longer exists.
+Checked with pytorch-lightning 2.6.6. No other module of this project may use a private name of
+Lightning: tests/callbacks/test_lightning_internals.py fails if one does, or if Lightning no longer
+has one of these names.
 
 - `ModelCheckpoint._save_checkpoint` and `_remove_checkpoint` write and delete every checkpoint,
   `last.ckpt` too, and have no public hook. Adapters are exported and removed with them.
@@ -11,9 +12,8 @@ use a private name of Lightning; a test fails if one does, or if one of these no
   `_get_metric_interpolated_filepath_name` and `_should_remove_checkpoint`: the steps around the
   choice of checkpoints, which Lightning makes in one private method.
 - `Callback._generate_state_key` names a callback's state in a checkpoint. Lightning's documentation
-  recommends it, underscore and all.
+  recommends it.
 - `_TrainingEpochLoop._batches_that_stepped` is the step under which the trainer logs.
-- `LightningModule._trainer` is None without a trainer; the public `trainer` raises.
 """
 
 from __future__ import annotations
@@ -38,11 +38,6 @@ def state_key(callback: pl.Callback, **identity: Any) -> str:
 def logged_step(trainer: pl.Trainer) -> int:
     """Return the step under which the trainer logs metrics now, in batches that stepped."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
-
-
-def trainer_of(module: pl.LightningModule) -> pl.Trainer | None:
-    """Return the module's trainer, None if it is not attached to one."""
-    return module._trainer
 
 
 class CheckpointSteps(ModelCheckpoint):

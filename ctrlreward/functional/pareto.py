@@ -1,4 +1,4 @@
-"""Which of several points no other one beats."""
+"""Pareto front of points."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bool_]:
-    """The Pareto front: the points that no other one dominates.
+    """Return a mask of the Pareto front: the points that no other point dominates.
 
-    A point dominates another where it is at least as good in every value and better in one. Equal
-    points don't dominate each other: all of them are on the front, or none is.
+    A point dominates another if it is at least as good in every value and better in one. Equal
+    points do not dominate each other: either all of them are on the front, or none.
 
     Args:
-        values: n points of k values, shape (n, k). Infinity is a value like any other.
-        directions: For each of the k values "max" where higher is better, "min" where lower is.
+        values: n points of k values each, shape (n, k). Infinity is allowed.
+        directions: For each of the k values, "max" if higher is better, "min" if lower is better.
 
     Returns:
-        Which points are on the front, shape (n,).
+        True for each point on the front, shape (n,).
 
     Raises:
-        ValueError: An unknown direction, another shape, or NaN, which is neither better nor worse.
+        ValueError: Unknown direction, wrong shape, or NaN, which cannot be compared.
     """
     unknown = [direction for direction in directions if direction not in ("max", "min")]
     if unknown:
@@ -30,12 +30,12 @@ def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bo
     points = np.asarray(values, dtype=np.float64)
     if points.ndim != 2 or points.shape[1] != len(directions) or not directions:
         raise ValueError(
-            f"values has the shape {points.shape} for {len(directions)} directions: give a row "
-            "per point and a column per direction, at least one"
+            f"values has shape {points.shape} for {len(directions)} directions: give one row per "
+            "point and one column per direction, at least one"
         )
     if np.isnan(points).any():
         row, column = np.argwhere(np.isnan(points))[0]
-        raise ValueError(f"values[{row}, {column}] is NaN: leave the point out")
+        raise ValueError(f"values[{row}, {column}] is NaN: leave out this point")
     signed = points * np.array([1.0 if direction == "max" else -1.0 for direction in directions])
     dominated = [
         bool(((signed >= point).all(axis=1) & (signed > point).any(axis=1)).any())

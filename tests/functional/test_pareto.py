@@ -12,7 +12,7 @@ from ctrlreward.functional import non_dominated
 
 @st.composite
 def fronts(draw) -> tuple[list[list[float]], list[str]]:
-    """Few distinct values, so that ties and equal points are frequent."""
+    """Draw points with few distinct values, so that ties and equal points are frequent."""
     k = draw(st.integers(1, 4))
     value = st.sampled_from([-math.inf, -1.0, 0.0, 0.5, 1.0, math.inf])
     points = draw(st.lists(st.lists(value, min_size=k, max_size=k), min_size=1, max_size=9))
@@ -32,14 +32,14 @@ def dominates(a: list[float], b: list[float], directions: list[str]) -> bool:
 def test_equals_comparing_all_pairs(given_) -> None:
     points, directions = given_
     expected = [not any(dominates(other, p, directions) for other in points) for p in points]
-    found = non_dominated(points, directions)
-    assert found.dtype == np.bool_
-    assert found.tolist() == expected
+    front = non_dominated(points, directions)
+    assert front.dtype == np.bool_
+    assert front.tolist() == expected
 
 
 @given(fronts())
-def test_one_by_one_gives_the_same_front(given_) -> None:
-    """What is dominated stays so: a callback may forget it."""
+def test_adding_points_one_by_one_gives_the_same_front(given_) -> None:
+    """A dominated point stays dominated, so a callback may forget it."""
     points, directions = given_
     front: list[list[float]] = []
     for point in points:
@@ -50,7 +50,7 @@ def test_one_by_one_gives_the_same_front(given_) -> None:
     assert front == [p for p, keep in zip(points, whole, strict=True) if keep]
 
 
-def test_equal_points_stand_or_fall_together() -> None:
+def test_equal_points_are_on_the_front_together_or_not_at_all() -> None:
     assert non_dominated([[1, 2], [1, 2]], ["max", "max"]).tolist() == [True, True]
     assert non_dominated([[1, 2], [1, 2], [1, 3]], ["max", "max"]).tolist() == [False, False, True]
     assert non_dominated([[1, 2], [1, 3]], ["max", "min"]).tolist() == [True, False]
@@ -64,10 +64,14 @@ def test_no_points() -> None:
     ("values", "directions", "message"),
     [
         ([[1.0, 2.0]], ["max", "up"], r"directions has 'up': give 'max' or 'min'"),
-        ([[1.0, 2.0]], ["max"], r"shape \(1, 2\) for 1 directions: give a row per point"),
-        ([1.0, 2.0], ["max", "max"], r"shape \(2,\) for 2 directions"),
-        (np.empty((2, 0)), [], r"shape \(2, 0\) for 0 directions.*at least one"),
-        ([[1.0, 2.0], [0.0, math.nan]], ["max", "max"], r"values\[1, 1\] is NaN: leave the point"),
+        ([[1.0, 2.0]], ["max"], r"has shape \(1, 2\) for 1 directions: give one row per point"),
+        ([1.0, 2.0], ["max", "max"], r"has shape \(2,\) for 2 directions"),
+        (np.empty((2, 0)), [], r"has shape \(2, 0\) for 0 directions.*at least one"),
+        (
+            [[1.0, 2.0], [0.0, math.nan]],
+            ["max", "max"],
+            r"values\[1, 1\] is NaN: leave out",
+        ),
     ],
 )
 def test_bad_input(values, directions, message) -> None:

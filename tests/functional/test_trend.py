@@ -11,7 +11,7 @@ from scipy import stats
 
 from ctrlreward.functional.trend import divergence, kendall_score, rising_p_value
 
-# Whole numbers, so that the plain loops below know ties without a tolerance.
+# Integers, so that the plain loops below need no tolerance for ties.
 curves = st.lists(st.integers(-5, 5), max_size=8)
 pairs = st.lists(st.tuples(st.integers(-5, 5), st.integers(-5, 5)), max_size=8)
 
@@ -33,37 +33,39 @@ def p_value(values: list[int]) -> float:
 
 
 @given(curves)
-def test_score_is_that_of_plain_loops(values: list[int]) -> None:
+def test_score_equals_plain_loops(values: list[int]) -> None:
     assert kendall_score(values) == score(values)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=3, max_size=12, unique=True))
 def test_score_is_kendalls_tau_over_all_pairs(values: list[float]) -> None:
-    assume(min(abs(a - b) for a, b in itertools.combinations(values, 2)) > 1e-5)  # no tie for us
+    assume(
+        min(abs(a - b) for a, b in itertools.combinations(values, 2)) > 1e-5
+    )  # not a tie within our tolerance
     tau = stats.kendalltau(range(len(values)), values).statistic
     assert kendall_score(values) == pytest.approx(tau * math.comb(len(values), 2))
 
 
 @given(curves)
-def test_p_value_is_that_of_all_signs(values: list[int]) -> None:
+def test_p_value_equals_enumeration_of_all_signs(values: list[int]) -> None:
     assert rising_p_value(values) == pytest.approx(p_value(values))
 
 
 @given(curves)
 def test_units_do_not_matter(values: list[int]) -> None:
-    """0.1 × 3 - 0.1 × 2 is not 0.1, and still a tie with it."""
+    """0.1 × 3 - 0.1 × 2 differs from 0.1 by rounding, and is a tie with it."""
     scaled = [0.1 * value + 0.7 for value in values]
     assert rising_p_value(scaled) == rising_p_value(values)
 
 
-def test_only_up_has_the_smallest_p_value_and_only_down_the_largest() -> None:
+def test_a_monotone_rise_has_the_smallest_p_value_and_a_fall_the_largest() -> None:
     for n in (2, 5, 16):
         assert rising_p_value(np.arange(n) ** 2) == 2.0 ** (1 - n)
         assert rising_p_value(-np.arange(n)) == 1
 
 
 @pytest.mark.parametrize("values", [[], [3.0], [2.0] * 5])
-def test_nothing_moves(values: list[float]) -> None:
+def test_a_constant_curve_does_not_rise(values: list[float]) -> None:
     assert rising_p_value(values) == 1
 
 
@@ -76,29 +78,33 @@ def test_rounding_is_no_trend() -> None:
 def test_level_holds_for_random_walks(heavy: bool) -> None:
     random = np.random.default_rng(0)
     draw = random.standard_cauchy if heavy else random.standard_normal
-    found = np.array([rising_p_value(np.cumsum(draw(8))) for _ in range(1000)])
+    p_values = np.array([rising_p_value(np.cumsum(draw(8))) for _ in range(1000)])
     for level in (0.02, 0.1, 0.5):
-        share = (found <= level).mean()
-        # Exact, but for the steps between possible p-values: 1/128, and more between scores.
-        assert share <= level + 3 * math.sqrt(level * (1 - level) / len(found))
+        share = (p_values <= level).mean()
+        # Conservative where p-values are coarse: multiples of 1/128, and fewer for tied scores.
+        assert share <= level + 3 * math.sqrt(level * (1 - level) / len(p_values))
         assert share >= 0.3 * level
 
 
 @given(pairs, st.sampled_from(["max", "min"]), st.sampled_from(["max", "min"]))
-def test_divergence_takes_the_weaker_evidence(
+def test_divergence_takes_the_larger_p_value(
     rows: list[tuple[int, int]], proxy_mode: str, held_out_mode: str
 ) -> None:
     proxy, held_out = [a for a, _ in rows], [b for _, b in rows]
     rise = p_value(proxy if proxy_mode == "max" else [-a for a in proxy])
     fall = p_value([-b for b in held_out] if held_out_mode == "max" else held_out)
-    found = divergence(proxy, held_out, proxy_mode, held_out_mode)
-    assert found == pytest.approx((max(rise, fall), rise, fall))
+    result = divergence(proxy, held_out, proxy_mode, held_out_mode)
+    assert result == pytest.approx((max(rise, fall), rise, fall))
 
 
-def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"values\[1\] = nan: leave out"):
+def test_bad_input() -> None:
+    with pytest.raises(
+        ValueError, match=r"values\[1\] = nan: leave out values that are not finite"
+    ):
         rising_p_value([0.0, math.nan, 1.0])
-    with pytest.raises(ValueError, match=r"values has the shape \(17,\): .* at most 16"):
+    with pytest.raises(ValueError, match=r"values has shape \(17,\): .* at most 16"):
         rising_p_value(range(17))
-    with pytest.raises(ValueError, match=r"proxy has the shape \(3,\) and held_out \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"proxy has shape \(3,\) and held_out \(2,\): give one value of each"
+    ):
         divergence([1, 2, 3], [1, 2])
