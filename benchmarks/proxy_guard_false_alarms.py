@@ -64,7 +64,7 @@ def hacked(n: int, slope: float) -> Floats:
 HONEST: Mapping[str, Curves] = {
     "both independent noise": lambda r, n: (noise(r, n), noise(r, n)),
     "both random walks": lambda r, n: (walk(r, n), walk(r, n)),
-    "both autocorrelated (0.8) about a level": lambda r, n: (
+    "both autocorrelated (0.8) around a constant": lambda r, n: (
         autocorrelated(r, n),
         autocorrelated(r, n),
     ),
@@ -72,20 +72,26 @@ HONEST: Mapping[str, Curves] = {
         learning(n) + autocorrelated(r, n),
         learning(n) + autocorrelated(r, n),
     ),
-    "proxy only rises, held-out flat with noise": lambda r, n: (np.arange(n), noise(r, n)),
-    "proxy only rises, held-out autocorrelated": lambda r, n: (np.arange(n), autocorrelated(r, n)),
-    "proxy only rises, held-out a random walk": lambda r, n: (np.arange(n), walk(r, n)),
-    "proxy only rises, held-out a heavy-tailed walk": lambda r, n: (np.arange(n), heavy_walk(r, n)),
+    "proxy always rises, held-out constant with noise": lambda r, n: (np.arange(n), noise(r, n)),
+    "proxy always rises, held-out autocorrelated (0.8)": lambda r, n: (
+        np.arange(n),
+        autocorrelated(r, n),
+    ),
+    "proxy always rises, held-out a random walk": lambda r, n: (np.arange(n), walk(r, n)),
+    "proxy always rises, held-out a heavy-tailed walk": lambda r, n: (
+        np.arange(n),
+        heavy_walk(r, n),
+    ),
 }
 # Cannot be distinguished from a decline within so few validations: no rate is promised.
 UNPROMISED: Mapping[str, Curves] = {
-    "proxy only rises, held-out keeps its direction": lambda r, n: (
+    "proxy always rises, held-out a walk with autocorrelated steps": lambda r, n: (
         np.arange(n),
         drifting_on(r, n),
     ),
 }
 HACKED: Mapping[str, Curves] = {
-    f"held-out turns, then falls {slope} deviations per validation": (
+    f"held-out turns, then falls {slope} standard deviations per validation": (
         lambda r, n, slope=slope: (np.arange(n) + noise(r, n) / 4, hacked(n, slope) + noise(r, n))
     )
     for slope in (0.5, 1, 2, 4)

@@ -295,7 +295,7 @@ def benchmark():
 
 def test_false_alarm_rate_is_as_stated(benchmark) -> None:
     """Checks the hardest honest case, and that the simulation can raise an alarm."""
-    walks = benchmark.HONEST["proxy only rises, held-out a random walk"]
+    walks = benchmark.HONEST["proxy always rises, held-out a random walk"]
     assert benchmark.alarm_rate(walks, 100, 20) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
     hacked = next(reversed(benchmark.HACKED.values()))
     assert benchmark.alarm_rate(hacked, 10, 20) >= 0.8
