@@ -49,13 +49,13 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 
 def test_each_sentence_has_the_other_style_as_its_target(files: dict[str, str]) -> None:
-    made = Sentences(files, TEMPLATE, 4).prompts()
-    assert sorted(made.sources[:4]) == sorted(SOUR)
-    assert sorted(made.sources[4:]) == sorted(SWEET)
-    assert made.labels == ("sweet",) * 4 + ("sour",) * 4
-    assert made.texts == made.prefixes == ("",) * 8
-    assert made.prompts[0] == f"sour: {made.sources[0]}\nsweet:"
-    assert made.prompts[7] == f"sweet: {made.sources[7]}\nsour:"
+    prompts = Sentences(files, TEMPLATE, 4).prompts()
+    assert sorted(prompts.sources[:4]) == sorted(SOUR)
+    assert sorted(prompts.sources[4:]) == sorted(SWEET)
+    assert prompts.labels == ("sweet",) * 4 + ("sour",) * 4
+    assert prompts.texts == prompts.prefixes == ("",) * 8
+    assert prompts.prompts[0] == f"sour: {prompts.sources[0]}\nsweet:"
+    assert prompts.prompts[7] == f"sweet: {prompts.sources[7]}\nsour:"
 
 
 def test_bad_arguments_are_named(files: dict[str, str]) -> None:
@@ -178,7 +178,7 @@ def settings(data_dir: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 def built(settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainCLI:
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that the command line's is taken back
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that the one set by the command line is undone
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
     return build(["--config", str(folder / "config.yaml")])
 
@@ -203,7 +203,7 @@ def test_training_selection_and_report_have_sentences_of_their_own(
     assert sources[0].isdisjoint(read_held_out(map(str, rated)))
 
 
-def test_a_small_run_leaves_all_that_is_promised(
+def test_a_small_run_writes_all_results(
     settings: dict[str, Any], judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     words = frequent_words(SOUR + SWEET, 1)

@@ -97,7 +97,7 @@ def test_a_build_killed_while_writing_is_resumed(build: Build, tmp_path: Path) -
 
 def test_spans_of_the_file_are_the_words_that_b_lacks(build: Build, tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
-    # A word that stands twice in a text is not the same in both places.
+    # Without repeated words, of which a text may lack only one occurrence.
     build(file, [text for text in TEXTS if len(set(text.split())) == len(text.split())])
     pairs = read_pair_file(str(file))
     assert len({len(pair.hallucinated) for pair in pairs}) > 3

@@ -23,9 +23,11 @@ def test_equals_one_text_at_a_time(tiny_bart: str, batch_tokens: int) -> None:
         written = model.generate(ids, num_beams=2, do_sample=False, max_new_tokens=8)
         expected.append(tokenizer.decode(written[0], skip_special_tokens=True)[:12].strip())
     paraphrase = Paraphraser(tiny_bart, "again: {text}", batch_tokens=batch_tokens, beams=2)
-    made = paraphrase(TEXTS)
-    assert [text[: len(start)] for text, start in zip(made, expected, strict=True)] == expected
-    assert all("<" + token not in text for text in made for token in ("pad>", "s>", "/s>"))
+    paraphrases = paraphrase(TEXTS)
+    assert [
+        text[: len(start)] for text, start in zip(paraphrases, expected, strict=True)
+    ] == expected
+    assert all("<" + token not in text for text in paraphrases for token in ("pad>", "s>", "/s>"))
 
 
 def test_texts_that_are_too_long_have_none(
@@ -35,8 +37,8 @@ def test_texts_that_are_too_long_have_none(
     nearly = "food" + " food" * 55
     assert 50 < len(paraphrase.generator.tokenizer(nearly).input_ids) <= 64
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        made = paraphrase([TEXTS[0], "food " * 80, nearly])
-    assert [bool(text) for text in made] == [True, False, True]
+        paraphrases = paraphrase([TEXTS[0], "food " * 80, nearly])
+    assert [bool(text) for text in paraphrases] == [True, False, True]
     assert [message.split(" has ")[0] for message in caplog.messages] == [
         "'food food food food food food food fo…'"
     ]

@@ -37,12 +37,12 @@ def test_a_decoder_only_model_fills_every_blank(tiny_llama: Callable[[str], str]
         Template(("what a view ! ", " !"), (3,)),
     ]
     many = templates * 4
-    made = filler.fill(many, seed=3)
-    assert made == filler.fill(many, seed=3)
-    assert made != filler.fill(many, seed=4)
-    written = [(row, template) for row, template in zip(made, many, strict=True) if row is not None]
-    assert len(written) > 1
-    for row, template in written:
+    fillings = filler.fill(many, seed=3)
+    assert fillings == filler.fill(many, seed=3)
+    assert fillings != filler.fill(many, seed=4)
+    filled = [(row, t) for row, t in zip(fillings, many, strict=True) if row is not None]
+    assert len(filled) > 1
+    for row, template in filled:
         for filling, size in zip(row, template.sizes, strict=True):
             assert 1 <= len(filling.split()) <= size + 1
             assert "\n" not in filling
@@ -69,15 +69,13 @@ def test_a_decoder_only_model_may_not_extend_a_kept_word(
     tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
-    answers = ["s were", " was", ", so", "never"]
-    monkeypatch.setattr(
-        "ctrlreward.recipes.alignment.generators.generate_batch", lambda *_: answers
-    )
+    completions = ["s were", " was", ", so", "never"]
+    monkeypatch.setattr(generators, "generate_batch", lambda *_: completions)
     befores = ["the waiter ", "the waiter ", "the waiter ", ""]
-    made = filler.fill([Template((before, " rude ."), (1,)) for before in befores], seed=0)
-    assert made[:2] == [None, ("was",)]
-    assert made[2] in ((",",), (", so",))
-    assert made[3] == ("never",)
+    fillings = filler.fill([Template((before, " rude ."), (1,)) for before in befores], seed=0)
+    assert fillings[:2] == [None, ("was",)]
+    assert fillings[2] in ((",",), (", so",))
+    assert fillings[3] == ("never",)
 
 
 def test_prompts_start_a_document_not_a_chat_turn(
@@ -107,11 +105,11 @@ def test_prompts_start_a_document_not_a_chat_turn(
 def test_templates_that_are_too_long_are_skipped_and_named(
     family: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = request.getfixturevalue(family)
+    fixture = request.getfixturevalue(family)
     folder, long, limit = (
-        (made, "soup " * 90, 64)
+        (fixture, "soup " * 90, 64)
         if family == "tiny_bart"
-        else (made("abcdefghijklmnopqrstuvwxyz ."), "soup " * 110, 512 - 3)
+        else (fixture("abcdefghijklmnopqrstuvwxyz ."), "soup " * 110, 512 - 3)
     )
     filler = load_span_filler(folder)
     templates = [Template((long, " was ", " ."), (1, 1)), Template(("", " ."), (1,))] * 2
@@ -126,7 +124,7 @@ def test_templates_that_are_too_long_are_skipped_and_named(
     assert "soup soup soup" in message
 
 
-def test_fillings_are_read_behind_sentinels() -> None:
+def test_fillings_are_extracted_after_sentinels() -> None:
     template = Template(("", " was ", " ."), (1, 2))
     assert sentinel_fillings(template, "<extra_id_0> it <extra_id_1> my own <extra_id_2>") == (
         "it",
@@ -141,7 +139,7 @@ def test_an_encoder_decoder_fills_its_masks(
 ) -> None:
     filler = load_span_filler(request.getfixturevalue(family))
     masks = ["<mask>"] * 2 if family == "tiny_bart" else ["<extra_id_0>", "<extra_id_1>"]
-    answers = {
+    outputs = {
         "tiny_bart": "All of it was cold and nobody said sorry.",
         "tiny_t5": "<extra_id_0> All of it <extra_id_1> nobody <extra_id_2>",
     }
@@ -154,20 +152,20 @@ def test_an_encoder_decoder_fills_its_masks(
 
     monkeypatch.setattr(generators, "generate_batch", recorded)
     for seed in (1, 1, 2):
-        assert filler.fill([template] * 3, seed) == [None] * 3  # random weights fit nowhere
+        assert filler.fill([template] * 3, seed) == [None] * 3  # random weights never fit
     assert written[0] == written[1] != written[2]
     assert any(written[0])
 
-    asked = []
+    inputs = []
 
-    def answer(model: object, tokenizer: object, rows: list[list[int]], *_: object) -> list[str]:
-        asked.extend(filler.generator.tokenizer.decode(row) for row in rows)
-        return [answers[family]] * len(rows)
+    def respond(model: object, tokenizer: object, rows: list[list[int]], *_: object) -> list[str]:
+        inputs.extend(filler.generator.tokenizer.decode(row) for row in rows)
+        return [outputs[family]] * len(rows)
 
-    monkeypatch.setattr(generators, "generate_batch", answer)
+    monkeypatch.setattr(generators, "generate_batch", respond)
     assert filler.fill([template], seed=1) == [("All of it", "nobody")]
-    assert [mask in asked[0] for mask in masks] == [True, True]
-    assert asked[0].count("<mask>") + asked[0].count("<extra_id_") == 2
+    assert [mask in inputs[0] for mask in masks] == [True, True]
+    assert inputs[0].count("<mask>") + inputs[0].count("<extra_id_") == 2
 
 
 def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
@@ -175,10 +173,10 @@ def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
     good = tokenizer("fine food").input_ids
     unknown, mask = tokenizer.unk_token_id, tokenizer.mask_token_id
     rows = [[2, *good, 1], [2, *good[:-1], mask, 2], [2, *good[:-1], unknown, 2]]
-    config, asked = GenerationConfig(do_sample=False), []
+    config, calls = GenerationConfig(do_sample=False), []
 
     def generate(generation_config: GenerationConfig, **_: Any) -> torch.Tensor:
-        asked.append((generation_config.max_new_tokens, generation_config.pad_token_id))
+        calls.append((generation_config.max_new_tokens, generation_config.pad_token_id))
         return torch.tensor(rows)
 
     model: Any = SimpleNamespace(
@@ -187,7 +185,7 @@ def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
         generate=generate,
     )
     assert generate_batch(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
-    assert asked == [(7, 1)]
+    assert calls == [(7, 1)]
     assert config.max_new_tokens is None
 
 

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tiny random BERT without a head, which knows the words of the texts."""
+    """Folder of a tiny random BERT without a head, whose vocabulary is the words of the texts."""
     folder = tmp_path_factory.mktemp("encoder")
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     known = [*special, *sorted(set(" ".join(TEXTS).split()))]
@@ -75,7 +75,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def configured(
     tmp_path: Path, encoder: str, tiny_llama: Callable[[str], str]
 ) -> Callable[..., TrainCLI]:
-    """The small config, with tiny models and eight texts."""
+    """Builds the MiniLM configuration with tiny models and eight texts."""
     texts = tmp_path / "texts"
     texts.write_text("\n".join(TEXTS))
     changes = {
@@ -111,7 +111,9 @@ def written(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
+def test_d_learns_the_labels_of_its_pairs(
+    configured: Callable[..., TrainCLI], tmp_path: Path
+) -> None:
     cli = configured("d", "TokenAlignerTrainer", 6)
     cli.trainer.fit(cli.model, cli.datamodule)
     rows = JsonLog(tmp_path / "d" / "metrics.jsonl").read()
@@ -122,32 +124,33 @@ def test_d_learns_what_its_pairs_say(configured: Callable[..., TrainCLI], tmp_pa
         values = [row[name] for row in rows if name in row]
         assert len(values) == 12
         assert all(0 <= value <= 1 for value in values)
-    trained = read_pair_file(str(tmp_path / "pairs.jsonl"))
-    kept = cli.datamodule.splits
-    assert sorted(kept["train"] + kept["validation"]) == sorted(trained)
-    assert not {p.source for p in kept["train"]} & {p.source for p in kept["validation"]}
+    pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
+    splits = cli.datamodule.splits
+    validation = splits["validation"]
+    assert sorted(splits["train"] + validation) == sorted(pairs)
+    assert not {p.source for p in splits["train"]} & {p.source for p in validation}
 
-    # The folder is that of the best validation: its loss comes out again.
+    # The folder holds the model of the best validation, which has the same loss again.
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
-    made = list(aligner.align([(pair.a, pair.b) for pair in kept["validation"]]))
+    aligned = list(aligner.align([(pair.a, pair.b) for pair in validation]))
     per_batch = []
-    for start in range(0, len(made), 4):
+    for start in range(0, len(aligned), 4):
         right = []
-        for pair, alignment in zip(kept["validation"], made, strict=True):
+        for pair, alignment in zip(validation, aligned, strict=True):
             wrong = {i for s, e in pair.hallucinated for i in range(s, e)}
             for (s, e), value in zip(alignment.spans, alignment.values, strict=True):
                 right.append((pair, value if not wrong & set(range(s, e)) else 1 - value))
-        chosen = kept["validation"][start : start + 4]
+        chosen = validation[start : start + 4]
         values = [value for pair, value in right if any(pair is one for one in chosen)]
         per_batch.append((len(chosen), -np.mean(np.log(values))))
-    loss = sum(n * value for n, value in per_batch) / len(made)
+    loss = sum(n * value for n, value in per_batch) / len(aligned)
     assert loss == pytest.approx(min(losses), rel=1e-4)
 
-    # A validation is of the trained model, and writes nothing.
+    # `validate` uses the trained model and writes nothing.
     before, module = written(tmp_path / "d" / "model"), cli.model.model
     (again,) = cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
     assert cli.model.model is module
-    assert again["val_loss"] == pytest.approx(losses[-1], rel=1e-2)  # a last step came behind it
+    assert again["val_loss"] == pytest.approx(losses[-1], rel=1e-2)  # one more step followed
     assert written(tmp_path / "d" / "model") == before
 
 
@@ -163,19 +166,19 @@ def test_r_learns_the_mean_or_the_sum(
         if "val_mse" in row
     ]
     pairs = cli.datamodule.splits["validation"]
-    made = RegressionAligner(str(tmp_path / "r" / "model")).align([(p.a, p.b) for p in pairs])
+    aligned = RegressionAligner(str(tmp_path / "r" / "model")).align([(p.a, p.b) for p in pairs])
     labels = []
     for pair in pairs:
         wrong = {i for start, end in pair.hallucinated for i in range(start, end)}
         tokens = [set(range(*m.span())) for m in re.finditer(r"\w+|[^\w\s]+", pair.a)]
         right = sum(not token & wrong for token in tokens)
         labels.append(right / (len(tokens) if target == "mean" else 1))
-    errors = [(a.values[0] - label) ** 2 for a, label in zip(made, labels, strict=True)]
+    errors = [(a.values[0] - label) ** 2 for a, label in zip(aligned, labels, strict=True)]
     assert np.mean(errors) == pytest.approx(min(losses), rel=1e-3)
 
 
-def worse_when_judged(factor: float) -> Callable[..., torch.Tensor]:
-    """The loss of a token aligner, multiplied in validations."""
+def with_worse_validations(factor: float) -> Callable[..., torch.Tensor]:
+    """Returns the loss of a token aligner, multiplied by a factor in validations."""
     loss = TokenAlignerTrainer.loss
 
     def changed(self: TokenAlignerTrainer, *arguments: Any) -> torch.Tensor:
@@ -193,14 +196,14 @@ def test_only_a_better_validation_replaces_a_model(
     assert best is not None
     cli.trainer.save_checkpoint(tmp_path / "checkpoint")
 
-    monkeypatch.setattr(TokenAlignerTrainer, "loss", worse_when_judged(9.0))
+    monkeypatch.setattr(TokenAlignerTrainer, "loss", with_worse_validations(9.0))
     resumed = configured("d", "TokenAlignerTrainer", 2)
     resumed.trainer.fit(resumed.model, resumed.datamodule, ckpt_path=tmp_path / "checkpoint")
     assert resumed.trainer.callback_metrics["val_loss"].item() > best
     assert resumed.model.best == best
     assert written(tmp_path / "d" / "model") == before
 
-    monkeypatch.setattr(TokenAlignerTrainer, "loss", worse_when_judged(float("nan")))
+    monkeypatch.setattr(TokenAlignerTrainer, "loss", with_worse_validations(float("nan")))
     without = configured("d", "TokenAlignerTrainer", 1)
     with pytest.warns(UserWarning, match="no validation had a finite loss: .*model was not writ"):
         without.trainer.fit(without.model, without.datamodule)
@@ -224,7 +227,7 @@ def test_without_validations_the_last_model_is_written(
     torch.testing.assert_close(aligner.model.classifier.weight, trained.detach())
 
 
-def test_a_folder_of_other_things_is_refused(
+def test_a_folder_of_other_files_is_refused(
     configured: Callable[..., TrainCLI], tmp_path: Path
 ) -> None:
     cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
