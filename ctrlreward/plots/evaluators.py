@@ -1,4 +1,4 @@
-"""The picture of an explanation: the score and the weight of each pattern evaluator, as bars."""
+"""Bar chart of a CTRLEval explanation: score and weight of each pattern evaluator."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ctrlreward.scorers.ctrleval_explanation import Explanation, PatternScore
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Characters of a target, and of what stands on either side of it, that a row's name shows.
+# Maximum characters in a row label: of the target, and of the text on each side of it.
 _TARGET, _AROUND = 40, 24
 
 
 def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
-    """Draws what a score is made of, as in Figure 5 of CTRLEval.
+    """Draw the pattern evaluators behind one score, as in Figure 5 of CTRLEval.
 
-    One row per pattern evaluator, the heaviest first, with its score on the left (the dashed
-    line is their weighted mean, the score of the text) and its weight on the right. A row is
-    named by the pattern with the target in the place of the blank, in brackets.
+    There is one row per evaluator, in order of decreasing weight, with the score on the left and
+    the weight on the right. A dashed line marks the weighted mean of the scores, which is the
+    score of the text. The row label is the pattern with the target in brackets.
 
     Args:
         explanation: One aspect of one text, from `CTRLEval.explain`.
-        largest: How many evaluators to show at most.
+        largest: Maximum number of evaluators to show; those with the largest weights are kept.
 
     Returns:
         A matplotlib figure; `figure.savefig(path, dpi=130)` writes it.
@@ -36,8 +36,8 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
         raise ValueError(f"largest = {largest}: give a positive number of evaluators")
     if not explanation.evaluators:
         raise ValueError(
-            f"this {explanation.aspect} has no evaluators, its text could not be scored: give "
-            "an explanation whose score is a number"
+            f"this {explanation.aspect} has no evaluators, because its text could not be scored: "
+            "give an explanation whose score is a number"
         )
     shown = sorted(explanation.evaluators, key=lambda e: -e.weight)[:largest]
     figure = new_figure(10, 1.2 + 0.26 * len(shown))
@@ -46,20 +46,20 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
     left.barh(places, [e.score for e in shown], color=FIRST)
     left.axvline(explanation.score, color=SECOND, linestyle="--", linewidth=1.2)
     right.barh(places, [e.weight for e in shown], color=SECOND)
-    # A text may hold two dollar signs, and no formula is meant.
+    # A text with two dollar signs is not a formula.
     left.set_yticks(places, [_name(e) for e in shown], parse_math=False)
     left.invert_yaxis()
     total = len(explanation.evaluators)
-    of = f", the {len(shown)} heaviest of {total} evaluators" if len(shown) < total else ""
+    subset = f", top {len(shown)} of {total} evaluators by weight" if len(shown) < total else ""
     name = explanation.aspect.replace("_", " ")
-    title = f"{name} {explanation.score:.3f}{of}"
+    title = f"{name} {explanation.score:.3f}{subset}"
     finish_panel(left, title, "score of the evaluator", grid="x")
     finish_panel(right, "", "weight", grid="x")
     return figure
 
 
 def _name(evaluator: PatternScore) -> str:
-    """The filled pattern around its blank, on one line."""
+    """Return the filled pattern around its blank, on one line."""
     left, target, right = (
         " ".join(part.split()) for part in (evaluator.left, evaluator.target, evaluator.right)
     )

@@ -1,4 +1,4 @@
-"""An explanation of `Alignment` as text whose badly aligned tokens stand out."""
+"""Coloured text of an Alignment explanation, with poorly aligned tokens highlighted."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ctrlreward.scorers.alignment_explanation import AlignedText, AlignedToken
 
 
 def highlight(directions: Mapping[str, AlignedText], threshold: float = 0.5) -> Text:
-    """One sample's texts, to be printed with `rich.print`.
+    """Return the texts of one sample as rich text, to print with `rich.print`.
 
-    A line for each direction, its name and score in front. Tokens whose alignment is below the
-    threshold stand on red, the deeper the lower it is, and in brackets with their value, so that
-    they can be told in print too. Tokens that the score leaves out are dim. Tokens that are parts
-    of one character stand there once, with the lowest of their values.
+    Each direction is one line that starts with its name and score. Tokens below the threshold
+    have a red background, darker for lower values, and are in brackets with their value, so that
+    they also show without colour. Tokens that the score leaves out are dim. Several tokens that
+    are parts of one character appear once, with the lowest of their values.
 
     Args:
-        directions: One item of what `Alignment.explain` gives.
-        threshold: Below it a token is marked. What is low depends on the model: probabilities
-            have a middle, cosines of one encoder are all higher than those of another.
+        directions: One item of the result of `Alignment.explain`.
+        threshold: Tokens with a lower alignment are highlighted. Choose it for the model:
+            probabilities have a natural middle, but the range of cosines differs by encoder.
 
     Returns:
-        Rich text; `.plain` is it without colours.
+        Rich text; `.plain` is the same without colours.
     """
     width = max((len(name) for name in directions), default=0)
     lines = []
@@ -55,7 +55,7 @@ def _marked(aligned: AlignedText, threshold: float) -> Text:
 
 
 def _red(token: AlignedToken, threshold: float) -> Style:
-    """From pale at the threshold to full red 1 below it."""
+    """Return a background from pale red at the threshold to full red 1 below it."""
     depth = min(1.0, threshold - token.value)
-    rest = round(190 * (1 - depth))
-    return Style(color="black", bgcolor=f"rgb(255,{rest},{rest})")
+    other_channels = round(190 * (1 - depth))
+    return Style(color="black", bgcolor=f"rgb(255,{other_channels},{other_channels})")

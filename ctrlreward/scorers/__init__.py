@@ -1,9 +1,9 @@
-"""Scorers: a frozen model and a formula each, giving named scores of `Samples`."""
+"""Scorers: frozen models and formulas that turn `Samples` into named scores."""
 
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, CompositeScorer, ModelScorer, Scorer, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
 from ctrlreward.scorers.perplexity import Perplexity
@@ -17,7 +17,9 @@ __all__ = [
     "AttributeClassifier",
     "CTRLEval",
     "Component",
+    "CompositeScorer",
     "Distinct",
+    "ModelScorer",
     "Perplexity",
     "ScoreSpec",
     "Scorer",

@@ -1,4 +1,4 @@
-"""Patterns of CTRLEval (Ke et al., ACL 2022): each aspect of a text as blanks to be filled."""
+"""Patterns of CTRLEval (Ke et al., ACL 2022): each aspect of a text as blanks to fill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT
 
 
 def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
-    """Each sentence blanked in turn, to be filled given all others."""
+    """Return one blank per sentence, to be filled given all other sentences."""
     return [
         Blank(
             " ".join(sentences[:i]) + " ",
@@ -22,7 +22,7 @@ def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
 
 
 def consistency_blanks(text: str, prefix: str) -> list[Blank]:
-    """The remainder given the prefix and the prefix given the remainder.
+    """Return two blanks: the remainder given the prefix, and the prefix given the remainder.
 
     The remainder keeps its leading space, as in the published implementation.
     """
@@ -34,10 +34,10 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
 
 
 def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) -> list[Blank]:
-    """The text in each prompt, every label word a candidate for the prompt's blank."""
+    """Return one blank per prompt that contains the text; every label word is a candidate."""
     blanks = []
     for prompt in prompts:
-        # Parted first: a generated text may hold anything, the names of the slots too.
+        # Split before inserting the text, which may itself contain the names of the slots.
         left, right = prompt.split(WORD_SLOT, 1)
         blanks.append(
             Blank(

@@ -1,4 +1,4 @@
-"""What attribute relevance asks of a text: prompts with a blank, and each label's words for it."""
+"""Tasks of attribute relevance: prompts with a blank, and a verbalizer for each label."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import yaml
 
-# Slots of a prompt: the text and the label word.
+# Placeholders in a prompt: the text and the label word.
 TEXT_SLOT = "<gen_result>"
 WORD_SLOT = "<mask_token>"
 
@@ -20,11 +20,11 @@ _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"
 
 
 class Evaluator(NamedTuple):
-    """A prompt with a verbalizer.
+    """A prompt and a verbalizer.
 
     Attributes:
-        prompt: Holds the slots of the text and of the word.
-        words: One word or phrase for each label, in the order of the task's labels.
+        prompt: Prompt with the slots of the text and the word.
+        words: One word or phrase per label, in the order of the task's labels.
     """
 
     prompt: str
@@ -33,16 +33,17 @@ class Evaluator(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts and verbalizers; every prompt with every verbalizer is one evaluator.
+    """Prompts and verbalizers; each pair of a prompt and a verbalizer is one evaluator.
 
     Args:
-        prompts: Patterns that hold `<gen_result>` (the text) and `<mask_token>` (the blank) once.
-        verbalizers: For each label its words or phrases, the same number for all labels; those
-            at one place make up one verbalizer.
+        prompts: Patterns that contain `<gen_result>` (the text) and `<mask_token>` (the blank)
+            once each.
+        verbalizers: Words or phrases of each label, the same number for all labels; the i-th
+            words of all labels form the i-th verbalizer.
 
     Raises:
-        ValueError: There is no prompt, one lacks a slot, labels have different numbers of words,
-            or a prompt, a label or a word is no text.
+        ValueError: There is no prompt, a prompt lacks a slot, labels have different numbers of
+            words, or a prompt, label or word is not a non-empty string.
     """
 
     prompts: Sequence[str]
@@ -55,7 +56,7 @@ class Task:
             for slot in (TEXT_SLOT, WORD_SLOT):
                 if prompt.count(slot) != 1:
                     raise ValueError(
-                        f"prompts[{i}] = {prompt!r} holds {slot} {prompt.count(slot)} times: "
+                        f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times: "
                         "write it once"
                     )
         for label, words in _words_by_label(self.verbalizers).items():
@@ -64,49 +65,52 @@ class Task:
         counts = {label: len(words) for label, words in self.verbalizers.items()}
         if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
             raise ValueError(
-                f"verbalizers give {counts} words: give two labels or more, and each as many words"
+                f"verbalizers have {counts} words: give two labels or more, with the same number "
+                "of words each"
             )
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels, in the order of the verbalizers."""
+        """Labels, in the order of the verbalizers."""
         return tuple(self.verbalizers)
 
     @property
     def evaluators(self) -> tuple[Evaluator, ...]:
-        """Every prompt with every verbalizer, those of one prompt side by side."""
+        """Every prompt with every verbalizer, grouped by prompt."""
         rows = list(zip(*self.verbalizers.values(), strict=True))
         return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
 
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
-        """A random choice of the evaluators, in their order.
+        """Return a random subset of the evaluators, in their order.
 
         Args:
-            count: How many. With one seed, fewer of them are among more of them.
-            seed: The same seed gives the same choice; no other random state is read or changed.
+            count: Number of evaluators. For one seed, a smaller subset is part of a larger one.
+            seed: Seed of the draw; no other random state is read or changed.
 
         Raises:
-            ValueError: There are not so many.
+            ValueError: The task has fewer evaluators.
         """
-        everything = self.evaluators
-        if not 1 <= count <= len(everything):
+        evaluators = self.evaluators
+        if not 1 <= count <= len(evaluators):
             raise ValueError(
-                f"evaluators = {count}: the task has {len(everything)} (prompts × verbalizers), "
-                f"give 1 to {len(everything)}, or None for all"
+                f"evaluators = {count}: the task has {len(evaluators)} (prompts × verbalizers), "
+                f"give 1 to {len(evaluators)}, or None for all"
             )
-        # Sorted by drawn numbers, which Python promises to keep; how it shuffles may change.
-        draw = random.Random(seed)
-        keys = [draw.random() for _ in everything]
-        chosen = sorted(range(len(everything)), key=keys.__getitem__)[:count]
-        return tuple(everything[i] for i in sorted(chosen))
+        # Python guarantees the sequence of random(), but not the algorithm of shuffle or sample.
+        generator = random.Random(seed)
+        keys = [generator.random() for _ in evaluators]
+        chosen = sorted(range(len(evaluators)), key=keys.__getitem__)[:count]
+        return tuple(evaluators[i] for i in sorted(chosen))
 
     @staticmethod
     def load(name: str | PathLike[str]) -> Task:
-        """A built-in task (`sentiment`, `topic`), or a YAML file of the same form: `verbalizers`,
-        and `prompts` or, each put behind and before the text, `phrases`.
+        """Load a built-in task (`sentiment`, `topic`) or a YAML file of the same format.
+
+        The file has the key `verbalizers`, and `prompts` or `phrases`. Each phrase makes two
+        prompts: one after the text and one before it.
 
         Raises:
-            ValueError: There is no such task or file, it lacks a key, or what it holds is no task.
+            ValueError: The task or file does not exist, lacks a key, or is not a valid task.
         """
         built_in = _BUILT_IN / f"{name}.yaml"
         path = built_in if built_in.is_file() else Path(name).expanduser()
@@ -114,7 +118,7 @@ class Task:
             known = sorted(f.name[:-5] for f in _BUILT_IN.iterdir() if f.name.endswith(".yaml"))
             raise ValueError(
                 f"task = {str(name)!r} is neither a built-in task ({', '.join(known)}) nor a "
-                "YAML file: name one, or pass Task(prompts=..., verbalizers=...)"
+                "YAML file: give one of these, or Task(prompts=..., verbalizers=...)"
             )
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or "verbalizers" not in content:
@@ -126,8 +130,13 @@ class Task:
 
     @staticmethod
     def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
-        """Reads the published format: one prompt a line; the labels, then one verbalizer a line,
-        words separated by tabs."""
+        """Load a task in the published format.
+
+        Args:
+            prompts: File with one prompt per line.
+            verbalizers: File with the labels in the first line and one verbalizer per further
+                line, separated by tabs.
+        """
         labels, *rows = [line.split("\t") for line in _lines(verbalizers)]
         words = {label: [row[i] for row in rows if i < len(row)] for i, label in enumerate(labels)}
         return Task(_lines(prompts), words)
@@ -141,16 +150,16 @@ def _words_by_label(verbalizers: object) -> Mapping[object, object]:
 
 def _texts(name: str, values: object) -> Sequence[str]:
     if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{name} = {values!r}: give a list of texts")
+        raise ValueError(f"{name} = {values!r}: give a list of strings")
     for i, value in enumerate(values):
         _require_text(f"{name}[{i}] = {value!r}", value)
     return values
 
 
 def _require_text(name: str, value: object) -> None:
-    # YAML reads an unquoted no, yes, on or 1984 as something else, and a colon parts it.
+    # YAML reads an unquoted no, yes, on or 1984 as another type, and splits at a colon.
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} is no text: write a word or a phrase, in quotes")
+        raise ValueError(f"{name} is not text: write a word or a phrase, in quotes")
 
 
 def _lines(path: str | PathLike[str]) -> list[str]:

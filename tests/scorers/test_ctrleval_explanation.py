@@ -101,7 +101,7 @@ def test_of_many_evaluators_the_heaviest_are_shown() -> None:
     left, right = chart_of(*many, largest=3).axes
     assert [tick.get_text() for tick in left.get_yticklabels()] == ["[7]", "[6]", "[5]"]
     assert lengths(right) == pytest.approx([7 / 28, 6 / 28, 5 / 28])
-    assert left.get_title("left") == "attribute relevance 0.500, the 3 heaviest of 7 evaluators"
+    assert left.get_title("left") == "attribute relevance 0.500, top 3 of 7 evaluators by weight"
 
 
 def test_long_texts_and_odd_ones_are_drawn(tmp_path) -> None:
@@ -120,7 +120,7 @@ def test_long_texts_and_odd_ones_are_drawn(tmp_path) -> None:
 
 
 def test_what_has_no_evaluators_cannot_be_drawn() -> None:
-    with pytest.raises(ValueError, match="this coherence has no evaluators, its text could not"):
+    with pytest.raises(ValueError, match="this coherence has no evaluators, because its text"):
         bar_chart(Explanation("coherence", np.nan))
 
 

@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+import gc
+import time
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from string import ascii_letters
+from threading import Barrier
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from ctrlreward.models.aligner import EmbeddingAligner
+from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.samples import Samples
-from ctrlreward.scorers import CTRLEval, Perplexity, Task
-from ctrlreward.scorers.base import score
+from ctrlreward.scorers import Accuracy, Alignment, CTRLEval, Perplexity, Scorer, Similarity, Task
+from ctrlreward.scorers.base import Scores, score
 
 SAMPLES = Samples(
     texts=["The soup was warm.", "The bread was old. We left.", "The tea was fine."],
@@ -17,12 +27,13 @@ SAMPLES = Samples(
 )
 WORDS = {"negative": ["bad", "awful"], "positive": ["good", "nice"]}
 TASK = Task(["<gen_result> It was <mask_token>.", "<gen_result> Just <mask_token>!"], WORDS)
+ASPECT = "attribute_relevance"
 
 
 @pytest.fixture
 def scorers(tiny_llama: Callable[[str], str]) -> tuple[CTRLEval, Perplexity]:
     folder = tiny_llama(ascii_letters + " .!")
-    return CTRLEval(folder, TASK, ["attribute_relevance"]), Perplexity(folder)
+    return CTRLEval(folder, TASK, [ASPECT]), Perplexity(folder)
 
 
 def test_scorers_on_one_model_share_it_and_what_their_texts_share(
@@ -94,3 +105,84 @@ def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
         (part,), (other,) = parts.values(), others.values()
         np.testing.assert_allclose(part.score, other.score, rtol=1e-5)
         assert len(part.evaluators) == len(other.evaluators)
+
+
+# Models without requests are shared too, and used by one thread at a time.
+
+
+def test_similarity_and_alignment_share_an_encoder_until_both_are_released() -> None:
+    similarity, alignment = Similarity(batch_tokens=777), Alignment(batch_tokens=777)
+    encoder = weakref.ref(similarity.loaded_model)
+    assert isinstance(alignment.loaded_model, EmbeddingAligner)
+    assert alignment.loaded_model.encoder is encoder()
+    assert Similarity(batch_tokens=778).loaded_model is not encoder()
+    similarity.release()
+    gc.collect()
+    assert encoder() is not None
+    alignment.release()
+    gc.collect()
+    assert encoder() is None
+
+
+def test_accuracies_of_one_folder_share_their_classifier(tmp_path: Path) -> None:
+    save_text_cnn(TextCNN(TextCNNConfig(("good", "bad"), ("negative", "positive"), 4)), tmp_path)
+    first, second = Accuracy(str(tmp_path)), Accuracy(str(tmp_path))
+    classifier = weakref.ref(first.loaded_model)
+    assert second.loaded_model is classifier()
+    first.release()
+    second.release()
+    gc.collect()
+    assert classifier() is None
+
+
+def scored_at_once(scorers: list[Scorer], samples: Samples, times: int) -> list[dict[str, Scores]]:
+    """Scores of each scorer on a thread of its own, the last of several runs."""
+    start = Barrier(len(scorers))
+
+    def run(scorer: Scorer) -> dict[str, Scores]:
+        for _ in range(times):
+            start.wait(60)
+            scores = score({name: scorer[name] for name in scorer.specs}, samples)
+        return scores
+
+    with ThreadPoolExecutor(len(scorers)) as threads:
+        return list(threads.map(run, scorers))
+
+
+def test_two_threads_take_turns_with_one_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["A soup. " * (1 + i % 7) + f"It was number {i}." for i in range(40)]
+    samples = Samples(texts, sources=texts[::-1])
+    scorers: list[Scorer] = [Similarity(), Alignment()]
+    expected = [scorer.score(samples) for scorer in scorers]
+    using: list[Encoder] = []
+    run = Encoder._run
+
+    def watched(encoder: Encoder, *arguments: Any) -> list[Any]:
+        assert encoder not in using
+        using.append(encoder)
+        time.sleep(0.05)
+        rows = run(encoder, *arguments)
+        using.remove(encoder)
+        return rows
+
+    monkeypatch.setattr(Encoder, "_run", watched)
+    for scores, alone in zip(scored_at_once(scorers, samples, 3), expected, strict=True):
+        assert scores.keys() == alone.keys()
+        for name, values in alone.items():
+            np.testing.assert_allclose(scores[name], values, rtol=0, atol=1e-6)
+
+
+def test_a_scorer_within_another_does_not_wait_for_itself(
+    scorers: tuple[CTRLEval, Perplexity],
+) -> None:
+    ctrleval, perplexity = scorers
+    accuracy, other = Accuracy(ctrleval), Accuracy(ctrleval)
+    expected = ctrleval.score(SAMPLES)["attribute_relevance"]
+    together = score(
+        {"probability": accuracy["label_probability"], "relevance": ctrleval[ASPECT]}, SAMPLES
+    )
+    for values in together.values():
+        np.testing.assert_allclose(values, expected, rtol=1e-5)
+    _, first, second, alone = scored_at_once([perplexity, accuracy, other, ctrleval], SAMPLES, 3)
+    for values in (first["label_probability"], second["label_probability"], alone[ASPECT]):
+        np.testing.assert_allclose(values, expected, rtol=1e-5)

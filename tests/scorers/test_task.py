@@ -63,41 +63,41 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
         (
             [PROMPT, "It was <mask_token>."],
             WORDS,
-            "prompts[1] = 'It was <mask_token>.' holds <gen_result> 0 times: write it once",
+            "prompts[1] = 'It was <mask_token>.' contains <gen_result> 0 times: write it once",
         ),
         (
             ["<gen_result> <mask_token> <mask_token>"],
             WORDS,
-            "prompts[0] = '<gen_result> <mask_token> <mask_token>' holds <mask_token> 2 times",
+            "prompts[0] = '<gen_result> <mask_token> <mask_token>' contains <mask_token> 2 times",
         ),
         (
             [PROMPT],
             {"negative": ["bad", "poor"], "positive": ["good"]},
-            "verbalizers give {'negative': 2, 'positive': 1} words: give two labels or more, and "
-            "each as many words",
+            "verbalizers have {'negative': 2, 'positive': 1} words: give two labels or more, with "
+            "the same number of words each",
         ),
-        ([PROMPT], {"positive": ["good"]}, "verbalizers give {'positive': 1} words"),
-        ([PROMPT], {"a": [], "b": []}, "verbalizers give {'a': 0, 'b': 0} words"),
-        ([PROMPT], {}, "verbalizers give {} words"),
+        ([PROMPT], {"positive": ["good"]}, "verbalizers have {'positive': 1} words"),
+        ([PROMPT], {"a": [], "b": []}, "verbalizers have {'a': 0, 'b': 0} words"),
+        ([PROMPT], {}, "verbalizers have {} words"),
         (
             [PROMPT],
             {"bad": "bad", "good": ["good"]},
-            "verbalizers['bad'] = 'bad': give a list of texts",
+            "verbalizers['bad'] = 'bad': give a list of strings",
         ),
         (
             [PROMPT],
             {"no": [False], "yes": ["yes"]},
-            "verbalizers['no'][0] = False is no text: write a word or a phrase, in quotes",
+            "verbalizers['no'][0] = False is not text: write a word or a phrase, in quotes",
         ),
-        ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is no text"),
-        ([PROMPT], {1984: ["a"], "b": ["b"]}, "label 1984 is no text"),
-        ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] = None: give a list of texts"),
+        ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is not text"),
+        ([PROMPT], {1984: ["a"], "b": ["b"]}, "label 1984 is not text"),
+        ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] = None: give a list of strings"),
         ([PROMPT], None, "verbalizers = None: give each label a list of words"),
-        (PROMPT, WORDS, f"prompts = '{PROMPT}': give a list of texts"),
-        ([{"Good": "<mask_token>"}], WORDS, "prompts[0] = {'Good': '<mask_token>'} is no text"),
+        (PROMPT, WORDS, f"prompts = '{PROMPT}': give a list of strings"),
+        ([{"Good": "<mask_token>"}], WORDS, "prompts[0] = {'Good': '<mask_token>'} is not text"),
     ],
 )
-def test_what_is_no_task_raises(
+def test_an_invalid_task_raises(
     prompts: list[str], verbalizers: dict[str, list[str]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -157,7 +157,7 @@ def test_more_evaluators_than_there_are_raise(count: int) -> None:
 def test_an_unknown_task_raises() -> None:
     message = (
         r"task = 'sentimint' is neither a built-in task \(sentiment, topic\) nor a YAML file: "
-        r"name one, or pass Task\(prompts=\.\.\., verbalizers=\.\.\.\)"
+        r"give one of these, or Task\(prompts=\.\.\., verbalizers=\.\.\.\)"
     )
     with pytest.raises(ValueError, match=message):
         Task.load("sentimint")
@@ -176,12 +176,12 @@ def test_a_file_without_verbalizers_raises(tmp_path: Path, content: str) -> None
     [
         (
             "phrases: [So <mask_token>!, Sentiment: <mask_token>.]",
-            "phrases[1] = {'Sentiment': '<mask_token>.'} is no text: write a word or a phrase, in "
+            "phrases[1] = {'Sentiment': '<mask_token>.'} is not text: write a word or a phrase, in "
             "quotes",
         ),
-        ("phrases:", "food.yaml: phrases = None: give a list of texts"),
-        ("phrases: So <mask_token>!", "phrases = 'So <mask_token>!': give a list of texts"),
-        ("prompts:", "food.yaml: prompts = None: give a list of texts"),
+        ("phrases:", "food.yaml: phrases = None: give a list of strings"),
+        ("phrases: So <mask_token>!", "phrases = 'So <mask_token>!': give a list of strings"),
+        ("prompts:", "food.yaml: prompts = None: give a list of strings"),
         ("phrases: [So <mask_token>!]\nverbalizers:", "verbalizers = None: give each label"),
     ],
 )
@@ -213,5 +213,5 @@ def test_a_file_without_prompts_raises(tmp_path: Path) -> None:
 def test_a_published_file_with_a_word_too_few_raises(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text(PROMPT + "\n")
     (tmp_path / "verbal.txt").write_text("negative\tpositive\nbad\tgood\npoor\n")
-    with pytest.raises(ValueError, match=r"verbalizers give \{'negative': 2, 'positive': 1\}"):
+    with pytest.raises(ValueError, match=r"verbalizers have \{'negative': 2, 'positive': 1\}"):
         Task.from_published(tmp_path / "prompts.txt", tmp_path / "verbal.txt")
