@@ -182,12 +182,12 @@ class Updates:
 
     @property
     def off_policy(self) -> bool:
-        """Whether the policy may change between sampling a rollout and an update on it."""
+        """True if the policy may change between sampling a rollout and an update on it."""
         return self.overlap or self.per_rollout > 1
 
     @property
     def automatic(self) -> bool:
-        """Whether Lightning's automatic optimisation can make the updates."""
+        """True if Lightning's automatic optimisation can make the updates."""
         return not self.off_policy and self.microbatch_size is None and self.gradient_clip is None
 
     def minibatch_rows(self, completions: int) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Generation:
-    """How completions are sampled, in rollouts and in `PolicyTuner.complete`.
+    """Sampling options, for rollouts and for `PolicyTuner.complete`.
 
     Args:
         group_size: Completions per prompt of a rollout.
@@ -134,8 +134,8 @@ def log_probs_from_states(
 def states_before(model: Any, rollout: Rollout) -> Tensor:
     """Compute the hidden states that predict each completion token, shape (n, new, width).
 
-    These are the inputs of the output layer. Differentiable. An encoder runs once per prompt,
-    whatever the length of the completion.
+    These are the inputs of the output layer. Differentiable. An encoder runs once per
+    completion, not once per token.
     """
     return _family(model).states(model, rollout)
 

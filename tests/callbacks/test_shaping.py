@@ -34,7 +34,7 @@ BATCH = Samples(texts=["ab", "cd", "f"], sources=["abc", "def", "ffe"])
 
 
 class Vowels(Scorer):
-    """How many letters of a text are a or e; NaN of a text without letters."""
+    """Scorer of the number of a and e in a text; NaN for an empty text."""
 
     def __init__(self) -> None:
         self.releases = 0
@@ -55,7 +55,7 @@ def vowels(text: str) -> float:
 
 
 class Watch(pl.Callback):
-    """Seeds each step, and keeps what each call of the shaping got and gave, and the log."""
+    """Seeds each step, and records the calls of the shaping and the log."""
 
     def __init__(self) -> None:
         self.calls: list[list[tuple]] = []
@@ -80,13 +80,13 @@ class Watch(pl.Callback):
         torch.manual_seed(trainer.global_step)
 
     def on_train_batch_end(self, trainer, *_: Any) -> None:
-        found = {name: value.item() for name, value in trainer.callback_metrics.items()}
-        self.logged.append({n: v for n, v in found.items() if "/tokens_per" not in n})
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        self.logged.append({n: v for n, v in metrics.items() if "/tokens_per" not in n})
 
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., Watch]:
-    """Trains on the same prompts at each step."""
+    """Return a function that trains on the same prompts at each step."""
 
     def run(
         module: pl.LightningModule,
@@ -137,10 +137,10 @@ def everything() -> RewardShaping:
 
 
 def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
-    """Every transformation, sample by sample, and the mean behind each in the log."""
+    """Every transformation, sample by sample, and the logged mean after each."""
     watch = fit(tuner(reward=reward), everything(), 5)
     seen: list[float] = []
-    for step, ((samples, scored, lengths, found),) in enumerate(watch.calls):
+    for step, ((samples, scored, lengths, shaped),) in enumerate(watch.calls):
         share_weight = min(max((step - 1) / 2, 0.0), 1.0)
         length_weight = -0.05 * (1 - step / 4)
         stages = []
@@ -157,7 +157,7 @@ def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
         valid = ~np.isnan(long)
         seen += list(long[valid])
         expected = (long - np.mean(seen)) / np.std(seen)
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_allclose(shaped, expected, atol=1e-6)
 
         logged = watch.logged[step]
         assert {n: logged[n] for n in logged if n.startswith("shaping/")} == pytest.approx(
@@ -179,16 +179,16 @@ def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
             abs=1e-5,
         )
         assert logged["reward/total"] == pytest.approx(np.nanmean(scored.total), abs=1e-6)
-        assert logged["reward/shaped"] == pytest.approx(np.nanmean(found), abs=1e-5)
-        assert logged["reward/shaped_std"] == pytest.approx(np.nanstd(found), abs=1e-5)
+        assert logged["reward/shaped"] == pytest.approx(np.nanmean(shaped), abs=1e-5)
+        assert logged["reward/shaped_std"] == pytest.approx(np.nanstd(shaped), abs=1e-5)
     assert max(log["shaping/clipped"] for log in watch.logged) > 0
     assert any(np.isnan(call[0][3]).any() for call in watch.calls)  # failed samples stay failed
 
 
-def test_only_what_is_active_is_done_and_logged(tuner, fit) -> None:
+def test_only_active_transformations_are_applied_and_logged(tuner, fit) -> None:
     watch = fit(tuner(), RewardShaping(clip=(None, 1e9)), 1)
-    (((_, scored, _, found),),) = watch.calls
-    np.testing.assert_array_equal(found, scored.total)
+    (((_, scored, _, shaped),),) = watch.calls
+    np.testing.assert_array_equal(shaped, scored.total)
     names = {name for name in watch.logged[0] if name.startswith("shaping/")}
     assert names == {"shaping/clipped", "shaping/after_clip", "shaping/fail_rate"}
     assert watch.logged[0]["shaping/clipped"] == 0
@@ -201,35 +201,35 @@ def test_every_logged_name_is_documented(tuner, reward, fit) -> None:
             assert ("weight/<component>" if "weight/" in end else end) in RewardShaping.__doc__
 
 
-def test_a_weight_that_stays_as_given_changes_no_bit(tuner, reward, fit) -> None:
+def test_a_constant_schedule_of_the_given_weight_changes_nothing(tuner, reward, fit) -> None:
     watch = fit(tuner(reward=reward), RewardShaping(weights={"length": [(0, -0.05)]}), 2)
-    for ((_, scored, _, found),) in watch.calls:
-        np.testing.assert_array_equal(found, scored.total)
+    for ((_, scored, _, shaped),) in watch.calls:
+        np.testing.assert_array_equal(shaped, scored.total)
 
 
 def test_a_start_that_the_potential_cannot_score_fails_its_samples(tuner, fit) -> None:
     shaping = RewardShaping(potential=Potential(Vowels()["count"], start="sources"))
     watch = fit(tuner(), shaping, 1, batch=BATCH.replace(sources=["abc", "", "ffe"]))
-    (((_, scored, _, found),),) = watch.calls
-    assert np.isnan(found[4:8]).all()
-    np.testing.assert_array_equal(np.isnan(found[8:]), scored.failed[8:])
-    assert watch.logged[0]["shaping/fail_rate"] == pytest.approx(np.isnan(found).mean())
+    (((_, scored, _, shaped),),) = watch.calls
+    assert np.isnan(shaped[4:8]).all()
+    np.testing.assert_array_equal(np.isnan(shaped[8:]), scored.failed[8:])
+    assert watch.logged[0]["shaping/fail_rate"] == pytest.approx(np.isnan(shaped).mean())
     with pytest.raises(RuntimeError, match="all 12 samples of this step failed to get a shaped"):
         fit(tuner(), shaping, 1, batch=BATCH.replace(sources=["", "", ""]))
 
 
-def test_the_potential_of_a_prompt_without_sources_is_that_of_its_beginning(tuner, fit) -> None:
+def test_the_default_start_of_the_potential_is_the_prefix(tuner, fit) -> None:
     shaping = RewardShaping(potential=Potential(Vowels()["count"], discount=0.0))
-    (((_, scored, _, found),),) = fit(tuner(), shaping, 1).calls
+    (((_, scored, _, shaped),),) = fit(tuner(), shaping, 1).calls
     before = np.repeat([vowels(text) for text in BATCH.texts], 4)
-    np.testing.assert_allclose(found, scored.total - before)
+    np.testing.assert_allclose(shaped, scored.total - before)
 
 
-# What is learned
+# Training
 
 
-def test_the_policy_learns_what_is_shaped_and_not_what_is_scored(tuner, share, fit) -> None:
-    """The reward wants the letter a and nothing else, the shaping wants short texts."""
+def test_the_policy_learns_from_the_shaped_reward(tuner, share, fit) -> None:
+    """The reward favours the letter a, the shaping short texts."""
     lengths = {}
     for cost in (0.0, 1.0):
         module = tuner(learning_rate=0.03, group_size=8, kl_coef=0.0)
@@ -249,13 +249,13 @@ def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monke
     module = tuner(algorithm="self_critical")
     watch = fit(module, shaping, 3)
     raw: list[float] = []
-    for calls, found in zip(watch.calls, advantages, strict=True):
+    for calls, learned in zip(watch.calls, advantages, strict=True):
         (_, scored, lengths, shaped), (_, greedy_scored, greedy_lengths, greedy) = calls
         raw += [r for r in scored.total - 0.3 * lengths if not math.isnan(r)]
         alike = greedy_scored.total - 0.3 * greedy_lengths
         np.testing.assert_allclose(greedy, (alike - np.mean(raw)) / np.std(raw), atol=1e-6)
         expected = np.nan_to_num(shaped - np.repeat(greedy, 4))
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        np.testing.assert_allclose(learned, expected, atol=1e-5)
     assert watch.baselines == [False, True] * 3
     assert shaping.moments.count == len(raw)
 
@@ -279,7 +279,7 @@ def test_the_kl_coef_follows_its_target(tuner, fit, target: float, rises: bool) 
 # State
 
 
-def test_a_run_that_is_resumed_at_any_step_shapes_as_an_uncut_one(
+def test_a_run_resumed_at_any_step_shapes_like_an_uninterrupted_one(
     tuner, reward, fit, tmp_path
 ) -> None:
     keeper = pl.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -301,7 +301,7 @@ def test_a_run_that_is_resumed_at_any_step_shapes_as_an_uncut_one(
                     assert logged[name] == pytest.approx(expected[name], abs=1e-6), name
 
 
-def test_the_module_is_left_as_it_was(tuner, fit) -> None:
+def test_the_module_is_restored(tuner, fit) -> None:
     module, vowel = tuner(), Vowels()
     shaping = RewardShaping(potential=Potential(vowel["count"]), kl_target=0.1)
     fit(module, shaping, 1)
@@ -315,10 +315,10 @@ def test_the_module_is_left_as_it_was(tuner, fit) -> None:
     assert vowel.releases == 2
 
 
-# What can't be done
+# Errors
 
 
-def test_a_module_without_the_seam_is_told_what_to_define(counter, tuner, fit) -> None:
+def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None:
     with pytest.raises(MisconfigurationException, match=r"Counter: define self\.reward, a Reward"):
         fit(counter(), RewardShaping(normalise=True), 1)
     module = tuner()
@@ -346,7 +346,7 @@ def test_a_module_without_the_seam_is_told_what_to_define(counter, tuner, fit) -
         ({"share": [(0, 1.0)]}, lambda scores: scores["share"], "build it with aggregate='weight"),
     ],
 )
-def test_weights_that_mean_nothing_to_the_reward(
+def test_weights_that_do_not_fit_the_reward(
     tuner, share, fit, weights, aggregate, message: str
 ) -> None:
     given = Reward({"share": share["share"], "length": share["length"]}, aggregate)
@@ -401,7 +401,7 @@ shaping:
 """
 
 
-def test_a_configuration_gives_all_of_it() -> None:
+def test_all_options_from_yaml() -> None:
     parser = ArgumentParser()
     parser.add_argument("--shaping", type=pl.Callback)
     shaping = parser.instantiate_classes(parser.parse_string(FILE)).shaping

@@ -45,8 +45,8 @@ def test_group_centred(rows: Rows) -> None:
         0.0 if math.isnan(reward) else reward - statistics.fmean(valid_of(rows, group))
         for reward, group in rows
     ]
-    found = group_centred_advantages(*columns(rows))
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    result = group_centred_advantages(*columns(rows))
+    assert result.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @given(rated)
@@ -61,8 +61,8 @@ def test_deviations(rows: Rows) -> None:
 def test_self_critical(rows: Rows, greedy: list[float]) -> None:
     differences = [reward - greedy[group] for reward, group in rows]
     expected = [0.0 if math.isnan(d) else d for d in differences]
-    found = self_critical_advantages(*columns(rows), torch.tensor(greedy, dtype=torch.float64))
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    result = self_critical_advantages(*columns(rows), torch.tensor(greedy, dtype=torch.float64))
+    assert result.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 # Of tokens
@@ -81,29 +81,29 @@ Written = list[tuple[list[tuple[float, float]], int]]
 
 
 def tables(rows: Written) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, values, mask."""
+    """Return rewards, values and mask."""
     table = torch.tensor([row for row, _ in rows], dtype=torch.float64)
     mask = torch.tensor([[float(t < n) for t in range(4)] for _, n in rows]).double()
     return table[..., 0], table[..., 1], mask
 
 
-def assert_close(found: Tensor, expected: list[list[float]]) -> None:
-    wanted = torch.tensor(expected, dtype=torch.float64)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
+def assert_close(result: Tensor, expected: list[list[float]]) -> None:
+    target = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(result, target, rtol=0, atol=1e-6)
 
 
 @given(written, shares, shares)
-def test_generalised_advantages_are_discounted_sums_of_surprises(
+def test_generalised_advantages_are_discounted_sums_of_td_errors(
     rows: Written, gamma: float, lam: float
 ) -> None:
     expected = []
     for row, length in rows:
-        surprises = [
+        errors = [
             row[t][0] + (gamma * row[t + 1][1] if t + 1 < length else 0.0) - row[t][1]
             for t in range(length)
         ]
         sums = [
-            sum((gamma * lam) ** k * surprise for k, surprise in enumerate(surprises[t:]))
+            sum((gamma * lam) ** k * error for k, error in enumerate(errors[t:]))
             for t in range(length)
         ]
         expected.append(sums + [0.0] * (4 - length))
@@ -137,7 +137,7 @@ def test_an_undiscounted_reward_at_the_end_less_the_value(rows: Written) -> None
 
 
 @given(written, shares)
-def test_lambda_0_is_the_error_of_one_step(rows: Written, gamma: float) -> None:
+def test_lambda_0_is_the_td_error(rows: Written, gamma: float) -> None:
     rewards, values, mask = tables(rows)
     following = torch.cat([(values * mask)[:, 1:], torch.zeros(len(rows), 1)], dim=1)
     expected = ((rewards + gamma * following - values) * mask).tolist()
@@ -145,7 +145,7 @@ def test_lambda_0_is_the_error_of_one_step(rows: Written, gamma: float) -> None:
 
 
 @given(written)
-def test_a_reward_comes_with_the_last_token(rows: Written) -> None:
+def test_the_reward_is_given_at_the_last_token(rows: Written) -> None:
     *_, mask = tables(rows)
     rewards = torch.arange(1.0, len(rows) + 1)
     expected = [

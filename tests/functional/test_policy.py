@@ -54,8 +54,8 @@ def test_group_normalised(rows: list[tuple[float, int]], epsilon: float) -> None
         else:
             spread = statistics.stdev(valid) + epsilon
             expected.append((reward - statistics.fmean(valid)) / spread)
-    found = group_normalised_advantages(*columns(rows), epsilon)
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    result = group_normalised_advantages(*columns(rows), epsilon)
+    assert result.tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @given(rated)
@@ -80,20 +80,20 @@ def test_batch_baseline(rows: list[tuple[float, int]]) -> None:
     [group_normalised_advantages, leave_one_out_advantages, batch_baseline_advantages],
 )
 @given(rated, st.sampled_from([7, 0, -3]), st.data())
-def test_a_failed_sample_gets_nothing_and_changes_nothing(
+def test_a_failed_sample_gets_0_and_changes_no_other(
     advantages: Callable[[Tensor, Tensor], Tensor],
     rows: list[tuple[float, int]],
     group: int,
     data: st.DataObject,
 ) -> None:
-    place = data.draw(st.integers(0, len(rows)))
+    position = data.draw(st.integers(0, len(rows)))
     without = advantages(*columns(rows)).tolist()
-    found = advantages(*columns([*rows[:place], (NAN, group), *rows[place:]])).tolist()
-    assert found.pop(place) == 0.0
-    assert found == pytest.approx(without, abs=1e-9)
+    result = advantages(*columns([*rows[:position], (NAN, group), *rows[position:]])).tolist()
+    assert result.pop(position) == 0.0
+    assert result == pytest.approx(without, abs=1e-9)
 
 
-def test_float32_rewards_of_one_value_teach_nothing() -> None:
+def test_equal_float32_rewards_have_advantage_0() -> None:
     rewards = torch.full((8,), 0.7)
     groups = torch.zeros(8, dtype=torch.long)
     assert group_normalised_advantages(rewards, groups).abs().max() < 1e-2
@@ -110,7 +110,7 @@ Completions = list[tuple[float, list[tuple[float, bool]]]]
 
 
 def batch(rows: Completions) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities that want gradients, advantages, mask."""
+    """Return log-probabilities with gradients, advantages and mask."""
     log_probs = [[value for value, _ in row] for _, row in rows]
     mask = [[float(kept) for _, kept in row] for _, row in rows]
     return (
@@ -121,8 +121,8 @@ def batch(rows: Completions) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradient(loss: Tensor, log_probs: Tensor) -> list[float]:
-    (found,) = torch.autograd.grad(loss, log_probs, allow_unused=True)
-    return [0.0] * log_probs.numel() if found is None else found.flatten().tolist()
+    (result,) = torch.autograd.grad(loss, log_probs, allow_unused=True)
+    return [0.0] * log_probs.numel() if result is None else result.flatten().tolist()
 
 
 @given(completions)
@@ -169,18 +169,18 @@ def test_reinforce(rows: Completions) -> None:
 def test_the_expected_gradient_is_that_of_the_expected_reward(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> None:
-    """Over completions of one token, drawn as often as their probability says."""
+    """In expectation over completions of one token."""
     logits = torch.tensor([0.3, -1.0, 0.8], dtype=torch.float64, requires_grad=True)
     reward = torch.tensor([0.2, 1.0, -0.4], dtype=torch.float64)
     probabilities = logits.softmax(dim=0)
-    (wanted,) = torch.autograd.grad((probabilities * reward).sum(), logits, retain_graph=True)
+    (target,) = torch.autograd.grad((probabilities * reward).sum(), logits, retain_graph=True)
     mask = torch.ones((1, 1), dtype=torch.float64)
     expected = torch.zeros(3, dtype=torch.float64)
     for token, probability in enumerate(probabilities.tolist()):
         log_prob = logits.log_softmax(dim=0)[token].reshape(1, 1)
-        (found,) = torch.autograd.grad(loss(log_prob, reward[token : token + 1], mask), logits)
-        expected -= probability * found
-    torch.testing.assert_close(expected, wanted, rtol=0, atol=1e-9)
+        (result,) = torch.autograd.grad(loss(log_prob, reward[token : token + 1], mask), logits)
+        expected -= probability * result
+    torch.testing.assert_close(expected, target, rtol=0, atol=1e-9)
 
 
 # KL
@@ -190,11 +190,11 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(
 def test_kl_estimate_token_by_token(rows: list[tuple[float, float]]) -> None:
     policy = torch.tensor([[p for p, _ in rows]], dtype=torch.float64)
     reference = torch.tensor([[r for _, r in rows]], dtype=torch.float64)
-    found = kl_estimate(policy, reference)
-    assert found.shape == policy.shape
+    result = kl_estimate(policy, reference)
+    assert result.shape == policy.shape
     expected = [math.exp(r) / math.exp(p) - 1 - (r - p) for p, r in rows]
-    assert found[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    assert found.min() >= -1e-12
+    assert result[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert result.min() >= -1e-12
     assert kl_estimate(policy, policy).abs().max() == 0
 
 
@@ -217,10 +217,10 @@ def test_kl_estimate_is_unbiased(ours: list[float], theirs: list[float]) -> None
 
 @pytest.mark.parametrize("difference", [1e-3, -1e-3, 1e-4, 1e-6, 0.0])
 def test_kl_estimate_of_a_small_drift_in_float32(difference: float) -> None:
-    """The first steps of a run; 1 taken from e^d would leave little but rounding."""
-    found = kl_estimate(torch.zeros(1), torch.tensor([difference])).item()
-    assert found >= 0
-    assert found == pytest.approx(difference**2 / 2, rel=0.01, abs=1e-12)
+    """As in the first steps of a run, where e^d - 1 would be mostly rounding errors."""
+    result = kl_estimate(torch.zeros(1), torch.tensor([difference])).item()
+    assert result >= 0
+    assert result == pytest.approx(difference**2 / 2, rel=0.01, abs=1e-12)
 
 
 # Mask
@@ -238,9 +238,9 @@ def test_completion_mask(rows: list[list[int]], ends: list[int]) -> None:
             kept.append(0.0 if ended else 1.0)
             ended = ended or token in ends
         expected.append(kept)
-    found = completion_mask(torch.tensor(rows), torch.tensor(ends, dtype=torch.long))
-    assert found.dtype == torch.float32
-    assert found.tolist() == expected
+    result = completion_mask(torch.tensor(rows), torch.tensor(ends, dtype=torch.long))
+    assert result.dtype == torch.float32
+    assert result.tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ Valued = list[tuple[float, float, float, bool]]
 
 
 def value_table(rows: Valued) -> list[Tensor]:
-    """Values, old values, returns and mask, one row of tokens each."""
+    """Return values, old values, returns and mask, one row of tokens each."""
     return [torch.tensor([c], dtype=torch.float64) for c in zip(*rows, strict=True)]
 
 
@@ -276,25 +276,25 @@ def test_value_loss_and_its_slope(rows: Valued, clip: float | None) -> None:
     values, old, returns, _ = value_table(rows)
     values.requires_grad_()
     costs, slopes = [], []
-    for value, before, wanted, _ in rows:
-        cost, slope = (value - wanted) ** 2 / 2, value - wanted
+    for value, before, target, _ in rows:
+        cost, slope = (value - target) ** 2 / 2, value - target
         if clip is not None and abs(value - before) > clip:
             near = before + math.copysign(clip, value - before)
-            if (near - wanted) ** 2 / 2 > cost:
-                cost, slope = (near - wanted) ** 2 / 2, 0.0  # no gain from going farther
+            if (near - target) ** 2 / 2 > cost:
+                cost, slope = (near - target) ** 2 / 2, 0.0  # no gain from going farther
         costs.append(cost)
         slopes.append(slope)
-    found = value_loss(values, old, returns, clip)
-    assert found.flatten().tolist() == pytest.approx(costs, abs=1e-6)
-    assert gradient(found.sum(), values) == pytest.approx(slopes, abs=1e-6)
+    result = value_loss(values, old, returns, clip)
+    assert result.flatten().tolist() == pytest.approx(costs, abs=1e-6)
+    assert gradient(result.sum(), values) == pytest.approx(slopes, abs=1e-6)
 
 
 def test_explained_variance() -> None:
     returns = torch.tensor([[1.0, 2.0, 3.0, 99.0]])
     mask = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
-    told = {"all": returns + 5, "nothing": torch.zeros(1, 4), "the reverse": -returns}
-    found = {name: explained_variance(v, returns, mask).item() for name, v in told.items()}
-    assert found == pytest.approx({"all": 1.0, "nothing": 0.0, "the reverse": -3.0})
+    predictions = {"all": returns + 5, "nothing": torch.zeros(1, 4), "the reverse": -returns}
+    result = {name: explained_variance(v, returns, mask).item() for name, v in predictions.items()}
+    assert result == pytest.approx({"all": 1.0, "nothing": 0.0, "the reverse": -3.0})
     half = torch.tensor([[1.5, 2.0, 2.5, 0.0]])
     assert explained_variance(half, returns, mask).item() == pytest.approx(0.75)
     assert explained_variance(returns, torch.ones(1, 4), mask).isnan()
@@ -302,7 +302,7 @@ def test_explained_variance() -> None:
 
 @given(completions)
 def test_an_advantage_may_be_given_to_each_token(rows: Completions) -> None:
-    """The same at all tokens of a completion is the completion's own."""
+    """Equal advantages of all tokens of a completion act as the advantage of the completion."""
     log_probs, advantages, _ = batch(rows)
     each = advantages[:, None].expand_as(log_probs)
     ratio = log_probs.detach().exp() * 2

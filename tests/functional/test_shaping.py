@@ -31,7 +31,7 @@ def array(items: list[float]) -> np.ndarray:
 
 
 @given(schedules, st.integers(0, 60))
-def test_a_schedule_goes_in_straight_lines_and_holds_at_its_ends(points, step: int) -> None:
+def test_a_schedule_is_piecewise_linear_and_constant_outside(points, step: int) -> None:
     rising = sorted(points.items())
     expected = rising[0][1] if step <= rising[0][0] else rising[-1][1]
     for (before, low), (after, high) in pairwise(rising):
@@ -55,15 +55,15 @@ def test_merged_moments_are_those_of_all_values_at_once(parts) -> None:
 @given(st.lists(values, min_size=2, max_size=9, unique=True))
 def test_values_standardised_by_their_own_moments_have_mean_0_and_deviation_1(items) -> None:
     spread = max(items) - min(items)
-    found = standardise_rewards(array([*items, math.nan]), Moments.of(array(items)))
-    assert np.isnan(found[-1])
+    result = standardise_rewards(array([*items, math.nan]), Moments.of(array(items)))
+    assert np.isnan(result[-1])
     if spread > 1e-3:
-        assert np.mean(found[:-1]) == pytest.approx(0, abs=1e-6)
-        assert np.std(found[:-1]) == pytest.approx(1, abs=1e-4)
+        assert np.mean(result[:-1]) == pytest.approx(0, abs=1e-6)
+        assert np.std(result[:-1]) == pytest.approx(1, abs=1e-4)
 
 
-def test_equal_values_are_all_average() -> None:
-    """Though rounding has parted them from their mean."""
+def test_equal_values_are_standardised_to_0() -> None:
+    """Although rounding makes them differ from their mean."""
     equal = array([0.1] * 3)
     moments = Moments.of(equal).merged(Moments.of(array([0.1] * 7)))
     assert np.abs(standardise_rewards(equal, moments)).max() < 1e-6
@@ -80,8 +80,8 @@ def test_dapo_equation_13(tokens: list[int], cache: int, rest: int) -> None:
             expected.append(((longest - cache) - length) / cache)
         else:
             expected.append(-1.0)
-    found = soft_overlong_punishment(array(tokens), longest, cache)
-    assert found.tolist() == pytest.approx(expected)
+    result = soft_overlong_punishment(array(tokens), longest, cache)
+    assert result.tolist() == pytest.approx(expected)
 
 
 @given(lengths, st.integers(0, 20), st.integers(0, 20))
@@ -92,8 +92,8 @@ def test_tokens_outside_a_window(tokens: list[int], low: int, width: int) -> Non
 
 
 @given(st.lists(st.tuples(values, values), min_size=3, max_size=3), st.floats(0, 1))
-def test_what_was_there_before_changes_no_advantage_within_a_prompt(states, discount) -> None:
-    """Two completions of each of three prompts, whose starts are worth what they are."""
+def test_the_start_changes_no_advantage_within_a_prompt(states, discount) -> None:
+    """Two completions for each of three prompts."""
     groups = torch.tensor([0, 0, 1, 1, 2, 2])
     after = array([value for pair in states for value in pair])
     before = array([pair[0] ** 2 for pair in states]).repeat(2)
@@ -116,7 +116,7 @@ def test_what_was_there_before_changes_no_advantage_within_a_prompt(states, disc
         (-1.0, 0.5 * 0.98),  # an estimate can be negative
     ],
 )
-def test_the_kl_term_weighs_more_where_the_divergence_exceeds_its_target(kl, expected) -> None:
+def test_the_kl_coef_rises_if_the_divergence_exceeds_its_target(kl, expected) -> None:
     """With K_β = 0.1, as in the paper."""
     assert adaptive_kl_coef(0.5, kl, target=6.0) == pytest.approx(expected)
     half = 0.5 + (expected - 0.5) / 2

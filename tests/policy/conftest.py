@@ -1,4 +1,4 @@
-"""A policy over a few letters and rewards that read them."""
+"""Tiny policies over a few letters, and a reward on their texts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPECIAL = {"t5": (0, 1, 0), "bart": (1, 2, 2)}
 
 
 class Share(Scorer):
-    """The share of a letter in what follows the prefix; NaN where nothing follows."""
+    """Scorer of the share of a letter in the text after the prefix; NaN if that is empty."""
 
     def __init__(self, letter: str = "a") -> None:
         self.letter = letter
@@ -80,7 +80,7 @@ GROUPS = {"objective": Objective, "generation": Generation, "updates": Updates, 
 
 
 def grouped(**options: Any) -> dict[str, Any]:
-    """Arguments of `PolicyTuner` from options of its groups and from plain arguments.
+    """Collect options of the groups of `PolicyTuner` into its arguments.
 
     `algorithm="dapo", epochs=2` becomes `objective=Objective("dapo"), updates=Updates(2)`.
     """
@@ -93,7 +93,7 @@ def grouped(**options: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def tuner(folder: str, share: Share) -> Callable[..., PolicyTuner]:
-    """Builds a small `PolicyTuner`; takes options of its groups as keywords, see `grouped`."""
+    """Return a function that builds a small `PolicyTuner` from the keywords of `grouped`."""
 
     def build(**changes: Any) -> PolicyTuner:
         options = {
@@ -110,7 +110,7 @@ def tuner(folder: str, share: Share) -> Callable[..., PolicyTuner]:
 
 @pytest.fixture(scope="session")
 def tiny_seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Gives the folder of a random T5 or BART over `LETTERS`, with BART's advice on generation."""
+    """Return a function that saves a random T5 or BART with BART's generation config."""
 
     @cache
     def build(family: str) -> str:
@@ -160,7 +160,7 @@ def tiny_seq2seq(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], st
 
 @pytest.fixture
 def fit(tmp_path: Path, batch: Samples) -> Callable[..., pl.Trainer]:
-    """Trains on a test file's own `batch` at each step."""
+    """Return a function that trains on the `batch` fixture of the test file at each step."""
 
     def run(module: PolicyTuner, steps: int, ckpt_path: str | None = None) -> pl.Trainer:
         trainer = pl.Trainer(

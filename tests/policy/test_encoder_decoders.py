@@ -1,4 +1,4 @@
-"""Policies whose encoder reads the prompt and whose decoder writes the completion."""
+"""Encoder-decoder policies."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def batch() -> Samples:
 
 
 def adapted(folder: str) -> peft.PeftModel:
-    """A policy that is not its base model."""
+    """Load a policy that differs from its base model."""
     torch.manual_seed(4)
     return drift(load_policy(folder, LoRA(4, "float32"), "cpu").eval())
 
 
 def drift(policy: peft.PeftModel) -> peft.PeftModel:
-    """Moves the policy away from its base model, in place."""
+    """Randomise the adapter in place."""
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -55,28 +55,28 @@ def drift(policy: peft.PeftModel) -> peft.PeftModel:
 
 
 def merged(policy: peft.PeftModel) -> torch.nn.Module:
-    """The same as one plain model."""
+    """Merge the adapter into a plain model."""
     return policy.merge_and_unload().eval()
 
 
 def loop(
     model: torch.nn.Module, folder: str, family: str, rollout: Rollout, temperature: float
 ) -> torch.Tensor:
-    """Log-probabilities from the model's own logits, one prompt and one token at a time."""
+    """Compute log-probabilities from the model's logits, one prompt and one token at a time."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     end, start = SPECIAL[family]
     new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
-    found = torch.zeros(rollout.mask.shape)
+    result = torch.zeros(rollout.mask.shape)
     for i, row in enumerate(new):
         read = torch.tensor([tokenizer(PROMPTS[i]).input_ids])
         for t, token in enumerate(row):
             with torch.no_grad():
                 before = torch.tensor([[start, *row[:t]]])
                 logits = model(input_ids=read, decoder_input_ids=before).logits[0, -1]
-            found[i, t] = (logits.double() / temperature).log_softmax(dim=-1)[token]
+            result[i, t] = (logits.double() / temperature).log_softmax(dim=-1)[token]
             if token == end:
                 break
-    return found
+    return result
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -86,16 +86,14 @@ def test_log_probs_equal_a_loop_over_tokens(folder: str, family: str, temperatur
     torch.manual_seed(3)
     rollout = sample(policy, tokenizer, PROMPTS, 8, temperature)
     with torch.no_grad():
-        found = log_probs(policy, rollout, temperature)
+        result = log_probs(policy, rollout, temperature)
     assert len({*rollout.mask.sum(dim=1).tolist()}) > 2  # some end early
     expected = loop(merged(policy), folder, family, rollout, temperature)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
 
 
-def test_a_rollout_is_what_the_encoder_read_and_what_the_decoder_wrote(
-    folder: str, family: str
-) -> None:
+def test_a_rollout_has_the_encoders_and_the_decoders_tokens(folder: str, family: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(3)
     rollout = sample(adapted(folder), tokenizer, PROMPTS, 8, 1.0)
@@ -120,10 +118,10 @@ def test_a_rollout_is_what_the_encoder_read_and_what_the_decoder_wrote(
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
+def test_samples_from_the_whole_distribution_despite_the_generation_config(
     folder: str, family: str, length: int
 ) -> None:
-    """At the last place, which forced end tokens would take, also after the end token is out."""
+    """The last position, where BART's config forces the end token."""
     draws = 2000
     policy = adapted(folder)
     torch.manual_seed(0)
@@ -147,7 +145,7 @@ def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
 def test_the_loss_has_the_gradient_of_the_formula(
     tuner: Callable[..., PolicyTuner], folder: str, family: str
 ) -> None:
-    """From logits of the whole decoder, made by the model's own forward pass."""
+    """Compared with the logits of the model's own forward pass."""
     module = tuner(algorithm="grpo", kl_coef=0.7, temperature=0.8)
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
     torch.manual_seed(4)
@@ -209,7 +207,7 @@ def test_learns_to_say_a_and_scores_the_completions_alone(
     assert written.count("a") > len(written) / 2
 
 
-def test_a_checkpoint_goes_on_where_it_was(
+def test_a_checkpoint_resumes(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], tmp_path: Path, family: str
 ) -> None:
     module = tuner(learning_rate=0.03)
@@ -229,7 +227,7 @@ def test_a_checkpoint_goes_on_where_it_was(
 def test_the_exported_adapter_is_plain_peft(
     tuner: Callable[..., PolicyTuner], folder: str, family: str, tmp_path: Path
 ) -> None:
-    """Loaded without any of this package, it says the same."""
+    """Plain peft and transformers generate the same from it."""
     module = tuner()
     module.policy = adapted(folder)
     module.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -256,7 +254,7 @@ def test_the_exported_adapter_is_plain_peft(
         assert ours[:length].tolist() == theirs[1 : 1 + length]
 
 
-def test_a_decoder_that_starts_with_nothing_known_is_an_error(
+def test_a_decoder_without_a_start_token_is_an_error(
     folder: str, family: str, tmp_path: Path
 ) -> None:
     model = AutoModelForSeq2SeqLM.from_pretrained(folder)

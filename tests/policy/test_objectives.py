@@ -1,4 +1,4 @@
-"""Each choice against plain Python loops over completions and tokens."""
+"""Advantages and losses, compared with Python loops over completions and tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tensors(rows: Completions, with_old: bool = True) -> tuple[Tensor, Experienc
     return current, Experience(rollout, advantages, mask, table[..., 2], old)
 
 
-def found(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
+def loss_and_gradient(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
     current, experience = tensors(rows)
     weights = loss_weights(choices, experience.mask, LONGEST)
     terms = loss_terms(choices, current, experience, weights, kl_coef)
@@ -70,11 +70,11 @@ def found(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]
     return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
 
 
-def twin(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
-    """Values and the slope of the loss at each token, by hand."""
+def by_loops(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
+    """Compute the terms, and the gradient of the loss at each token, in plain Python."""
     n, all_tokens = len(rows), max(1, sum(length for _, _, length in rows))
     lower, upper = choices.clip
-    made = dict.fromkeys(["loss", "kl", "entropy", "ratio", "clip_fraction", "update_kl"], 0.0)
+    terms = dict.fromkeys(["loss", "kl", "entropy", "ratio", "clip_fraction", "update_kl"], 0.0)
     slopes = [[0.0] * 4 for _ in rows]
     for i, (advantage, row, length) in enumerate(rows):
         logs = [now - then for now, then, _ in row[:length]]
@@ -90,13 +90,13 @@ def twin(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
             too_high = advantage > 0 and ratio > 1 + upper
             too_low = advantage < 0 and ratio < 1 - lower
             if choices.ratio == "none":
-                made["loss"] -= share * advantage * now
+                terms["loss"] -= share * advantage * now
                 slopes[i][t] -= share * advantage
             elif too_high or too_low:
-                made["loss"] -= share * advantage * (1 + upper if too_high else 1 - lower)
-                made["clip_fraction"] += 1 / all_tokens
+                terms["loss"] -= share * advantage * (1 + upper if too_high else 1 - lower)
+                terms["clip_fraction"] += 1 / all_tokens
             else:
-                made["loss"] -= share * advantage * ratio
+                terms["loss"] -= share * advantage * ratio
                 # A completion's ratio depends on each of its tokens.
                 for other in range(length) if whole else [t]:
                     by = length if whole else 1
@@ -107,13 +107,13 @@ def twin(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
                 "k2": (d * d / 2, -d),
                 "k3": (math.exp(d) - 1 - d, 1 - math.exp(d)),
             }[choices.kl_estimator]
-            made["kl"] += value / length / n
+            terms["kl"] += value / length / n
             slopes[i][t] += kl_coef * slope / length / n
-            made["entropy"] -= now / length / n
-            made["ratio"] += ratio_shown(choices, ratio, logs[t]) / all_tokens
-            made["update_kl"] += (math.exp(logs[t]) - 1 - logs[t]) / all_tokens
-    made["loss"] += kl_coef * made["kl"]
-    return {**made, "gradient": slopes}
+            terms["entropy"] -= now / length / n
+            terms["ratio"] += ratio_shown(choices, ratio, logs[t]) / all_tokens
+            terms["update_kl"] += (math.exp(logs[t]) - 1 - logs[t]) / all_tokens
+    terms["loss"] += kl_coef * terms["kl"]
+    return {**terms, "gradient": slopes}
 
 
 def ratio_shown(choices: Choices, ratio: float, log: float) -> float:
@@ -122,8 +122,8 @@ def ratio_shown(choices: Choices, ratio: float, log: float) -> float:
 
 @settings(max_examples=300)
 @given(objectives, completions, st.sampled_from([0.0, 0.3]))
-def test_terms_equal_their_twin(choices: Choices, rows: Completions, kl_coef: float) -> None:
-    ours, theirs = found(choices, rows, kl_coef), twin(choices, rows, kl_coef)
+def test_terms_equal_the_loops(choices: Choices, rows: Completions, kl_coef: float) -> None:
+    ours, theirs = loss_and_gradient(choices, rows, kl_coef), by_loops(choices, rows, kl_coef)
     gradient, slopes = ours.pop("gradient"), theirs.pop("gradient")
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
     expected = torch.tensor(slopes, dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_terms_equal_their_twin(choices: Choices, rows: Completions, kl_coef: fl
 
 
 @given(objectives, completions, st.integers(1, 5))
-def test_parts_add_up_to_the_whole(choices: Choices, rows: Completions, size: int) -> None:
+def test_microbatches_add_up_to_the_update(choices: Choices, rows: Completions, size: int) -> None:
     current, experience = tensors(rows)
     weights = loss_weights(choices, experience.mask, LONGEST)
     whole = loss_terms(choices, current, experience, weights, 0.3)
@@ -150,7 +150,7 @@ def test_parts_add_up_to_the_whole(choices: Choices, rows: Completions, size: in
 def test_grpo_is_reinforce_with_group_baselines(
     rows: Completions, clip: tuple[float, float]
 ) -> None:
-    """The gradient; at a ratio of 1 no clip is felt."""
+    """Compares gradients; at a ratio of 1 the clip has no effect."""
     current, experience = tensors(rows, with_old=False)
     weights = loss_weights(ALGORITHMS["grpo"], experience.mask, LONGEST)
     choices = Objective("grpo", clip=clip).choices
@@ -184,7 +184,7 @@ def test_the_gradient_of_each_kl_estimator_over_tokens_of_the_policy() -> None:
     reference = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
     policy = logits.log_softmax(dim=0)
     true = (policy.exp() * (policy - reference)).sum()
-    (wanted,) = torch.autograd.grad(true, logits, retain_graph=True)
+    (expected,) = torch.autograd.grad(true, logits, retain_graph=True)
     mask = torch.ones((3, 1), dtype=torch.float64)
     rollout = Rollout([""] * 3, mask, mask, mask, mask[:, 0].bool())
     experience = Experience(rollout, torch.zeros(3), mask, reference[:, None], None)
@@ -193,7 +193,7 @@ def test_the_gradient_of_each_kl_estimator_over_tokens_of_the_policy() -> None:
         choices = Objective("grpo", kl_estimator=name).choices  # type: ignore[arg-type]
         terms = loss_terms(choices, policy[:, None], experience, probable, 1.0)
         (gradient,) = torch.autograd.grad(terms["loss"], logits, retain_graph=True)
-        assert torch.allclose(gradient, wanted) == (name != "k3")
+        assert torch.allclose(gradient, expected) == (name != "k3")
         assert math.isclose(terms["kl"].item(), true.item()) == (name != "k2")
 
 
@@ -208,7 +208,7 @@ rated = st.lists(
 
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "ppo"])
 @given(rated, st.lists(st.floats(-10, 10), min_size=3, max_size=3))
-def test_advantages_equal_their_twin(
+def test_advantages_equal_the_loops(
     algorithm: str, rows: list[tuple[float, int]], greedy: list[float]
 ) -> None:
     every = [reward for reward, _ in rows if not math.isnan(reward)]
@@ -247,7 +247,7 @@ def test_advantages_equal_their_twin(
 # Choices
 
 
-def test_a_choice_takes_the_place_of_the_algorithms_own() -> None:
+def test_a_given_choice_replaces_the_algorithms_own() -> None:
     changed = Objective("grpo", scale="none", aggregation="constant").choices
     assert changed == Objective("dr_grpo").choices
     assert Objective("dapo", clip=(0.2, 0.2), aggregation="sequence").choices == ALGORITHMS["grpo"]
@@ -277,7 +277,7 @@ def test_a_choice_takes_the_place_of_the_algorithms_own() -> None:
         ({"ratio": "none"}, r"clip = \(0.2, 0.2\) bounds a ratio, but objective.ratio = 'none'"),
     ],
 )
-def test_choices_that_cannot_be(choices: dict[str, Any], message: str) -> None:
+def test_bad_choices(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Objective("grpo", **choices)
 

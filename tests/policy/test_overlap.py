@@ -1,4 +1,4 @@
-"""Rewards that are computed while the policy learns from the rollout before."""
+"""Scoring a rollout while the policy learns from the previous one."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def fit(module: PolicyTuner, batches: list[Samples] = BATCHES) -> pl.Trainer:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[PolicyTuner], list[Experience]]:
-    """Keeps what a module learns from."""
+    """Return a function that records the experience of a module's updates."""
 
     def keep(module: PolicyTuner) -> list[Experience]:
-        found: list[Experience] = []
+        experiences: list[Experience] = []
         learn = module._learn
-        monkeypatch.setattr(module, "_learn", lambda e: found.append(e) or learn(e))
-        return found
+        monkeypatch.setattr(module, "_learn", lambda e: experiences.append(e) or learn(e))
+        return experiences
 
     return keep
 
@@ -62,28 +62,28 @@ def test_each_rollout_is_learned_from_a_step_later(tuner, kept, share) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_the_ratio_is_to_the_policy_that_wrote(tuner, kept, algorithm: str) -> None:
-    """Old log-probabilities are taken before the update that comes between."""
+def test_the_ratio_is_to_the_policy_that_sampled(tuner, kept, algorithm: str) -> None:
+    """The old log-probabilities are computed before the update on the previous rollout."""
     module = tuner(overlap=True, algorithm=algorithm, learning_rate=0.05, warmup_steps=0)
     learned = kept(module)
-    collect, by_writer = module._collect, []
+    collect, by_sampler = module._collect, []
 
     def collecting(batch: Samples):
         collected = collect(batch)
         with torch.no_grad():
-            by_writer.append(log_probs(module.policy, collected.sampled.rollout, 1.0))
+            by_sampler.append(log_probs(module.policy, collected.sampled.rollout, 1.0))
         return collected
 
     module._collect = collecting
     trainer = fit(module)
-    for experience, expected in zip(learned, by_writer, strict=False):
+    for experience, expected in zip(learned, by_sampler, strict=False):
         torch.testing.assert_close(experience.old, expected)
     # From the second update on, the policy has moved since it wrote.
     assert float(trainer.callback_metrics["policy/update_kl"]) > 1e-4
 
 
-def test_scoring_goes_on_while_the_policy_learns(tuner, share, monkeypatch) -> None:
-    """The second rollout gets its scores only if learning from the first does not wait for it."""
+def test_scoring_runs_while_the_policy_learns(tuner, share, monkeypatch) -> None:
+    """The second rollout is scored only after learning from the first has started."""
     learning, score = threading.Event(), share.score
     waited: list[bool] = []
 
@@ -100,8 +100,8 @@ def test_scoring_goes_on_while_the_policy_learns(tuner, share, monkeypatch) -> N
     assert waited == [True]
 
 
-def test_the_state_of_random_numbers_is_that_of_a_serial_run(tuner, share) -> None:
-    """Though models are loaded at work beside training."""
+def test_random_numbers_are_those_of_a_serial_run(tuner, share) -> None:
+    """Although the reward loads its models before training."""
     texts = {}
     for overlap in (False, True):
         share.scored.clear()
@@ -111,7 +111,7 @@ def test_the_state_of_random_numbers_is_that_of_a_serial_run(tuner, share) -> No
     assert texts[True][0] == texts[False][0]
 
 
-def test_a_scorer_that_fails_is_heard_a_step_later(tuner, share) -> None:
+def test_a_scorers_exception_is_raised_a_step_later(tuner, share) -> None:
     score = share.score
 
     def fails(samples: Samples) -> dict[str, Scores]:

@@ -27,7 +27,7 @@ def rollout(model: LlamaForCausalLM, folder: str) -> Rollout:
 
 
 def rows_without_padding(folder: str, rollout: Rollout) -> list[tuple[list[int], list[int]]]:
-    """Each row's prompt and completion, the latter up to and with its end token."""
+    """Return each row's prompt, and its completion up to and including the end token."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = []
     for prompt, ids in zip(PROMPTS, rollout.ids.tolist(), strict=True):
@@ -37,7 +37,7 @@ def rows_without_padding(folder: str, rollout: Rollout) -> list[tuple[list[int],
     return rows
 
 
-def test_a_rollout_is_the_prompts_and_what_follows(folder: str, rollout: Rollout) -> None:
+def test_a_rollout_has_the_prompts_and_the_completions(folder: str, rollout: Rollout) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = rows_without_padding(folder, rollout)
     lengths = [len(new) for _, new in rows]
@@ -58,35 +58,35 @@ def test_log_probs_equal_one_row_at_a_time(
     model: LlamaForCausalLM, folder: str, rollout: Rollout, temperature: float
 ) -> None:
     with torch.no_grad():
-        found = log_probs(model, rollout, temperature)
-    assert found.dtype == torch.float32
-    expected = torch.zeros_like(found)
+        result = log_probs(model, rollout, temperature)
+    assert result.dtype == torch.float32
+    expected = torch.zeros_like(result)
     for i, (prompt, new) in enumerate(rows_without_padding(folder, rollout)):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + new])).logits[0].double() / temperature
         table = logits.log_softmax(dim=-1)
         for t, token in enumerate(new):
             expected[i, t] = table[len(prompt) + t - 1, token]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-    assert (found[rollout.mask == 0] == 0).all()
+    torch.testing.assert_close(result, expected, rtol=0, atol=1e-5)
+    assert (result[rollout.mask == 0] == 0).all()
 
 
 def test_log_probs_have_the_gradient_of_the_kept_tokens(
     model: LlamaForCausalLM, rollout: Rollout
 ) -> None:
     log_probs(model, rollout, 1.0).sum().backward()
-    found = model.lm_head.weight.grad.clone()
+    result = model.lm_head.weight.grad.clone()
     model.zero_grad()
     prompt = rollout.ids.shape[1] - rollout.mask.shape[1]
     positions = (rollout.attention.cumsum(dim=1) - 1).clamp(min=0)
     logits = model(rollout.ids, rollout.attention, position_ids=positions).logits[:, :-1]
     values = logits.log_softmax(dim=-1).gather(2, rollout.ids[:, 1:, None]).squeeze(2)
     (values[:, prompt - 1 :] * rollout.mask).sum().backward()
-    torch.testing.assert_close(found, model.lm_head.weight.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result, model.lm_head.weight.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_tokens_are_drawn_as_often_as_they_are_probable(
+def test_tokens_are_sampled_with_their_probability(
     model: LlamaForCausalLM, folder: str, temperature: float
 ) -> None:
     draws = 2000

@@ -1,9 +1,9 @@
-"""The loss that TRL 1.16 computes of the same tensors, where both define it alike.
+"""Comparison with the loss of TRL 1.16 on the same tensors, where the definitions agree.
 
-`GRPOTrainer._compute_loss` runs on a namespace in place of a trainer, with log-probabilities given
-instead of a model's. Not compared: `kl_coef` with aggregations but `sequence`, since TRL's KL term
-is aggregated as the loss and ours is not; and DAPO over several updates of a rollout, of which TRL
-divides each by their mean number of tokens.
+`GRPOTrainer._compute_loss` is called with a namespace as the trainer and with given
+log-probabilities. Not compared: `kl_coef` with aggregations other than `sequence`, since TRL
+aggregates its KL term like the loss; and DAPO over several updates per rollout, where TRL divides
+each update by their mean number of tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGGREGATIONS = {"grpo": "sequence", "dr_grpo": "constant", "bnpo": "token", "dap
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, Tensor]:
-    """Six completions of up to five tokens, whose ratios leave both clips on both sides."""
+    """Six completions of up to five tokens, with ratios beyond both bounds of both clips."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(scale: float, *shape: int) -> Tensor:
@@ -116,7 +116,7 @@ def test_loss_and_gradient_are_trls(tensors, loss_type, beta, level, clip) -> No
     assert gradient.abs().max() > 1e-3
 
 
-def test_the_two_clips_are_told_apart(tensors) -> None:
-    """So that agreement above says something about clipping."""
+def test_the_two_clips_differ(tensors) -> None:
+    """Otherwise the agreement above would not test clipping."""
     losses = {ours(tensors, "grpo", "token", clip, 0.0)[0] for clip in [(0.2, 0.2), (0.2, 0.28)]}
     assert len(losses) == 2

@@ -24,7 +24,7 @@ BATCH = Samples(
     prompts=["say: ab", "say: cd", "say: f"],
     labels=["x", "y", "x"],
 )
-# What the name says, from the formulas alone.
+# By the formulas alone.
 ADVANTAGES = {
     "grpo": formulas.group_normalised_advantages,
     "rloo": formulas.leave_one_out_advantages,
@@ -45,7 +45,7 @@ def batch() -> Samples:
 
 
 def with_log(module: PolicyTuner) -> dict[str, float]:
-    """What the module logs from now on, outside a trainer."""
+    """Record what the module logs outside a trainer."""
     logged: dict[str, float] = {}
     module.log = lambda name, value, **_: logged.__setitem__(name, value)  # type: ignore[method-assign]
     return logged
@@ -58,7 +58,7 @@ def step(module: PolicyTuner, batch: Samples = BATCH, seed: int = 0) -> torch.Te
 
 
 def drift(module: PolicyTuner) -> None:
-    """Moves the policy away from its reference."""
+    """Randomise the adapter, so that the policy differs from its reference."""
     module.configure_model()
     with torch.random.fork_rng():
         torch.manual_seed(9)
@@ -84,7 +84,7 @@ def test_prompts_are_read_and_texts_with_all_columns_are_scored(tuner, share) ->
     assert set(scored.prompts) == set(BATCH.prompts)
 
 
-def test_logs_what_its_documentation_says(tuner, share) -> None:
+def test_logs_the_documented_metrics(tuner, share) -> None:
     reward = Reward({"share": share["share"], "length": (share["length"], -0.01)})
     module = tuner(reward=reward)
     logged = with_log(module)
@@ -121,7 +121,7 @@ def test_logs_what_its_documentation_says(tuner, share) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_loss_and_gradient_are_those_of_the_formulas(tuner, monkeypatch, algorithm: str) -> None:
-    """From the rollout alone, with the base model loaded apart as the reference."""
+    """Computed from the rollout alone, with a separately loaded base model as the reference."""
     module = tuner(algorithm=algorithm, kl_coef=0.7, temperature=0.8)
     drift(module)
     logged = with_log(module)
@@ -198,13 +198,13 @@ def _with_nan(values, row: int):
     return values
 
 
-def test_nothing_can_be_learned_where_all_failed(tuner, share) -> None:
+def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
     share.score = lambda samples: {"share": [math.nan] * len(samples)}
     with pytest.raises(RuntimeError, match="all 12 samples of this step got NaN as reward"):
         step(tuner())
 
 
-def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
+def test_samples_from_the_whole_distribution_despite_the_generation_config(
     tuner, folder: str, tmp_path: Path
 ) -> None:
     advised = tmp_path / "advised"
@@ -226,7 +226,7 @@ def test_draws_from_the_whole_distribution_whatever_the_model_recommends(
     assert set(last[lengths < 6].tolist()) == {0, 3}  # its end tokens are kept
 
 
-def test_a_stop_token_ends_completions_and_is_no_part_of_them(tuner) -> None:
+def test_a_stop_token_ends_completions_and_is_removed(tuner) -> None:
     module = tuner(stop="c")
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 200)
@@ -301,7 +301,7 @@ def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
     assert share.releases == 1  # when the run ended
 
 
-def test_the_kl_term_holds_the_policy_back(tuner, fit) -> None:
+def test_the_kl_term_keeps_the_policy_close(tuner, fit) -> None:
     drifts = []
     for kl_coef in (0.0, 5.0):
         module = tuner(learning_rate=0.03, group_size=8, kl_coef=kl_coef)
@@ -325,7 +325,7 @@ def test_learning_rate_warms_up(tuner) -> None:
     assert configured["lr_scheduler"]["interval"] == "step"
 
 
-def test_a_checkpoint_holds_the_adapter_and_goes_on(tuner, fit, tmp_path) -> None:
+def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path) -> None:
     module = tuner(learning_rate=0.03)
     trainer = fit(module, 3)
     path = str(tmp_path / "at3.ckpt")
@@ -351,7 +351,7 @@ def test_a_checkpoint_holds_the_adapter_and_goes_on(tuner, fit, tmp_path) -> Non
 
 
 def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) -> None:
-    """Loaded without any of this package, it says the same."""
+    """Plain peft and transformers generate the same from it."""
     module = tuner()
     drift(module)
     module.export_adapter(tmp_path)
@@ -376,7 +376,7 @@ def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) 
 # Several updates a rollout
 
 
-def test_makes_as_many_updates_as_asked(tuner, fit) -> None:
+def test_number_of_updates(tuner, fit) -> None:
     module = tuner(epochs=2, minibatches=3, microbatch_size=3, gradient_clip=1.0)
     logged = with_log(module)
     trainer = fit(module, 6)
@@ -388,7 +388,7 @@ def test_makes_as_many_updates_as_asked(tuner, fit) -> None:
 
 @pytest.mark.parametrize("microbatch_size", [5, 12])
 def test_microbatches_change_no_update(tuner, fit, microbatch_size: int) -> None:
-    """Lightning's own update and one put together from parts end at the same weights."""
+    """Lightning's update and one accumulated over microbatches give the same weights."""
     ends = []
     for size in (None, microbatch_size):
         module = tuner(algorithm="dapo", microbatch_size=size, learning_rate=0.03)
@@ -398,7 +398,7 @@ def test_microbatches_change_no_update(tuner, fit, microbatch_size: int) -> None
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-3, atol=1e-4)
 
 
-def test_completions_that_were_cut_off_can_be_left_out(tuner) -> None:
+def test_truncated_completions_can_be_masked(tuner) -> None:
     module = tuner(mask_truncated=True)
     module.configure_model()
     rollout = module._sample(["ab"] * 12)

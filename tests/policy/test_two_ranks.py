@@ -1,4 +1,4 @@
-"""Real runs of two processes on the CPU, started once for all tests."""
+"""DDP runs of two processes on the CPU, started once for all tests."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_two_ranks_learn_what_one_learns_from_both_batches(seen, llama: str, for
             assert rank[form]["metrics"][key] == pytest.approx(expected["metrics"][key], abs=1e-6)
 
 
-def test_a_scorer_that_fails_on_one_rank_ends_both_at_once(seen) -> None:
+def test_an_exception_on_one_rank_ends_both_at_once(seen) -> None:
     assert seen[1]["broken"]["error"] == "ValueError: no scores"
     assert seen[0]["broken"]["error"] == "RuntimeError: rank 1 failed with ValueError: no scores"
     assert all(rank["broken"]["seconds"] < 60 for rank in seen)
     assert all(rank["broken"]["steps"] == 1 for rank in seen)
 
 
-def test_a_rank_without_any_reward_goes_on_while_the_other_has_some(seen) -> None:
+def test_a_rank_without_rewards_continues_if_the_other_has_some(seen) -> None:
     for rank in seen:
         assert rank["unknown"]["error"] == ""
         assert rank["unknown"]["steps"] == script.STEPS

@@ -1,4 +1,4 @@
-"""PPO: advantages by token from a value head, which learns beside the policy."""
+"""PPO: advantages per token from a value head that is trained with the policy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch() -> Samples:
 
 @pytest.fixture
 def ppo(tuner: Callable[..., PolicyTuner]) -> Callable[..., PolicyTuner]:
-    """A module away from its reference, whose values differ from token to token."""
+    """Return a function that builds a module with a random adapter and value head."""
 
     def build(**changes: Any) -> PolicyTuner:
         module = tuner(**{"algorithm": "ppo", **changes})
@@ -45,7 +45,7 @@ def ppo(tuner: Callable[..., PolicyTuner]) -> Callable[..., PolicyTuner]:
 
 
 def run_step(module: PolicyTuner, seed: int = 0) -> tuple[torch.Tensor, Experience]:
-    """The loss of a step, and what it was of."""
+    """Return the loss of a step and its experience."""
     kept: list[Experience] = []
     learn = module._learn
     module._learn = lambda experience: kept.append(experience) or learn(experience)  # type: ignore
@@ -55,7 +55,7 @@ def run_step(module: PolicyTuner, seed: int = 0) -> tuple[torch.Tensor, Experien
 
 
 def logits_and_values(module: PolicyTuner, experience: Experience) -> tuple[torch.Tensor, ...]:
-    """From the plain forward pass of the whole model."""
+    """Compute them with the model's own forward pass."""
     rollout, new = experience.rollout, experience.mask.shape[1]
     head = module.value_head.linear  # type: ignore[union-attr]
     positions = (rollout.attention.cumsum(dim=1) - 1).clamp(min=0)
@@ -75,7 +75,7 @@ def logits_and_values(module: PolicyTuner, experience: Experience) -> tuple[torc
 def test_one_update_has_the_gradient_of_the_plain_policy_gradient_and_of_the_values(
     ppo: Callable[..., PolicyTuner], scale: str
 ) -> None:
-    """All from loops over tokens; the gradient of the values reaches the adapter."""
+    """Computed by loops over tokens; the gradient of the value loss reaches the adapter."""
     module = ppo(kl_coef=0.0, scale=scale, critic=Critic(0.9, 0.8, 0.5))
     loss, experience = run_step(module)
     log_probs, values = logits_and_values(module, experience)
@@ -91,18 +91,20 @@ def test_one_update_has_the_gradient_of_the_plain_policy_gradient_and_of_the_val
             delta = (reward if t == length - 1 else 0.0) + 0.9 * next_value - value
             after, next_value = delta + 0.9 * 0.8 * after, value
             raw[i, t] = after
-    wanted = torch.tensor(list(raw.values()))
+    advantages = torch.tensor(list(raw.values()))
     if scale == "batch":
-        wanted = (wanted - wanted.mean()) / (wanted.std() + 1e-4)
-    rows, places = map(torch.tensor, zip(*raw, strict=True))
-    torch.testing.assert_close(experience.advantages[rows, places], wanted, rtol=1e-4, atol=1e-4)
-    returns = torch.tensor(list(raw.values())) + values[rows, places].detach()
-    gain = -(wanted * log_probs[rows, places]).sum() / experience.mask.sum()
-    errors = ((values[rows, places] - returns) ** 2).mean() / 2
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-4)
+    rows, positions = map(torch.tensor, zip(*raw, strict=True))
+    torch.testing.assert_close(
+        experience.advantages[rows, positions], advantages, rtol=1e-4, atol=1e-4
+    )
+    returns = torch.tensor(list(raw.values())) + values[rows, positions].detach()
+    gain = -(advantages * log_probs[rows, positions]).sum() / experience.mask.sum()
+    errors = ((values[rows, positions] - returns) ** 2).mean() / 2
     trained = [p for p in module.parameters() if p.requires_grad]
     expected = torch.autograd.grad(gain + 0.5 * errors, trained)
-    found = torch.autograd.grad(loss, trained)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    gradients = torch.autograd.grad(loss, trained)
+    torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-5)
 
 
 def test_a_ratio_of_1_and_none_have_the_same_gradient(ppo: Callable[..., PolicyTuner]) -> None:
@@ -116,7 +118,7 @@ def test_a_ratio_of_1_and_none_have_the_same_gradient(ppo: Callable[..., PolicyT
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])
-def test_a_failed_sample_teaches_neither_policy_nor_values(
+def test_a_failed_sample_trains_neither_policy_nor_values(
     ppo: Callable[..., PolicyTuner], scale: str
 ) -> None:
     module = ppo(kl_coef=0.0, scale=scale)
@@ -134,7 +136,7 @@ def test_a_failed_sample_teaches_neither_policy_nor_values(
     assert terms[0]["loss"].isfinite()
 
 
-def test_truncated_completions_teach_values_nothing_either(
+def test_truncated_completions_do_not_train_the_values(
     ppo: Callable[..., PolicyTuner],
 ) -> None:
     module = ppo(mask_truncated=True)
@@ -146,12 +148,12 @@ def test_truncated_completions_teach_values_nothing_either(
     assert ((weights.sum(dim=1) > 0) == rollout.ended).all()
 
 
-def test_learns_to_say_a_and_what_to_expect(
+def test_learns_to_say_a_and_to_predict_returns(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]
 ) -> None:
-    """One completion a prompt; later updates clip ratios and values.
+    """With one completion per prompt; later updates clip ratios and values.
 
-    Ends before all say the same, when there would be no variance left to explain.
+    Stops before all completions are equal, when no variance would be left to explain.
     """
     module = tuner(
         algorithm="ppo",
@@ -205,7 +207,7 @@ def test_the_checkpoint_holds_the_value_head_and_the_exported_adapter_does_not(
     assert all("lora_" in name for name in load_file(exported / "adapter_model.safetensors"))
 
 
-def test_the_head_expects_nothing_at_first_and_is_float32(
+def test_the_head_predicts_0_at_first_and_is_float32(
     tuner: Callable[..., PolicyTuner],
 ) -> None:
     module = tuner(algorithm="ppo", dtype="bfloat16")

@@ -1,5 +1,4 @@
-"""Policies tuned on two CPU ranks; each rank writes what it learned. Started by
-test_two_ranks.py, which tunes the same on one."""
+"""Script of test_two_ranks.py: tunes policies on two CPU ranks, which write their weights."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-class Told(PolicyTuner):
-    """Writes what prompt, place and step say, with as many tokens, and learns by plain descent."""
+class FixedCompletions(PolicyTuner):
+    """A tuner with fixed completions for each prompt, and SGD."""
 
     def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
         self.configure_model()
@@ -67,32 +66,32 @@ class Told(PolicyTuner):
         return Rollout(texts, ids, attention, mask, torch.ones(len(rows), dtype=torch.bool))
 
     def configure_optimizers(self) -> Any:
-        found = super().configure_optimizers()
-        rate = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.3)
-        constant = torch.optim.lr_scheduler.LambdaLR(rate, lambda step: 1.0)
-        found["lr_scheduler"]["scheduler"] = constant
-        return {**found, "optimizer": rate}
+        configured = super().configure_optimizers()
+        sgd = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.3)
+        constant = torch.optim.lr_scheduler.LambdaLR(sgd, lambda step: 1.0)
+        configured["lr_scheduler"]["scheduler"] = constant
+        return {**configured, "optimizer": sgd}
 
 
-class FailsInPlaces(shared.Share):
-    """Raises, or gives NaN, for prompts that only one rank has."""
+class FailsForPrompts(shared.Share):
+    """Raises, or returns NaN, for prompts that only one rank has."""
 
     def __init__(self, broken: str = "", unknown: str = "") -> None:
         super().__init__()
         self.broken, self.unknown = broken, unknown
 
     def score(self, samples: Samples) -> dict[str, Scores]:
-        found = super().score(samples)
+        scores = super().score(samples)
         prefixes = samples.prefixes or ()
         if self.broken in prefixes:
             raise ValueError("no scores")
         lost = np.array([prefix in self.unknown.split() for prefix in prefixes])
-        return {name: np.where(lost, np.nan, values) for name, values in found.items()}
+        return {name: np.where(lost, np.nan, values) for name, values in scores.items()}
 
 
 def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[str, Any]:
     pl.seed_everything(0, verbose=False)
-    module = Told(
+    module = FixedCompletions(
         folder,
         Reward({"share": scorer["share"]}),
         **shared.grouped(group_size=4, max_new_tokens=LONGEST, rank=2, kl_coef=0.1, **choices),
@@ -128,8 +127,8 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
 def run(rank: int) -> None:
     folder, out = sys.argv[1:]
     seen = {form: tune(folder, 2, shared.Share(), **choices) for form, choices in FORMS.items()}
-    seen["broken"] = tune(folder, 2, FailsInPlaces(broken="db"))
-    seen["unknown"] = tune(folder, 2, FailsInPlaces(unknown="ab ba"))
+    seen["broken"] = tune(folder, 2, FailsForPrompts(broken="db"))
+    seen["unknown"] = tune(folder, 2, FailsForPrompts(unknown="ab ba"))
     (Path(out) / f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 
