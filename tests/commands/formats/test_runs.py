@@ -117,6 +117,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for step in range(STEPS):
             row = {"trainer/global_step": 10 * step, "score/x": step / 8, LONG: 1}
             run.log(row if step else row | {"table": wandb.Table(["a"], [[1]]), "bad": math.nan})
+    wandb.teardown()  # its service may still be writing the end of the file
     (run_folder,) = (folder / "wandb").glob("offline-run-*")
     return run_folder
 
