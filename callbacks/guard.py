@@ -88,7 +88,7 @@ class ProxyGuard(pl.Callback):
 
     @property
     def alarm(self) -> bool:
-        """Whether the last scored validation raised an alarm."""
+        """True if the last scored validation raised an alarm."""
         return self.state.alarm
 
     @property

@@ -9,8 +9,18 @@ worked out by hand.
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, replace
+
+from ctrlreward.selection import (
+    BestRule,
+    BestState,
+    ParetoRule,
+    ParetoState,
+    StopRule,
+    StopState,
+)
 
 PATIENCE, THRESHOLD = "patience_exhausted", "stopping_threshold"
 DIVERGENCE, NAN = "divergence_threshold", "non_finite_metric"
@@ -134,3 +144,62 @@ def values(digits: str) -> list[float]:
 
 def eighths(number: int | None) -> float | None:
     return None if number is None else number / 8
+
+
+@dataclass
+class HandDriven:
+    """The three rules of a case, and their states, driven without a trainer."""
+
+    case: Case
+
+    def __post_init__(self) -> None:
+        case = self.case
+        self.stop_rule = StopRule(
+            "score/a",
+            mode=case.mode,
+            patience=case.patience,
+            min_delta=case.min_delta / 8,
+            min_steps=case.min_steps,
+            stopping_threshold=eighths(case.threshold),
+            divergence_threshold=eighths(case.divergence),
+            check_finite=case.finite,
+        )
+        low, high = case.constraint or (None, None)
+        constraints = {"score/b": (eighths(low), eighths(high))} if case.constraint else {}
+        self.best_rule = BestRule("score/a", case.mode, case.top_k, constraints)
+        self.front_rule = ParetoRule({"score/a": case.mode, "score/b": "max"})
+        self.stop, self.best = self.stop_rule.start(), self.best_rule.start()
+        self.front = self.front_rule.start()
+
+    def play(self) -> None:
+        """Run the case to its end, with its interruption."""
+        begin = self.case.resume or 0
+        self.advance(0, begin)
+        if not self.interrupt(begin):
+            self.advance(begin, self.case.steps)
+
+    def advance(self, begin: int, end: int) -> None:
+        """Feed the validations after steps `begin` + 1 to `end`, until the run stops."""
+        a, b = values(self.case.a), values(self.case.b)
+        for step in range(begin + 1, end + 1):
+            # A stale metric keeps its last value, and has none before the first.
+            scored = step - step % self.case.every
+            last = {"score/a": a[min(scored, len(a) - 1)], "score/b": b[min(scored, len(b) - 1)]}
+            metrics = last if scored else {}
+            stale = () if scored == step else ("score/a", "score/b")
+            self.stop, decision = self.stop_rule.update(self.stop, step, metrics, stale)
+            self.best, _ = self.best_rule.update(self.best, step, metrics, stale)
+            self.front, _ = self.front_rule.update(self.front, step, metrics, stale)
+            if decision.stop:
+                return
+
+    def interrupt(self, step: int) -> bool:
+        """Save and restore all states; return whether the resumed run ends at once."""
+        plain = json.loads(
+            json.dumps([self.stop.to_dict(), self.best.to_dict(), self.front.to_dict()])
+        )
+        stop = StopState.from_dict(plain[0])
+        self.stop, decision = self.stop_rule.resume(stop, step)
+        self.best = BestState.from_dict(plain[1])
+        self.front = ParetoState.from_dict(plain[2])
+        return decision.stop

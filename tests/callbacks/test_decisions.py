@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from decision_cases import CASES, TABLE, Case, eighths, values
+from decision_cases import CASES, TABLE, Case, HandDriven, eighths, values
 
 from ctrlreward.callbacks import (
     GenerationScorer,
@@ -26,9 +26,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:t
 
 @dataclass
 class Outcome:
-    """Results of a run: its stopper, files, and arguments of the drawn figure."""
+    """Results of a run: its callbacks, files, and arguments of the drawn figure."""
 
     stopper: RewardEarlyStopping
+    best: RewardCheckpoint
+    front: ParetoCheckpoint
     files: list[str]
     drawn: list[tuple[Any, ...]]
     states: dict[str, Any]  # of all callbacks, from the last checkpoint
@@ -86,7 +88,7 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
         saved = torch.load(last, weights_only=True)["callbacks"]
         for state in saved.values():
             state.pop("current_score", None)  # Lightning writes it and never reads it
-        return Outcome(stopper, files, list(drawn), saved)
+        return Outcome(stopper, best, front, files, list(drawn), saved)
 
     return run
 
@@ -106,10 +108,18 @@ def test_stops_and_keeps_as_the_table_says(case: Case, play) -> None:
         expected += [f"best/step={step:06d}-a={a:.3f}.ckpt"] * (step in case.best)
         expected += [f"front/step={step:06d}-a={a:.3f}-b={b:.3f}.ckpt"] * (step in case.front)
     assert outcome.files == sorted(expected)
+    # The rules alone decide: Lightning neither adds nor changes anything.
+    by_hand = HandDriven(case)
+    by_hand.play()
+    assert repr(outcome.stopper.state) == repr(by_hand.stop)  # NaN equals NaN here
+    assert (outcome.best.state, outcome.front.state) == (by_hand.best, by_hand.front)
+    best = by_hand.best_rule.best(by_hand.best)
+    name = "" if best is None else f"step={best:06d}"
+    assert Path(outcome.best.best_model_path).name[:11] == name
 
 
 class Snapshots(pl.Callback):
-    """Copy the folder of a run after each validation, as a kill would leave it."""
+    """Copies of a run's folder after each validation, as a kill would leave it."""
 
     def __init__(self, root: Path, copies: Path) -> None:
         self.root, self.copies = root, copies

@@ -1,4 +1,4 @@
-"""Runs that are interrupted in real processes and then resumed, started once for all tests."""
+"""Interrupted and resumed runs in real processes, started once for all tests."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def ended(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_the_process_ends_soon_and_says_why(run: str, folder: Path, ended) -> None:
+def test_the_process_ends_soon_with_the_right_status(run: str, folder: Path, ended) -> None:
     how = run.split("-")[0]
-    # Lightning's SIGTERMException is a SystemExit without a code, which is 0.
+    # Lightning's SIGTERMException is a SystemExit without a code: status 0.
     assert ended[run]["code"] == {"raise": 1, "sigterm": 0, "sigkill": -9}[how]
     assert ended[run]["seconds"] < 25
     if how != "sigkill":
         seen = json.loads((folder / run / "seen.json").read_text())
         expected = {"raise": "ValueError: the loss is gone", "sigterm": "SIGTERMException: "}
-        assert seen["said"] == expected[how]
+        assert seen["raised"] == expected[how]
         assert [name for name in seen["threads"] if name.startswith("ctrlreward")] == []
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_no_checkpoint_is_half_written(run: str, ended) -> None:
-    """Killed in the middle of the third `last.ckpt`, a run still has the second."""
+def test_no_checkpoint_is_truncated(run: str, ended) -> None:
+    """A run killed while writing the third `last.ckpt` still has the second."""
     last, *best = ended[run]["whole"]
     assert (last, best) == {
         "raise": (4, [2, 4]),
-        "sigterm": (6, [4, 6]),  # the batch at hand is finished, and the validation after it
+        "sigterm": (6, [4, 6]),  # the current batch and the validation after it are finished
         "sigkill": (4, [4, 6]),
     }[run.split("-")[0]]
     unfinished = [name for name in ended[run]["files"] if name.startswith(".")]
@@ -53,20 +53,20 @@ def test_no_checkpoint_is_half_written(run: str, ended) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_rows_up_to_the_interruption_are_on_the_disk(run: str, ended) -> None:
+def test_rows_up_to_the_interruption_are_on_disk(run: str, ended) -> None:
     rows = [json.loads(row) for row in ended[run]["rows"]]
     steps = [row["step"] for row in rows if "loss" in row]
     assert steps == list(range(5 if run.startswith("raise") else 6))
 
 
 @pytest.mark.parametrize("run", [run for run in RUNS if not run.startswith("sigkill")])
-def test_texts_in_the_making_are_written_before_the_process_ends(run: str, ended) -> None:
+def test_texts_being_scored_are_written_before_the_process_ends(run: str, ended) -> None:
     steps = (2, 4) if run.startswith("raise") else (2, 4, 6)
     assert ended[run]["texts"] == [f"step={step:06d}.jsonl" for step in steps]
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_resumed_run_has_neither_lost_nor_doubled_a_row(run: str, folder: Path) -> None:
+def test_a_resumed_run_neither_loses_nor_repeats_a_row(run: str, folder: Path) -> None:
     whole = folder / f"whole-{run.split('-')[1]}"
     assert JsonLog(folder / run / "metrics.jsonl").read() == JsonLog(whole / "metrics.jsonl").read()
     assert len(JsonLog(whole / "metrics.jsonl").read()) > 8
