@@ -11,7 +11,7 @@ from ctrlreward.callbacks.guard import ProxyGuard
 from ctrlreward.callbacks.history import HistoryLogger
 from ctrlreward.callbacks.pareto import ParetoCheckpoint
 from ctrlreward.callbacks.report import BeforeAfter
-from ctrlreward.callbacks.rollouts import RolloutSamples
+from ctrlreward.callbacks.rollout_samples import RolloutSamples
 from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShaping
 from ctrlreward.callbacks.stopping import RewardEarlyStopping

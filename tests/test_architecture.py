@@ -152,8 +152,18 @@ def test_first_lines_are_no_questions() -> None:
     assert questions == []
 
 
-# Modules of one name are one thing on several floors: a formula, its scorer, its callback.
-ONE_THING = {"alignment", "ctrleval", "frequency", "pareto", "policy", "shaping", "text_cnn"}
+# One thing on several floors: a formula, its scorer, its decision, its callback, its recipe.
+ONE_THING = {
+    "alignment",
+    "ctrleval",
+    "frequency",
+    "pareto",
+    "policy",
+    "shaping",
+    "stopping",
+    "text_cnn",
+    "transfer",
+}
 
 
 def test_modules_of_one_name_are_one_thing() -> None:

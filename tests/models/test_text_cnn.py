@@ -142,7 +142,10 @@ def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "bert"}, r"does not have \"model_type\": 'ctrlreward-text-cnn': give a folder"),
+        (
+            {"model_type": "bert"},
+            r"does not have \"model_type\": 'ctrlreward-text-cnn': give a folder",
+        ),
         ({"stride": 2}, r"has the fields .*, stride, expected dropout, embedding_size"),
         ({"filters": 0}, r"config\.json: filters = 0: give 1 or more"),
         ({"filters": "many"}, r"config\.json: '<' not supported"),

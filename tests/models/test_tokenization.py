@@ -50,8 +50,7 @@ def test_many_long_texts_give_one_warning(
     with caplog.at_level(logging.WARNING, "ctrlreward"):
         encode_texts(tokenizer, ["a b a", "b b b", "a a a"], limit=4, name="sources[{}]".format)
     assert caplog.messages == [
-        "sources[0] has 5 tokens and is truncated to the 4 that the model reads "
-        "(and 2 more texts)"
+        "sources[0] has 5 tokens and is truncated to the 4 that the model reads (and 2 more texts)"
     ]
 
 

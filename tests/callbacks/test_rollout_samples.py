@@ -20,8 +20,10 @@ from ctrlreward.callbacks.records import read_scored_samples
 @pytest.fixture
 def writer(counter: type) -> type[pl.LightningModule]:
     class Writer(counter):  # type: ignore[misc, valid-type]
-        """Learns from three texts a step, of which the second has no reward; the first step has
-        none at all, as with overlapped rewards."""
+        """Module with three texts per step, the second one without a reward.
+
+        The first step has no rollout, as with overlapped rewards.
+        """
 
         last_rollout: tuple[Samples, RewardBatch] | None = None
 
@@ -29,8 +31,8 @@ def writer(counter: type) -> type[pl.LightningModule]:
             if batch_idx > 0:
                 total = np.array([float(batch_idx), np.nan, 0.5])
                 samples = Samples([f"text {i} of {batch_idx}" for i in range(3)])
-                batch_ = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0)
-                self.last_rollout = (samples, batch_)
+                rewards = RewardBatch(total, {"v": 2 * total}, np.isnan(total), 0.0)
+                self.last_rollout = (samples, rewards)
             return super().training_step(batch, batch_idx)
 
     return Writer
@@ -49,7 +51,7 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
 
 
-def test_a_table_goes_to_wandb(fit, writer, tmp_path: Path, monkeypatch) -> None:
+def test_a_table_is_logged_to_wandb(fit, writer, tmp_path: Path, monkeypatch) -> None:
     logged: list[dict[str, Any]] = []
     monkeypatch.setattr(WandbLogger, "log_table", lambda self, **table: logged.append(table))
     logger = WandbLogger(save_dir=tmp_path, offline=True)
@@ -62,7 +64,7 @@ def test_a_table_goes_to_wandb(fit, writer, tmp_path: Path, monkeypatch) -> None
     json.dumps(table["data"], allow_nan=False)
 
 
-def test_a_trial_writes_nothing(fit, writer, tmp_path: Path) -> None:
+def test_fast_dev_run_writes_nothing(fit, writer, tmp_path: Path) -> None:
     fit(writer(), [RolloutSamples(1)], fast_dev_run=True)
     assert not (tmp_path / "samples").exists()
 
