@@ -37,9 +37,6 @@ from ctrlreward.scorers.base import Scores
 from ctrlreward.weights.loading import load_tokenizer
 
 _PROMPTS_PER_BATCH = 64  # in `complete`
-# Frozen, so they can be default arguments.
-_OBJECTIVE, _GENERATION, _UPDATES = Objective(), Generation(), Updates()
-_CRITIC, _LORA = Critic(), LoRA()
 
 
 class PolicyTuner(pl.LightningModule):
@@ -92,11 +89,11 @@ class PolicyTuner(pl.LightningModule):
         self,
         model: str,
         reward: Reward,
-        objective: Objective = _OBJECTIVE,
-        generation: Generation = _GENERATION,
-        updates: Updates = _UPDATES,
-        critic: Critic = _CRITIC,
-        lora: LoRA = _LORA,
+        objective: Objective = Objective(),
+        generation: Generation = Generation(),
+        updates: Updates = Updates(),
+        critic: Critic = Critic(),
+        lora: LoRA = LoRA(),
     ) -> None:
         super().__init__()
         check_sampling(objective, generation.group_size, updates)
