@@ -73,7 +73,7 @@ class SelectingCheckpoint(CheckpointSteps):
         raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Make local checkpoints whole-or-absent; check that adapters can be written."""
+        """Write local checkpoints atomically; check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeCheckpointIO()

@@ -201,7 +201,9 @@ class Samples:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number} is not JSON ({error})") from error
             if not isinstance(record, dict) or "text" not in record:
-                raise ValueError(f"{path}:{number} is not an object with the key 'text'")
+                raise ValueError(
+                    f"{path}:{number} is not an object with the key 'text': write one per line"
+                )
             records.append(record)
         names = [n for n, key in JSON_KEYS.items() if records and key in records[0]] or ["texts"]
         for name in names:

@@ -136,7 +136,7 @@ class SentenceData(pl.LightningDataModule):
         for label, file in enumerate(files.values()):
             texts = [matching_key(line) for line in read_lines([file]) if line.strip()]
             if not texts:
-                raise ValueError(f"{file} holds no sentence: give one per line")
+                raise ValueError(f"{file} has no sentences: write one per line")
             yield from (Sentence(text, label) for text in texts)
 
 

@@ -174,7 +174,7 @@ def read_pair_file(file: str) -> list[AlignmentPair]:
     """
     _, *chunks = JsonLog(Path(file)).read() or [None]
     if not chunks:
-        raise FileNotFoundError(f"{file} holds no pairs: build it with `PairFile.build`")
+        raise FileNotFoundError(f"{file} has no pairs: build it with `PairFile.build`")
     return [
         AlignmentPair(
             row["source"], row["a"], row["b"], tuple((s, e) for s, e in row["hallucinated"])

@@ -129,7 +129,7 @@ def test_labels_belong_to_both_sets(files: tuple) -> None:
 def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
     train, test, _ = files
     data = SentenceData({**train, "positive": written(tmp_path / "empty", ["", " "])}, test)
-    with pytest.raises(ValueError, match="empty holds no sentence: give one per line"):
+    with pytest.raises(ValueError, match="empty has no sentences: write one per line"):
         data.setup("fit")
 
 

@@ -230,8 +230,8 @@ def _json(value: Any, name: str) -> str:
         return json.dumps(None if missing else value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError):
         raise ValueError(
-            f"the column {name!r} holds {str(value)[:40]}, which JSON can't represent: write "
-            ".parquet instead"
+            f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent: "
+            "write .parquet instead"
         ) from None
 
 

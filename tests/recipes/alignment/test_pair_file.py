@@ -182,7 +182,7 @@ def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> No
 
 
 def test_a_file_without_pairs_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"pairs.jsonl holds no pairs: build it with"):
+    with pytest.raises(FileNotFoundError, match=r"pairs.jsonl has no pairs: build it with"):
         read_pair_file(str(tmp_path / "pairs.jsonl"))
 
 
