@@ -1,4 +1,4 @@
-"""A model whose texts say how far it has been trained, and a scorer that reads it from them."""
+"""Module whose texts name the training step, and a scorer that looks up a value for that step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
 class Counter(pl.LightningModule):
-    """Its one weight counts the optimizer steps, and its texts say " at <weight> <noise>"."""
+    """Module whose only weight counts optimizer steps; it completes with " at <weight> <noise>"."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.draws: list[float] = []  # what training drew from the global generator
-        self.calls: list[dict[str, Any]] = []  # how `complete` was called
+        self.draws: list[float] = []  # random numbers drawn in training steps
+        self.calls: list[dict[str, Any]] = []  # arguments and modes of each `complete`
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         self.draws.append(torch.rand(()).item())
@@ -54,7 +54,7 @@ class Counter(pl.LightningModule):
 
 
 class Curve(Scorer):
-    """Gives each text the value of a curve at the step that the text says."""
+    """Scorer that gives each text the value of a curve at the step that the text names."""
 
     pointwise = True
 
@@ -68,7 +68,7 @@ class Curve(Scorer):
         return {"value": ScoreSpec(True, (0.0, 1.0)), "loss": ScoreSpec(False, (0.0, 1.0))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
-        torch.rand(7)  # as a model being loaded does
+        torch.rand(7)  # as loading a model does
         self.scored.append(samples)
         steps = [int(text.split(" at ")[1].split()[0]) for text in samples.texts]
         value = np.array([self.curve[min(step, len(self.curve) - 1)] for step in steps])
@@ -99,7 +99,7 @@ def held_out() -> Samples:
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
-    """Trains for eight steps with a validation after each, unless told."""
+    """Function that trains for eight steps with a validation after each, by default."""
 
     def run(
         module: pl.LightningModule,

@@ -1,6 +1,6 @@
-"""Runs that are interrupted in several ways and go on. Started once by test_interruptions.py.
+"""Script of test_interruptions.py: runs that are interrupted in several ways and resumed.
 
-Each that is interrupted is a process of its own, forked so that everything is imported once.
+Each interrupted run is a forked process, so imports happen once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ assert spec.loader is not None
 shared = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(shared)
 
-AT = 5  # steps done when a run is interrupted; validations were after 2 and 4
-LIMIT = 30.0  # seconds that an interrupted run may take to end
+AT = 5  # steps before the interruption; validations were after 2 and 4
+LIMIT = 30.0  # seconds within which an interrupted run must end
 
 
 class Module(shared.Counter):
-    """Logs at each step, and is interrupted where it is told."""
+    """Module that logs at each step and calls `interrupt` at step `AT`."""
 
     interrupt: Callable[[pl.LightningModule], None] | None = None
 
@@ -51,16 +51,16 @@ class Module(shared.Counter):
 
 
 class Slow(shared.Curve):
-    """Is at work when the run is interrupted."""
+    """Scorer that is still running when the run is interrupted."""
 
     def score(self, samples: Samples) -> dict[str, Any]:
-        found = super().score(samples)
+        scores = super().score(samples)
         time.sleep(0.5)
-        return found
+        return scores
 
 
 def fit(folder: Path, overlap: bool, scorer: shared.Curve, module: Module, **options: Any) -> None:
-    """Eight steps with a validation after every second one."""
+    """Train for eight steps with a validation after every second one."""
     prompts = Samples(texts=["The food", "The film"])
     callbacks = [
         GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap),
@@ -95,15 +95,15 @@ def interrupted(interrupt: Callable[[pl.LightningModule], None]) -> Callable[[Pa
     def run(folder: Path, overlap: bool) -> None:
         module = Module()
         module.interrupt = interrupt
-        said = "nothing"
+        raised = "nothing"
         try:
             fit(folder, overlap, Slow([0.125 * i for i in range(9)]), module)
         except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
+            raised = f"{type(error).__name__}: {error}"
             raise
         finally:
             names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-            (folder / "seen.json").write_text(json.dumps({"said": said, "threads": names}))
+            (folder / "seen.json").write_text(json.dumps({"raised": raised, "threads": names}))
 
     return run
 
@@ -120,13 +120,13 @@ def fail(module: pl.LightningModule) -> None:
 
 
 def killed_while_saving(folder: Path, overlap: bool) -> None:
-    """Ends in the middle of the third `last.ckpt`, with half of its bytes written."""
+    """Kill the process while it writes the third `last.ckpt`, with half of its bytes on disk."""
     count = 0
 
     def fsync(file: int) -> None:
         nonlocal count
-        where = os.readlink(f"/proc/self/fd/{file}")
-        count += "last.ckpt" in where
+        path = os.readlink(f"/proc/self/fd/{file}")
+        count += "last.ckpt" in path
         if count == 3:
             os.ftruncate(file, os.fstat(file).st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -136,25 +136,25 @@ def killed_while_saving(folder: Path, overlap: bool) -> None:
 
 
 def start(run: Callable[[Path, bool], None], folder: Path, overlap: bool) -> int:
-    """The process that does the run; it ends as Python would end."""
+    """Fork a process that does the run and ends like any Python process; return its id."""
     folder.mkdir(parents=True, exist_ok=True)
     child = os.fork()
     if child == 0:
         output = os.open(folder / f"{run.__name__}.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        # Leaving the script, this process runs the interpreter's own end, which waits for threads.
+        # sys.exit runs the interpreter's shutdown, which waits for threads.
         run(folder, overlap)
         sys.exit(0)
     return child
 
 
 def end(child: int) -> dict[str, Any]:
-    """How the process ended, and how long after this call."""
+    """Wait for the process; return its exit code and the seconds until it ended."""
     started = time.monotonic()
     while time.monotonic() - started < LIMIT:
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
             code = os.waitstatus_to_exitcode(status)
             return {"code": code, "seconds": time.monotonic() - started}
         time.sleep(0.02)
@@ -168,7 +168,7 @@ def main(folder: Path) -> None:
     terminated = interrupted(wait_for_sigterm)
     ended: dict[str, dict[str, Any]] = {}
     for overlap in (False, True):
-        whole(folder / f"whole-{overlap}", overlap)  # also imports what Lightning imports late
+        whole(folder / f"whole-{overlap}", overlap)  # also does the late imports of Lightning
         for name, run in (
             ("raise", raising),
             ("sigterm", terminated),
@@ -196,7 +196,7 @@ def texts(place: Path) -> list[str]:
 
 
 def loads(path: Path) -> float:
-    """The weight that a checkpoint holds, also the one beside it."""
+    """Return the weight in a checkpoint, and compare it with the exported adapter."""
     weight = torch.load(path, weights_only=True)["state_dict"]["weight"].item()
     adapter = path.with_name(f"{path.stem}-adapter") / "weight"
     assert path.name == "last.ckpt" or float(adapter.read_text()) == weight

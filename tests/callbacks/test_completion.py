@@ -14,7 +14,7 @@ from ctrlreward.callbacks import generate
 
 
 class Echo:
-    """Says what it read, with a number that tells its draws apart."""
+    """Generator that repeats its prompt, with random numbers."""
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return [f"<{prompt}|{torch.rand(()).item()}|{random.random()}>" for prompt in prompts]
@@ -25,27 +25,27 @@ class Mute:
         return ["only one"]
 
 
-def test_text_is_beginning_plus_completion_and_columns_go_along(held_out: Samples) -> None:
-    made = generate(Echo(), held_out, repeats=2)
-    assert made.prefixes == ("The food", "The food", "The film", "The film", "A dog", "A dog")
-    assert made.labels == ("positive",) * 4 + ("negative",) * 2
-    assert made.groups == ("0", "0", "1", "1", "2", "2")
-    assert made.prompts is not None
-    for text, prefix, prompt in zip(made.texts, made.prefixes, made.prompts, strict=True):
-        assert text.startswith(f"{prefix}<{prompt}|")  # it read the prompt, not the prefix
-    assert len(set(made.texts)) == 6
+def test_text_is_beginning_plus_completion_and_columns_are_kept(held_out: Samples) -> None:
+    samples = generate(Echo(), held_out, repeats=2)
+    assert samples.prefixes == ("The food", "The food", "The film", "The film", "A dog", "A dog")
+    assert samples.labels == ("positive",) * 4 + ("negative",) * 2
+    assert samples.groups == ("0", "0", "1", "1", "2", "2")
+    assert samples.prompts is not None
+    for text, prefix, prompt in zip(samples.texts, samples.prefixes, samples.prompts, strict=True):
+        assert text.startswith(f"{prefix}<{prompt}|")  # the prompt, not the prefix
+    assert len(set(samples.texts)) == 6
 
 
-def test_reads_the_beginning_where_there_is_no_prompt() -> None:
+def test_without_prompts_the_beginning_is_the_prompt() -> None:
     assert generate(Echo(), Samples(texts=["A"])).texts[0].startswith("A<A|")
 
 
-def test_given_groups_stay() -> None:
-    made = generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"]))
-    assert made.groups == ("x", "x")
+def test_given_groups_are_kept() -> None:
+    samples = generate(Echo(), Samples(texts=["a", "b"], groups=["x", "x"]))
+    assert samples.groups == ("x", "x")
 
 
-def test_no_prompts_make_no_texts() -> None:
+def test_no_prompts_give_no_samples() -> None:
     assert len(generate(Mute(), Samples(texts=[]))) == 0
 
 
@@ -54,7 +54,7 @@ def test_no_prompts_make_no_texts() -> None:
     st.integers(1, 3),
     st.integers(0, 5),
 )
-def test_earlier_outputs_can_be_given_again(
+def test_the_rest_after_a_prefix_is_ignored(
     rows: list[tuple[str, str]], repeats: int, seed: int
 ) -> None:
     prefixes = [prefix for prefix, _ in rows]
@@ -64,7 +64,7 @@ def test_earlier_outputs_can_be_given_again(
     assert len(bare) == repeats * len(rows)
 
 
-def test_seed_decides_the_texts_and_the_callers_randomness_is_untouched() -> None:
+def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
     prompts = Samples(texts=["a", "b"])
     torch.manual_seed(5)
     random.seed(5)

@@ -1,4 +1,4 @@
-"""Real runs of two processes on the CPU, started once for all tests."""
+"""Runs of two processes on the CPU, started once for all tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ spec.loader.exec_module(two_ranks)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, run_script) -> Path:
     folder = tmp_path_factory.mktemp("two_ranks")
-    # A rank that waits for one that failed would wait for half an hour.
+    # A rank waiting for a failed one would wait for half an hour.
     run_script(Path(__file__).with_name("two_ranks.py"), folder, timeout=120)
     return folder
 
@@ -32,7 +32,7 @@ def seen(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_each_rank_writes_its_share_and_rank_zero_scores_all(seen) -> None:
+def test_each_rank_generates_its_share_and_rank_zero_scores_all(seen) -> None:
     assert seen[0]["good"]["prompts"] == [["p0", "p0", "p2", "p2", "p4", "p4"]] * 4
     assert seen[1]["good"]["prompts"] == [["p1", "p1", "p3", "p3"]] * 4
     assert seen[1]["good"]["scored"] == []
@@ -41,7 +41,7 @@ def test_each_rank_writes_its_share_and_rank_zero_scores_all(seen) -> None:
     assert len(set(first)) == 10  # the ranks draw differently
 
 
-def test_all_ranks_log_and_decide_the_same(seen) -> None:
+def test_all_ranks_log_the_same_and_make_the_same_decisions(seen) -> None:
     for rank in seen:
         assert rank["good"]["metrics"] == {"score/v": 0.25, "score/fail_rate": 0.0}
         assert rank["good"]["stopped_step"] == 4
@@ -57,7 +57,7 @@ def test_rank_zero_writes_samples_and_adapters(folder: Path, seen) -> None:
 
 
 def test_all_ranks_keep_the_same_front(folder: Path, seen) -> None:
-    """Also of a metric that each rank logs for itself: rank 0 decides."""
+    """Rank 0 decides, even for a metric that each rank logs for itself."""
     for rank in seen:
         assert rank["good"]["front"]["kept"] == {"2": [0.5, 0.0]}
         assert rank["uneven"]["front"]["kept"] == {"1": [0.25, -1.0], "2": [0.5, -2.0]}
@@ -71,23 +71,23 @@ def test_all_ranks_keep_the_same_front(folder: Path, seen) -> None:
 
 
 @pytest.mark.parametrize("run", ["scorer", "late scorer"])
-def test_a_scorer_that_fails_ends_all_ranks(seen, run: str) -> None:
+def test_a_failing_scorer_ends_all_ranks(seen, run: str) -> None:
     assert seen[0][run]["error"] == "ValueError: no scores"
     assert seen[1][run]["error"] == "RuntimeError: rank 0 failed with ValueError: no scores"
     assert max(rank[run]["seconds"] for rank in seen) < 60
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_two_ranks_log_and_write_what_one_process_does(
+def test_two_ranks_log_and_write_the_same_as_one(
     folder: Path, seen, tmp_path: Path, overlap: bool
 ) -> None:
-    """Seven prompts are four and three; the one that is there twice is scored once."""
+    """Of seven prompts the ranks get four and three; the duplicate is scored once."""
     name = "steady late" if overlap else "steady"
-    alone = two_ranks.run_steady(tmp_path, 1, overlap)
+    single = two_ranks.run_steady(tmp_path, 1, overlap)
     for rank in seen:
-        assert rank[name]["metrics"] == alone["metrics"]
-    assert seen[0][name]["scored"] == alone["scored"]
-    assert [len(texts) for texts in alone["scored"]] == [6] * 3
+        assert rank[name]["metrics"] == single["metrics"]
+    assert seen[0][name]["scored"] == single["scored"]
+    assert [len(texts) for texts in single["scored"]] == [6] * 3
     assert seen[1][name]["scored"] == []
     for step in (1, 2, 3):
         file = Path("samples", "score", f"step={step:06d}.jsonl")
@@ -95,18 +95,18 @@ def test_two_ranks_log_and_write_what_one_process_does(
         assert len((tmp_path / file).read_text().splitlines()) == 7
 
 
-def test_a_generator_that_fails_on_one_rank_ends_all_ranks(seen) -> None:
+def test_a_failing_generator_ends_all_ranks(seen) -> None:
     assert seen[1]["generator"]["error"] == "RuntimeError: no words"
     assert seen[0]["generator"]["error"] == (
         "RuntimeError: rank 1 failed with RuntimeError: no words"
     )
 
 
-def test_an_alarm_on_one_rank_stops_all(seen) -> None:
+def test_an_alarm_on_one_rank_stops_all_ranks(seen) -> None:
     assert [rank["guarded"] for rank in seen] == [{"alarm_step": 4, "steps": 4}] * 2
 
 
-def test_all_ranks_normalise_rewards_and_weigh_the_kl_term_alike(seen) -> None:
+def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:
     rewards = [value for i in range(3) for value in (0.0, 1.0, 2.0 + i, 50.0 + i)]
     squares = np.var(rewards) * len(rewards)
     expected = {"count": 12, "mean": np.mean(rewards), "squares": squares, "kl_coef": 1.0}

@@ -13,10 +13,10 @@ from pytorch_lightning.loggers import CSVLogger, WandbLogger
 from ctrlreward import Samples
 from ctrlreward.callbacks import GenerationScorer, TextGenerator
 
-# What is logged
+# Logging
 
 
-def test_logs_means_of_the_samples_that_have_a_score(fit, counter, curve, held_out) -> None:
+def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0, 0.25])
     score = scorer.score
 
@@ -34,20 +34,22 @@ def test_logs_means_of_the_samples_that_have_a_score(fit, counter, curve, held_o
     assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
 
 
-def test_nothing_scored_is_nan_and_not_zero(fit, counter, curve, held_out) -> None:
+def test_without_a_valid_score_the_mean_is_nan(fit, counter, curve, held_out) -> None:
     scorer = curve([float("nan")])
     trainer = fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)], max_steps=1)
     assert torch.isnan(trainer.callback_metrics["score/v"])
     assert trainer.callback_metrics["score/fail_rate"] == 1.0
 
 
-def test_a_scorer_is_called_once_and_twins_are_told_apart(fit, counter, curve, held_out) -> None:
-    one, twin = curve([0.0, 0.25]), curve([0.0, 0.5])
-    scores = {"v": one["value"], "l": one["loss"], "twin": twin["value"]}
+def test_a_scorer_is_called_once_and_equal_scorers_stay_separate(
+    fit, counter, curve, held_out
+) -> None:
+    one, other = curve([0.0, 0.25]), curve([0.0, 0.5])
+    scores = {"v": one["value"], "l": one["loss"], "other": other["value"]}
     trainer = fit(counter(), [GenerationScorer(scores, held_out)], max_steps=1)
-    assert (len(one.scored), len(twin.scored)) == (1, 1)
+    assert (len(one.scored), len(other.scored)) == (1, 1)
     assert trainer.callback_metrics["score/v"] == 0.25
-    assert trainer.callback_metrics["score/twin"] == 0.5
+    assert trainer.callback_metrics["score/other"] == 0.5
 
 
 def test_scorers_get_texts_and_columns(fit, counter, curve, held_out) -> None:
@@ -67,7 +69,7 @@ def test_scorers_get_texts_and_columns(fit, counter, curve, held_out) -> None:
     ]
 
 
-def test_names_keep_two_of_them_apart(fit, counter, curve, held_out, tmp_path) -> None:
+def test_two_callbacks_log_under_their_names(fit, counter, curve, held_out, tmp_path) -> None:
     callbacks = [
         GenerationScorer({"v": curve([0.0, 0.25])["value"]}, held_out),
         GenerationScorer({"v": curve([0.0, 0.5])["value"]}, held_out, name="other"),
@@ -94,7 +96,7 @@ def test_samples_on_disk_can_be_read_back(fit, counter, curve, held_out, tmp_pat
     assert failed["scores"] == {"v": None, "l": None}
 
 
-def test_wandb_gets_a_table_at_each_scored_step(fit, counter, curve, held_out, tmp_path) -> None:
+def test_each_scored_step_logs_a_wandb_table(fit, counter, curve, held_out, tmp_path) -> None:
     wandb = pytest.importorskip("wandb")
     scorer = curve([0.0, 0.25, float("nan")])
     callback = GenerationScorer({"v": scorer["value"]}, held_out, table_rows=2)
@@ -108,13 +110,13 @@ def test_wandb_gets_a_table_at_each_scored_step(fit, counter, curve, held_out, t
     assert len(tables) == 2
     assert all(t["columns"] == ["prompt", "label", "text", "v"] for t in tables)
     rows = [row for t in tables for row in t["data"]]
-    assert {row[0] for row in rows} == {"Praise: The food", "Praise: A dog"}  # spread over all
+    assert {row[0] for row in rows} == {"Praise: The food", "Praise: A dog"}  # evenly spaced
     assert {row[1] for row in rows} == {"positive", "negative"}
     assert {row[2].split()[3] for row in rows} == {"1", "2"}
     assert sorted(row[3] is None for row in rows) == [False, False, True, True]
 
 
-# When it scores, and what it leaves alone
+# Schedule and side effects
 
 
 def test_every_nth_validation(fit, counter, curve, held_out) -> None:
@@ -146,7 +148,7 @@ def test_fast_dev_run_scores_two_samples_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_validate_scores_and_counts_nothing(counter, curve, held_out, tmp_path) -> None:
+def test_validate_scores_without_counting(counter, curve, held_out, tmp_path) -> None:
     scorer = curve([0.25])
     callback = GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=5)
     trainer = pl.Trainer(
@@ -173,7 +175,7 @@ def test_training_draws_the_same_with_and_without_scoring(fit, counter, curve, h
     assert draws[0] == draws[1]
 
 
-def test_the_noise_is_the_same_at_each_validation(fit, counter, curve, held_out) -> None:
+def test_each_validation_generates_with_the_same_seed(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
     fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out, seed=4)], max_steps=3)
     noise = [[text.split()[-1] for text in samples.texts] for samples in scorer.scored]
@@ -188,13 +190,13 @@ def test_counters_survive_a_resume(fit, counter, curve, held_out, tmp_path) -> N
     scorer = curve([0.0])
     trainer = fit(counter(), [callback()], max_steps=4)
     trainer.save_checkpoint(tmp_path / "at4.ckpt")
-    again = callback()
-    fit(counter(), [again], max_steps=8, ckpt_path=tmp_path / "at4.ckpt")
+    resumed = callback()
+    fit(counter(), [resumed], max_steps=8, ckpt_path=tmp_path / "at4.ckpt")
     assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
-    assert (again.validations, again.last_scored_step) == (8, 6)
+    assert (resumed.validations, resumed.last_scored_step) == (8, 6)
 
 
-def test_models_are_freed_at_the_end_and_after_a_failure(fit, counter, curve, held_out) -> None:
+def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
     scores = {"v": scorer["value"], "l": scorer["loss"]}
     fit(counter(), [GenerationScorer(scores, held_out)], max_steps=1)
@@ -215,14 +217,14 @@ def test_an_error_in_the_scorer_ends_the_run(fit, counter, curve, held_out) -> N
         fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
 
 
-def test_a_scorer_has_to_give_one_value_per_sample(fit, counter, curve, held_out) -> None:
+def test_a_scorer_must_return_one_value_per_sample(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
     scorer.score = lambda samples: {"value": np.zeros(2)}
     with pytest.raises(ValueError, match=r"Curve returned 'value' of shape \(2,\) for 3 samples"):
         fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
 
 
-def test_a_module_without_complete_is_refused(fit, counter, curve, held_out) -> None:
+def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) -> None:
     class Silent(pl.LightningModule):
         training_step = counter.training_step
         validation_step = counter.validation_step
@@ -235,7 +237,7 @@ def test_a_module_without_complete_is_refused(fit, counter, curve, held_out) -> 
         fit(Silent(), [GenerationScorer({"v": curve([0.0])["value"]}, held_out)])
 
 
-def test_a_run_without_validation_is_refused(fit, counter, curve, held_out) -> None:
+def test_a_run_without_validation_is_rejected(fit, counter, curve, held_out) -> None:
     with pytest.raises(MisconfigurationException, match="scores at validation, and this run has"):
         fit(
             counter(),
@@ -261,7 +263,7 @@ def test_bad_arguments(changes, error, message, curve, held_out) -> None:
         GenerationScorer(**arguments)
 
 
-def test_a_reserved_name_is_refused(curve, held_out) -> None:
+def test_a_reserved_name_is_rejected(curve, held_out) -> None:
     with pytest.raises(ValueError, match="'fail_rate', which the callback logs itself"):
         GenerationScorer({"fail_rate": curve([0.0])["value"]}, held_out)
 

@@ -11,9 +11,9 @@ from ctrlreward.files import JsonLog
 from ctrlreward.plots.curves import curve
 
 
-def test_one_line_a_call_on_the_disk_at_once(tmp_path: Path) -> None:
+def test_each_call_writes_one_line_at_once(tmp_path: Path) -> None:
     logger = HistoryLogger(str(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()  # made when first written to
+    assert not (tmp_path / "run").exists()  # created by the first row
     logger.log_metrics({"a": 1.5, "b": 2}, step=0)
     logger.log_metrics({"a": math.nan, "c": math.inf}, step=3)
     logger.log_metrics({"a": 0.5})
@@ -27,14 +27,14 @@ def test_one_line_a_call_on_the_disk_at_once(tmp_path: Path) -> None:
     assert (logger.name, logger.version, logger.save_dir) == ("run", "", str(tmp_path / "run"))
 
 
-def test_a_later_run_takes_the_place_of_the_rows_it_does_again(tmp_path: Path) -> None:
+def test_a_resumed_run_replaces_the_rows_that_it_repeats(tmp_path: Path) -> None:
     first = HistoryLogger(str(tmp_path))
     for step in range(5):
         first.log_metrics({"a": step}, step)
         first.log_metrics({"b": step}, step)
     second = HistoryLogger(str(tmp_path))
     second.log_metrics({"a": 30}, 3)
-    second.log_metrics({"b": 30}, 3)  # of the same run: nothing is taken away
+    second.log_metrics({"b": 30}, 3)  # the same run: nothing is removed
     assert JsonLog(first.path).read() == [
         *({"step": s, name: s} for s in range(3) for name in "ab"),
         {"step": 3, "a": 30},
@@ -42,7 +42,7 @@ def test_a_later_run_takes_the_place_of_the_rows_it_does_again(tmp_path: Path) -
     ]
 
 
-def test_a_run_from_the_start_begins_anew(tmp_path: Path) -> None:
+def test_a_run_from_step_zero_replaces_all_rows(tmp_path: Path) -> None:
     for _ in range(2):
         logger = HistoryLogger(str(tmp_path))
         for step in range(3):
@@ -51,7 +51,7 @@ def test_a_run_from_the_start_begins_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", ['{"step": 2, "a"', '{"step": 2, "a": 2.0}', "{"])
-def test_a_line_that_was_not_finished_is_no_row(tmp_path: Path, half: str) -> None:
+def test_an_incomplete_line_is_not_a_row(tmp_path: Path, half: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 0, "a": 0.0}\n{"step": 1, "a": 1.0}\n' + half)
     assert [row["step"] for row in JsonLog(path).read()] == [0, 1]
@@ -61,12 +61,12 @@ def test_a_line_that_was_not_finished_is_no_row(tmp_path: Path, half: str) -> No
     )
 
 
-def test_no_file_has_no_rows(tmp_path: Path) -> None:
+def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
     assert JsonLog(tmp_path / "metrics.jsonl").read() == []
 
 
 def run(fit, counter, curve, held_out, folder: Path, stop: int, **options) -> list[dict]:
-    """Trains with a validation at every second step; `loss` is logged at each."""
+    """Train with a validation at every second step, and return the rows; logs `loss` each step."""
 
     class Logging(counter):
         def training_step(self, batch, batch_idx):
@@ -89,10 +89,10 @@ def run(fit, counter, curve, held_out, folder: Path, stop: int, **options) -> li
 
 
 @pytest.mark.parametrize("stop", [5, 6])
-def test_a_resumed_run_leaves_no_gap_and_no_repeat(
+def test_a_resumed_run_has_no_gaps_and_no_duplicates(
     fit, counter, curve, held_out, tmp_path: Path, stop: int
 ) -> None:
-    """What was logged after the last checkpoint is done again, and logged in its place."""
+    """Steps after the last checkpoint are repeated, and their new rows replace the old ones."""
     whole = run(fit, counter, curve, held_out, tmp_path / "whole", 10)
     broken = tmp_path / "broken"
     run(fit, counter, curve, held_out, broken, stop)

@@ -27,7 +27,7 @@ CURVE = [0.0, 0.1, 0.2, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]
 
 
 class Seen(pl.Callback):
-    """What callbacks that act at the end of a validation see."""
+    """Callback that records what others can read at the end of a validation."""
 
     def __init__(self, scorer: GenerationScorer) -> None:
         self.scorer = scorer
@@ -53,18 +53,18 @@ def threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("ctrlreward")]
 
 
-def test_training_goes_on_while_texts_are_scored(fit, counter, curve, held_out) -> None:
-    trained_on = threading.Event()
+def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out) -> None:
+    trained = threading.Event()
 
     class Module(counter):
         def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
             if self.global_step == 1:
-                trained_on.set()
+                trained.set()
             return super().training_step(batch, batch_idx)
 
     class Waiting(curve):
         def score(self, samples: Samples) -> Any:
-            assert trained_on.wait(20)  # of the step after the texts were generated
+            assert trained.wait(20)  # by the step after the generation
             assert not torch.is_grad_enabled()
             return super().score(samples)
 
@@ -88,7 +88,7 @@ def test_scores_are_logged_one_validation_late_under_their_own_step(
         (4, True, 3, 0.5),
     ]
     rows = [row for row in JsonLog(logger.path).read() if "score/v" in row]
-    assert [row["score/scored_step"] for row in rows] == [1, 2, 3, 4]  # the last when it ended
+    assert [row["score/scored_step"] for row in rows] == [1, 2, 3, 4]  # the last one at the end
     assert [row["score/v"] for row in rows] == pytest.approx(CURVE[1:5])
     for step in range(1, 5):
         path = tmp_path / "samples" / "score" / f"step={step:06d}.jsonl"
@@ -97,17 +97,17 @@ def test_scores_are_logged_one_validation_late_under_their_own_step(
         assert all(f" at {step} " in record["text"] for record in records)
 
 
-def test_every_nth_is_logged_at_the_validation_after_it(fit, counter, curve, held_out) -> None:
+def test_every_nth_is_logged_at_the_next_validation(fit, counter, curve, held_out) -> None:
     callback = late(curve(CURVE), held_out, every_n_validations=3)
     seen = Seen(callback)
     fit(counter(), [callback, seen], max_steps=8)
     assert [row for row in seen.rows if row[1]] == [(4, True, 3, 0.5), (7, True, 6, 0.2)]
 
 
-def test_training_draws_the_same_beside_a_scorer_that_draws_while_it_loads(
+def test_a_scorer_that_draws_while_loading_does_not_change_training(
     fit, counter, curve, held_out
 ) -> None:
-    class Still(curve):
+    class DrawsInLoad(curve):
         loads = 0
 
         def load(self) -> None:
@@ -121,7 +121,7 @@ def test_training_draws_the_same_beside_a_scorer_that_draws_while_it_loads(
             return {"value": values, "loss": 1.0 - values}
 
     draws = []
-    for callbacks in ([], [late(Still(CURVE), held_out)]):
+    for callbacks in ([], [late(DrawsInLoad(CURVE), held_out)]):
         module = counter()
         pl.seed_everything(3, verbose=False)
         fit(module, callbacks)
@@ -139,7 +139,7 @@ def test_training_draws_the_same_beside_a_scorer_that_draws_while_it_loads(
         ModelCheckpoint(monitor="score/v", mode="max"),
     ],
 )
-def test_no_checkpoint_is_kept_for_the_scores_of_other_weights(
+def test_checkpoint_callbacks_cannot_monitor_a_late_score(
     fit, counter, curve, held_out, keeper
 ) -> None:
     with pytest.raises(MisconfigurationException, match=r"logged one validation late.*overlap=Fal"):
@@ -158,7 +158,7 @@ def test_the_stopper_decides_one_validation_late(fit, counter, curve, held_out) 
 
 
 @pytest.mark.parametrize("cut", [3, 5])
-def test_a_resumed_run_decides_as_the_uncut_one(
+def test_a_resumed_run_makes_the_same_decisions(
     fit, counter, curve, held_out, tmp_path: Path, cut: int
 ) -> None:
     def run(folder: Path, steps: int, **options: Any) -> tuple[Any, ...]:
@@ -177,7 +177,7 @@ def test_a_resumed_run_decides_as_the_uncut_one(
     last = tmp_path / "cut" / "kept" / "last.ckpt"
     written = tmp_path / "cut" / "samples" / "score" / f"step={cut:06d}.jsonl"
     before = written.read_bytes()
-    written.unlink()  # as if the run had been killed before its scorer was done
+    written.unlink()  # as if the run had been killed while scoring
     state = torch.load(last, weights_only=True)["callbacks"]
     pending = next(s["pending"] for k, s in state.items() if k.startswith("GenerationScorer"))
     assert pending["step"] == cut
@@ -187,7 +187,7 @@ def test_a_resumed_run_decides_as_the_uncut_one(
     assert written.read_bytes() == before
 
 
-def test_texts_that_wait_are_written_by_a_run_without_overlap(
+def test_a_run_without_overlap_writes_pending_texts(
     fit, counter, curve, held_out, tmp_path
 ) -> None:
     trainer = fit(counter(), [late(curve(CURVE), held_out)], max_steps=2)
@@ -203,7 +203,7 @@ def test_texts_that_wait_are_written_by_a_run_without_overlap(
 
 @pytest.mark.parametrize("fails_at", [2, 4])
 def test_an_error_on_the_thread_ends_the_run(fit, counter, curve, held_out, fails_at) -> None:
-    """At the next validation, and after the last one when training ends."""
+    """Raised at the next validation, or at the end of training after the last one."""
     scorer = curve(CURVE[:1])
     scorer.curve = {step: 0.5 for step in range(9) if step != fails_at}
     callback = late(scorer, held_out)

@@ -22,7 +22,7 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.functional.bootstrap import paired_bootstrap
 
-VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # the best at step 3
+VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # best at step 3
 TEST = Samples(
     texts=["The lake", "The house", "A cat", "One day"], labels=["positive", "negative"] * 2
 )
@@ -30,7 +30,7 @@ TEST = Samples(
 
 @pytest.fixture
 def noisy(curve) -> type:
-    """As `curve`, up to twice that by the noise that tells the texts apart."""
+    """`Curve` times 1 + the random number in the text."""
 
     class Noisy(curve):
         def score(self, samples: Samples) -> dict[str, np.ndarray]:
@@ -42,7 +42,7 @@ def noisy(curve) -> type:
 
 @pytest.fixture
 def compare(fit, counter, noisy, held_out, tmp_path):
-    """Trains with a comparison of four prompts, twice each; gives trainer, module, callback."""
+    """Function that trains with a report on four prompts, two completions each."""
 
     def run(*more, values=VALUES, module=None, **options):
         scorer = noisy(values)
@@ -60,14 +60,14 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path, capsys) -> None:
     _, module, _ = compare()
-    found = summary(tmp_path)
-    assert set(found) == {
+    report = read_summary(tmp_path)
+    assert set(report) == {
         "score",
         "before",
         "after",
@@ -86,30 +86,29 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         assert all(f" at {step} " in record["text"] for record in records)
         assert [r["prefix"] for r in records] == [t for t in TEST.texts for _ in range(2)]
         means = {n: np.mean([r["scores"][n] for r in records]) for n in ("v", "l")}
-        assert found[phase] == pytest.approx({**means, "fail_rate": 0.0, "generations": 8})
+        assert report[phase] == pytest.approx({**means, "fail_rate": 0.0, "generations": 8})
     values = [[record["scores"]["v"] for record in records] for records in (before, after)]
     interval = paired_bootstrap(*values, [record["prefix"] for record in before])
-    assert found["score"] == "v"
-    assert found["difference"] == pytest.approx(interval.value)
-    assert found["difference_ci95"] == pytest.approx([interval.low, interval.high])
-    assert 0.5 < interval.low < found["difference"] < interval.high < 1.0
-    assert found["steps"] == 5
-    assert found["stopped_by"] == "max_steps"
+    assert report["score"] == "v"
+    assert report["difference"] == pytest.approx(interval.value)
+    assert report["difference_ci95"] == pytest.approx([interval.low, interval.high])
+    assert 0.5 < interval.low < report["difference"] < interval.high < 1.0
+    assert report["steps"] == 5
+    assert report["stopped_by"] == "max_steps"
     (best,) = (tmp_path / "kept").glob("step=000003-v=*.ckpt")
-    assert found["best_checkpoint"] == str(best)
-    assert round(module.weight.item()) == 3  # the module is left as selected
-    seconds = found["seconds"]
+    assert report["best_checkpoint"] == str(best)
+    assert round(module.weight.item()) == 3  # the module keeps the selected weights
+    seconds = report["seconds"]
     assert set(seconds) == {"start", "before", "train", "after", "total"}
     assert all(value >= 0 for value in seconds.values())
     parts = sum(value for phase, value in seconds.items() if phase != "total")
     assert seconds["total"] == pytest.approx(parts)
     printed = capsys.readouterr().out
     assert "5 steps in" in printed
-    assert f"v, after - before: {found['difference']:+.3f} (95 % interval" in printed
+    assert f"v, after - before: {report['difference']:+.3f} (95 % interval" in printed
 
 
-def test_both_generations_have_the_same_noise(compare, tmp_path) -> None:
-    """The seed is the same, so that the difference is not one of luck."""
+def test_both_generations_use_the_same_seed(compare, tmp_path) -> None:
     compare()
     noise = [
         [row["text"].split()[-1] for row in rows(tmp_path / f"{phase}.jsonl")]
@@ -119,7 +118,7 @@ def test_both_generations_have_the_same_noise(compare, tmp_path) -> None:
     assert len(set(noise[0])) == 8
 
 
-def test_training_is_the_same_with_and_without_it(fit, counter, compare) -> None:
+def test_training_draws_the_same_random_numbers_without_it(fit, counter, compare) -> None:
     pl.seed_everything(3, verbose=False)
     _, compared, _ = compare()
     pl.seed_everything(3, verbose=False)
@@ -129,16 +128,16 @@ def test_training_is_the_same_with_and_without_it(fit, counter, compare) -> None
     assert all(not call["training"] and not call["gradients"] for call in compared.calls)
 
 
-def test_a_resumed_run_keeps_what_was_before_and_counts_on(compare, tmp_path) -> None:
+def test_a_resumed_run_keeps_the_before_phase_and_adds_its_seconds(compare, tmp_path) -> None:
     compare(max_steps=2)
     before = (tmp_path / "before.jsonl").stat()
-    first = summary(tmp_path)
+    first = read_summary(tmp_path)
     assert "step=000002-" in first["best_checkpoint"]
     _, module, _ = compare(ckpt_path="last")
     after = (tmp_path / "before.jsonl").stat()
     assert (after.st_mtime_ns, after.st_ino) == (before.st_mtime_ns, before.st_ino)
     assert len(module.draws) == 3
-    second = summary(tmp_path)
+    second = read_summary(tmp_path)
     assert second["steps"] == 5
     assert second["before"] == first["before"]
     assert "step=000003-" in second["best_checkpoint"]
@@ -148,13 +147,13 @@ def test_a_resumed_run_keeps_what_was_before_and_counts_on(compare, tmp_path) ->
     assert second["seconds"]["train"] > first["seconds"]["train"] / 2
 
 
-def test_the_adapter_is_named_where_there_is_one(compare, counter, tmp_path) -> None:
+def test_best_checkpoint_is_the_adapter_if_there_is_one(compare, counter, tmp_path) -> None:
     class Tuned(counter):
         def export_adapter(self, folder: str) -> None:
             (Path(folder) / "adapter.json").write_text(json.dumps(self.weight.item()))
 
     compare(module=Tuned())
-    folder = Path(summary(tmp_path)["best_checkpoint"])
+    folder = Path(read_summary(tmp_path)["best_checkpoint"])
     assert folder.name.startswith("step=000003-v=")
     assert folder.name.endswith("-adapter")
     assert json.loads((folder / "adapter.json").read_text()) == 3.0
@@ -168,31 +167,31 @@ def test_the_adapter_is_named_where_there_is_one(compare, counter, tmp_path) -> 
         (False, {"max_steps": -1, "max_epochs": 1}, "end of the data"),
     ],
 )
-def test_says_what_ended_the_run(compare, tmp_path, stopper, options, expected: str) -> None:
+def test_stopped_by(compare, tmp_path, stopper, options, expected: str) -> None:
     more = [RewardEarlyStopping("score/v", patience=2)] if stopper else []
     compare(*more, **{"max_steps": 50, **options})
-    found = summary(tmp_path)
-    assert found["stopped_by"].startswith(expected)
-    assert found["steps"] == {"max_time": 1, "end of the data": 8}.get(expected, 5)
+    report = read_summary(tmp_path)
+    assert report["stopped_by"].startswith(expected)
+    assert report["steps"] == {"max_time": 1, "end of the data": 8}.get(expected, 5)
 
 
-def test_where_no_score_is_finite_the_last_policy_is_compared(compare, tmp_path) -> None:
+def test_without_a_finite_score_the_last_policy_is_evaluated(compare, tmp_path) -> None:
     with pytest.raises(ValueError, match="after has no valid score"):
         compare(values=[0.1] + [math.nan] * 5)
     (text, *_) = rows(tmp_path / "after.jsonl")
     assert " at 5 " in text["text"]
 
 
-def test_a_score_that_all_failed_is_null(fit, counter, noisy, held_out, tmp_path) -> None:
-    """Here the second one; the first is what the run is about."""
+def test_a_score_without_valid_samples_is_null(fit, counter, noisy, held_out, tmp_path) -> None:
+    """The second score; the differences need a valid first one."""
     good, bad = noisy(VALUES), noisy([math.nan] * 6)
     scores = {"v": good["value"], "l": bad["loss"]}
     keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
     callbacks = [GenerationScorer(scores, held_out), keeper, BeforeAfter(scores, TEST)]
     fit(counter(), callbacks, max_steps=2, logger=HistoryLogger(str(tmp_path)))
-    found = summary(tmp_path)
-    assert found["after"]["l"] is None
-    assert found["after"]["fail_rate"] == 1.0
+    report = read_summary(tmp_path)
+    assert report["after"]["l"] is None
+    assert report["after"]["fail_rate"] == 1.0
     assert (tmp_path / "curves.png").exists()
 
 
@@ -207,18 +206,18 @@ def test_needs_a_reward_checkpoint(fit, counter, noisy, held_out) -> None:
         fit(counter(), [GenerationScorer(scores, held_out), BeforeAfter(scores, TEST)])
 
 
-def test_models_are_freed(compare) -> None:
+def test_models_are_released(compare) -> None:
     *_, report = compare(max_steps=1)
     assert report.scores["v"].scorer.releases > 0
 
 
 @pytest.mark.parametrize("scores", [{}, {"v": "value"}])
-def test_bad_scores_are_refused(scores) -> None:
+def test_bad_scores_are_rejected(scores) -> None:
     with pytest.raises((ValueError, TypeError), match="scores"):
         BeforeAfter(scores, TEST)
 
 
-# The picture
+# The figure
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -227,7 +226,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return struct.unpack(">II", start[16:24])
 
 
-def test_the_curves_of_the_run_are_drawn(compare, tmp_path, monkeypatch) -> None:
+def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
     from matplotlib.axes import Axes
 
     drawn: list[tuple[list[float], list[float]]] = []

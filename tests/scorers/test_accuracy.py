@@ -16,7 +16,7 @@ from ctrlreward.scorers.ctrleval import CTRLEval
 
 
 class CountingWords:
-    """A classifier by hand: the share of good words among good and bad ones."""
+    """Classifier that counts words: the share of good words among good and bad ones."""
 
     labels = ("negative", "positive")
 
@@ -28,7 +28,7 @@ class CountingWords:
 
 
 class ScorerAsClassifier(CountingWords, Scorer):
-    """As CTRLEval: a scorer whose evaluators give label probabilities."""
+    """Scorer that is also a classifier, like CTRLEval."""
 
     device = "cpu"
     released = 0
@@ -51,7 +51,7 @@ TEXTS = ["good good bad", "bad", "", "good"]
 LABELS = ["positive", "positive", "negative", "positive"]
 
 
-def test_decision_and_probability_of_the_wanted_label() -> None:
+def test_decision_and_probability_of_the_target_label() -> None:
     scores = Accuracy(CountingWords()).score(Samples(TEXTS, labels=LABELS))
     np.testing.assert_array_equal(scores["accuracy"], [1, 0, np.nan, 1])
     np.testing.assert_allclose(scores["label_probability"], [2.5 / 4, 0.25, np.nan, 0.75])
@@ -142,9 +142,9 @@ def test_the_folder_of_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:
     save_text_cnn(model, tmp_path)
     scores = Accuracy(str(tmp_path)).score(Samples(TEXTS, labels=LABELS))
     expected = TextCNNClassifier(str(tmp_path)).probabilities(TEXTS)
-    wanted = [1, 1, 0, 1]
+    targets = [1, 1, 0, 1]
     for i in (0, 1, 3):
-        assert scores["label_probability"][i] == pytest.approx(expected[i, wanted[i]])
+        assert scores["label_probability"][i] == pytest.approx(expected[i, targets[i]])
     np.testing.assert_array_equal(np.isnan(scores["label_probability"]), [0, 0, 1, 0])
 
 

@@ -25,8 +25,8 @@ from ctrlreward.scorers.alignment_explanation import to_records
 from ctrlreward.scorers.base import Scores
 from ctrlreward.weights.sources import resolve
 
-# What the package ctc_score 0.1.3 printed for these of our sentences, with the setting of the
-# golden file: consistency, and relevance with each reference alone.
+# Output of the package ctc_score 0.1.3 for these sentences, with the settings of the golden file:
+# consistency, and relevance with each reference alone.
 PACKAGE_SOURCES = [
     "The council met on Monday and voted to close the old swimming pool, because its roof leaks "
     "and repairs would cost two million.",
@@ -48,7 +48,7 @@ PACKAGE_RELEVANCE_OF_BOTH = [0.5781453710120689, 0.19548278961993903]
 
 @pytest.fixture(scope="module")
 def scorer() -> Alignment:
-    """All aspects with one model, a short batch being the quickest on a processor."""
+    """All aspects with one model; small batches are the fastest on a CPU."""
     scorer = Alignment(tuple(ASPECTS), batch_tokens=1024)
     scorer.load()
     return scorer
@@ -81,7 +81,7 @@ def responses(data_dir: Path) -> Samples:
 
 
 def with_model_of(scorer: Alignment, *aspects: str, **settings: Any) -> Alignment:
-    """Another setting without loading the model again."""
+    """Scorer with other settings that shares the model."""
     return Alignment(aspects, batch_tokens=1024, dtype=scorer.dtype, **settings)
 
 
@@ -92,27 +92,27 @@ def published(data_dir: Path) -> str:
 def test_preservation_equals_the_golden(
     scorer: Alignment, transfers: Samples, golden: Mapping[str, Any]
 ) -> None:
-    found = with_model_of(scorer, "preservation").score(transfers)
+    result = with_model_of(scorer, "preservation").score(transfers)
     names = {
         "preservation": "preservation",
         "preservation_output": "hyp_to_source",
         "preservation_source": "source_to_hyp",
     }
-    assert set(found) == set(names)
+    assert set(result) == set(names)
     for name, column in names.items():
         expected = [row[column] for row in golden["li2018_yelp"]]
-        assert found[name].dtype == np.float64
-        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-4)
+        assert result[name].dtype == np.float64
+        np.testing.assert_allclose(result[name], expected, rtol=0, atol=1e-4)
 
 
 def test_dialog_aspects_equal_the_golden(
     scorer: Alignment, responses: Samples, golden: Mapping[str, Any], data_dir: Path
 ) -> None:
     aspects = ("engagingness", "groundedness")
-    found = with_model_of(scorer, *aspects, stop_words=published(data_dir)).score(responses)
+    result = with_model_of(scorer, *aspects, stop_words=published(data_dir)).score(responses)
     for name in aspects:
         expected = [row[name] for row in golden["persona_chat"]]
-        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(result[name], expected, rtol=0, atol=1e-4)
 
 
 def test_consistency_equals_the_golden(
@@ -120,22 +120,22 @@ def test_consistency_equals_the_golden(
 ) -> None:
     rows = json.loads((data_dir / "ctc" / "qags_xsum.json").read_text(encoding="utf-8"))[:40]
     samples = Samples([r["summary"] for r in rows], sources=[r["document"] for r in rows])
-    found = with_model_of(scorer, "consistency").score(samples)["consistency"]
-    np.testing.assert_allclose(found, golden["qags_xsum"], rtol=0, atol=1e-4)
+    result = with_model_of(scorer, "consistency").score(samples)["consistency"]
+    np.testing.assert_allclose(result, golden["qags_xsum"], rtol=0, atol=1e-4)
 
 
 def test_relevance_equals_the_package(scorer: Alignment) -> None:
     relevance = with_model_of(scorer, "relevance", "consistency")
-    found = [
+    result = [
         relevance.score(Samples(PACKAGE_TEXTS, sources=PACKAGE_SOURCES, references=references))
         for references in PACKAGE_REFERENCES
     ]
-    for scores, expected in zip(found, PACKAGE_RELEVANCE, strict=True):
+    for scores, expected in zip(result, PACKAGE_RELEVANCE, strict=True):
         np.testing.assert_allclose(scores["relevance"], expected, atol=1e-4)
         np.testing.assert_allclose(scores["consistency"], PACKAGE_CONSISTENCY, atol=1e-4)
         assert scores["relevance_output"].tolist() == scores["consistency"].tolist()
-    # Of several references the package's score is the mean.
-    mean = np.mean([scores["relevance"] for scores in found], axis=0)
+    # With several references the package returns the mean.
+    mean = np.mean([scores["relevance"] for scores in result], axis=0)
     np.testing.assert_allclose(mean, PACKAGE_RELEVANCE_OF_BOTH, atol=1e-4)
 
 
@@ -146,20 +146,20 @@ def test_bfloat16_stays_near_the_golden(
         ("groundedness",), stop_words=published(data_dir), dtype="bfloat16", batch_tokens=1024
     )
     _is_near(low.score(responses)["groundedness"], golden["persona_chat"], "groundedness", 0.05)
-    found = with_model_of(low, "preservation").score(transfers)
+    result = with_model_of(low, "preservation").score(transfers)
     for name, column in {
         "preservation": "preservation",
         "preservation_output": "hyp_to_source",
         "preservation_source": "source_to_hyp",
     }.items():
-        _is_near(found[name], golden["li2018_yelp"], column, 0.005)
+        _is_near(result[name], golden["li2018_yelp"], column, 0.005)
 
 
-def _is_near(found: Scores, rows: list[dict[str, float]], column: str, bound: float) -> None:
+def _is_near(result: Scores, rows: list[dict[str, float]], column: str, bound: float) -> None:
     expected = [row[column] for row in rows]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
-    assert np.abs(found - expected).max() > 1e-4  # it did run in another precision
-    assert spearmanr(found, expected).statistic >= 0.99
+    np.testing.assert_allclose(result, expected, rtol=0, atol=bound)
+    assert np.abs(result - expected).max() > 1e-4  # it did run in another precision
+    assert spearmanr(result, expected).statistic >= 0.99
 
 
 def dialog(
@@ -226,8 +226,8 @@ def test_engagingness_takes_what_context_and_history_say(scorer: Alignment) -> N
 
 def test_equal_texts_keep_everything(scorer: Alignment) -> None:
     texts = ["the staff was friendly", "  the staff was friendly\n"]
-    found = with_model_of(scorer, "preservation").score(Samples(texts, sources=texts[::-1]))
-    for values in found.values():
+    result = with_model_of(scorer, "preservation").score(Samples(texts, sources=texts[::-1]))
+    for values in result.values():
         np.testing.assert_allclose(values, 1, atol=1e-5)
         assert (values <= 1).all()
 
@@ -239,11 +239,11 @@ def test_empty_texts_are_nan_and_named(scorer: Alignment, caplog: pytest.LogCapt
         references=["food", "food", "", "food"],
     )
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        found = with_model_of(scorer, "preservation", "relevance").score(samples)
-    assert np.isnan(found["preservation"]).tolist() == [True, True, False, False]
-    assert np.isnan(found["relevance"]).tolist() == [True, True, True, False]
-    # What can be said without the reference is said.
-    assert np.isnan(found["relevance_output"]).tolist() == [True, True, False, False]
+        result = with_model_of(scorer, "preservation", "relevance").score(samples)
+    assert np.isnan(result["preservation"]).tolist() == [True, True, False, False]
+    assert np.isnan(result["relevance"]).tolist() == [True, True, True, False]
+    # The direction without the reference is still scored.
+    assert np.isnan(result["relevance_output"]).tolist() == [True, True, False, False]
     assert caplog.messages == [
         "texts[0] is empty: preservation is NaN",
         "sources[1] is empty: preservation is NaN",
@@ -269,8 +269,8 @@ def test_a_text_without_tokens_is_nan_on_both_sides(
 ) -> None:
     preserved = with_model_of(scorer, "preservation", aggregate="sum")
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        found = preserved.score(Samples(["\u200b"], sources=["food"]))
-    assert all(np.isnan(values).all() for values in found.values())
+        result = preserved.score(Samples(["\u200b"], sources=["food"]))
+    assert all(np.isnan(values).all() for values in result.values())
     assert [message.split("=")[0] for message in caplog.messages] == ["texts[0] ", "sources[0] "]
 
 
@@ -297,18 +297,18 @@ def test_explain_gives_what_the_scores_are_made_of(scorer: Alignment) -> None:
 
 def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignment) -> None:
     class Counting:
-        asked: tuple[tuple[str, str], ...] = ()
+        received: tuple[tuple[str, str], ...] = ()
 
         def align(self, pairs: Any) -> Any:
-            self.asked += tuple(pairs)
+            self.received += tuple(pairs)
             return scorer.loaded_model.align(pairs)
 
     counting = Counting()
     shared = Alignment(("consistency", "preservation"))
     shared.__dict__["loaded_model"] = counting
     shared.score(Samples(["a", "a", "b", "x"], sources=["x", "x", "x", "a"]))
-    # Pairs of x, the most frequent text, follow each other.
-    assert counting.asked == (("a", "x"), ("x", "a"), ("b", "x"), ("x", "b"))
+    # Pairs that contain x, the most frequent text, are adjacent.
+    assert counting.received == (("a", "x"), ("x", "a"), ("b", "x"), ("x", "b"))
 
 
 @pytest.mark.parametrize(
@@ -340,13 +340,13 @@ def test_regression_has_no_words_to_leave_out() -> None:
 
     regression = Alignment(("groundedness", "consistency"), method="regression")
     regression.__dict__["loaded_model"] = Whole()
-    found = regression.score(dialog("you").replace(sources=["we"]))
-    assert found["groundedness"].tolist() == found["consistency"].tolist() == [0.7]
+    result = regression.score(dialog("you").replace(sources=["we"]))
+    assert result["groundedness"].tolist() == result["consistency"].tolist() == [0.7]
 
 
 def test_no_samples_give_no_scores(scorer: Alignment) -> None:
-    found = with_model_of(scorer, "preservation").score(Samples([], sources=[]))
-    assert {name: values.shape for name, values in found.items()} == dict.fromkeys(found, (0,))
+    result = with_model_of(scorer, "preservation").score(Samples([], sources=[]))
+    assert {name: values.shape for name, values in result.items()} == dict.fromkeys(result, (0,))
 
 
 def test_columns_are_needed() -> None:
@@ -400,9 +400,9 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
     texts, sources = zip(*pairs, strict=True)
     scorer = Alignment(("preservation",), trained[method], method)
     samples = Samples(texts, sources=sources)
-    found = scorer.score(samples)
-    np.testing.assert_allclose(found["preservation_output"], forth, atol=1e-5)
-    np.testing.assert_allclose(found["preservation_source"], back, atol=1e-5)
+    result = scorer.score(samples)
+    np.testing.assert_allclose(result["preservation_output"], forth, atol=1e-5)
+    np.testing.assert_allclose(result["preservation_source"], back, atol=1e-5)
     tokens = [len(parts["preservation_output"].tokens) for parts in scorer.explain(samples)]
     assert tokens == ([1, 1] if method == "regression" else [2, 2])
 

@@ -24,7 +24,7 @@ from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
 class CountingWords:
-    """A classifier by hand: the share of each label's word among them all."""
+    """Classifier that counts words: each label's share of all label words."""
 
     def __init__(self, **words: str) -> None:
         self.words = words
@@ -61,10 +61,10 @@ CLASSIFIERS: dict[str, str | LabelProbabilities] = {"sentiment": SENTIMENT, "top
 WORDS = "good bad peace ball money the".split()
 
 
-def by_hand(text: str, wanted: Mapping[str, str]) -> dict[str, tuple[float, float]]:
-    """Decision and probability for each wanted attribute, by counting."""
+def by_hand(text: str, targets: Mapping[str, str]) -> dict[str, tuple[float, float]]:
+    """Decision and probability for each target attribute, by counting."""
     result = {}
-    for attribute, label in wanted.items():
+    for attribute, label in targets.items():
         words = {"sentiment": SENTIMENT, "topic": TOPIC}[attribute].words
         counts = {name: text.split().count(word) + 0.5 for name, word in words.items()}
         first = max(counts, key=lambda name: counts[name])
@@ -88,15 +88,15 @@ samples_of_attributes = st.lists(
 def test_equals_one_sample_at_a_time_by_hand(
     drawn: list[tuple[str, str | None, str | None, bool]],
 ) -> None:
-    asked = []
+    targets = []
     for _, sentiment, topic, topic_first in drawn:
         pairs = [("sentiment", sentiment), ("topic", topic)]
-        asked.append(dict(reversed(pairs) if topic_first else pairs))
+        targets.append(dict(reversed(pairs) if topic_first else pairs))
     texts = [text for text, *_ in drawn]
-    samples = Samples(texts, labels=[attribute_label(wanted) for wanted in asked])
+    samples = Samples(texts, labels=[attribute_label(row) for row in targets])
     scores = AttributeClassifier(CLASSIFIERS).score(samples)
-    for i, wanted in enumerate(asked):
-        expected = by_hand(texts[i], {a: label for a, label in wanted.items() if label})
+    for i, row in enumerate(targets):
+        expected = by_hand(texts[i], {a: label for a, label in row.items() if label})
         for place, name in enumerate(("accuracy", "label_probability")):
             mean = statistics.mean(values[place] for values in expected.values())
             assert scores[name][i] == pytest.approx(mean)
@@ -226,7 +226,7 @@ def test_released_multi_control_outputs_are_read(data_dir: Path) -> None:
     scorer = AttributeClassifier(dict.fromkeys(("sentiment", "topic", "detox"), codes))
     scores = scorer.score(Samples([text for _, text in records], labels=labels))
     for place, name in enumerate(("sentiment", "topic", "detox")):
-        controlled = [asked[place] >= 0 for asked, _ in records]
+        controlled = [codes[place] >= 0 for codes, _ in records]
         np.testing.assert_array_equal(~np.isnan(scores[f"accuracy_{name}"]), controlled)
     assert not np.isnan(scores["accuracy"]).any()
 

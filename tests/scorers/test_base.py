@@ -12,7 +12,7 @@ from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
 class Lengths(Scorer):
-    """How long texts and labels are, and how many samples there were."""
+    """Lengths of texts and labels, and the number of samples."""
 
     def __init__(self, pointwise: bool = True) -> None:
         self.pointwise = pointwise
@@ -35,7 +35,7 @@ class Lengths(Scorer):
         }
 
 
-def test_a_component_is_a_score_with_its_metric() -> None:
+def test_a_component_is_a_score_with_its_spec() -> None:
     scorer = Lengths()
     assert scorer["label"] == Component(scorer, "label")
     assert not scorer["label"].spec.higher_is_better
@@ -62,11 +62,11 @@ def test_scores_come_in_the_given_order_and_repeated_samples_are_scored_once(
 ) -> None:
     samples = Samples([text for text, _ in rows], labels=[label for _, label in rows])
     scorer = Lengths(pointwise)
-    found = score({"long": scorer["text"], "mark": scorer["label"]}, samples)
-    assert list(found) == ["long", "mark"]
-    assert found["long"].tolist() == [len(text) for text, _ in rows]
-    assert found["mark"].tolist() == [len(label) for _, label in rows]
-    assert {values.dtype for values in found.values()} == {np.dtype(np.float64)}
+    result = score({"long": scorer["text"], "mark": scorer["label"]}, samples)
+    assert list(result) == ["long", "mark"]
+    assert result["long"].tolist() == [len(text) for text, _ in rows]
+    assert result["mark"].tolist() == [len(label) for _, label in rows]
+    assert {values.dtype for values in result.values()} == {np.dtype(np.float64)}
     (given_rows,) = scorer.calls
     assert len(given_rows) == (len({*rows}) if pointwise else len(rows))
 
@@ -74,9 +74,9 @@ def test_scores_come_in_the_given_order_and_repeated_samples_are_scored_once(
 def test_each_scorer_is_called_once_for_all_its_scores() -> None:
     first, second = Lengths(), Lengths(pointwise=False)
     samples = Samples(["a", "a"], labels=["x", "x"])
-    found = score({"one": first["samples"], "two": second["samples"], "3": first["text"]}, samples)
-    assert found["one"].tolist() == [1.0, 1.0]
-    assert found["two"].tolist() == [2.0, 2.0]
+    result = score({"one": first["samples"], "two": second["samples"], "3": first["text"]}, samples)
+    assert result["one"].tolist() == [1.0, 1.0]
+    assert result["two"].tolist() == [2.0, 2.0]
     assert len(first.calls) == len(second.calls) == 1
 
 

@@ -68,11 +68,11 @@ def test_equals_the_published_implementation(
     score_published: Callable[[str], dict[str, Scores]],
 ) -> None:
     expected = np.array([row[aspect] for row in published])
-    found = score_published("float32")[aspect]
-    assert found.dtype == np.float64
-    assert found.shape == (60,)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
-    assert expected.std() > 0.01  # the texts are told apart
+    result = score_published("float32")[aspect]
+    assert result.dtype == np.float64
+    assert result.shape == (60,)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-4)
+    assert expected.std() > 0.01  # the texts differ in score
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,13 @@ def test_bfloat16_stays_near_it_and_orders_alike(
     score_published: Callable[[str], dict[str, Scores]],
 ) -> None:
     expected = np.array([row[aspect] for row in published])
-    found = score_published("bfloat16")[aspect]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=bound)
-    assert np.abs(found - expected).max() > 1e-4  # it did run in another precision
-    assert spearmanr(found, expected).statistic >= 0.99
+    result = score_published("bfloat16")[aspect]
+    np.testing.assert_allclose(result, expected, rtol=0, atol=bound)
+    assert np.abs(result - expected).max() > 1e-4  # it did run in another precision
+    assert spearmanr(result, expected).statistic >= 0.99
 
 
-# What holds of any model; the tiny PEGASUS stands for it.
+# Properties of any model, tested with the tiny PEGASUS.
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def test_weights_of_another_vocabulary_raise(scorer: CTRLEval) -> None:
 
 def test_the_model_is_loaded_at_first_use_and_again_after_release(golden_dir: Path) -> None:
     CTRLEval("/no/such/folder")  # nothing is read yet
-    # A model of its own: those of equal arguments are shared.
+    # Its own settings, because scorers with equal settings share the model.
     scorer = CTRLEval(str(golden_dir / "pegasus-tiny"), aspects=["consistency"], batch_tokens=999)
     before = scorer.score(FOOD)
     loaded = weakref.ref(scorer.loaded_model)
@@ -234,9 +234,9 @@ def test_what_has_no_score_is_nan_and_named(
 ) -> None:
     bad = Samples([text], prefixes=[prefix], labels=["negative"])
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        found = scorer.score(Samples.concat([FOOD[:1], bad, FOOD[1:]]))
+        result = scorer.score(Samples.concat([FOOD[:1], bad, FOOD[1:]]))
     assert caplog.messages == messages
-    for aspect, values in found.items():
+    for aspect, values in result.items():
         assert np.isnan(values).tolist() == [False, aspect in nan, False, False]
         np.testing.assert_allclose(values[[0, 2, 3]], scores[aspect], atol=1e-5)
 
@@ -261,8 +261,8 @@ def test_a_text_of_5000_words_is_scored_and_named(
     for model in (tiny_llama(ascii_letters + " .!,:\n"), scorer.model):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "ctrlreward"):
-            found = CTRLEval(model).score(long)
-        assert all(np.isfinite(values).all() for values in found.values())
+            result = CTRLEval(model).score(long)
+        assert all(np.isfinite(values).all() for values in result.values())
         assert "exceed the 512 tokens that the model reads" in caplog.messages[0]
         assert len(caplog.messages) <= 2  # one for all patterns, one for all that fills them
 

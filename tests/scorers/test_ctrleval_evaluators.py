@@ -72,10 +72,10 @@ def test_an_ablation_folds_the_log_probabilities_of_patterns(
     scorer: CTRLEval, weights: str
 ) -> None:
     for aspect in ("coherence", "consistency"):
-        asked = [parts[aspect] for parts in like(scorer, aspects=[aspect]).explain(FOOD)]
-        expected = [FOLDS[weights]([e.score for e in parts.evaluators]) for parts in asked]
-        found = like(scorer, aspects=[aspect], weights=weights).score(FOOD)[aspect]
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        explained = [parts[aspect] for parts in like(scorer, aspects=[aspect]).explain(FOOD)]
+        expected = [FOLDS[weights]([e.score for e in parts.evaluators]) for parts in explained]
+        result = like(scorer, aspects=[aspect], weights=weights).score(FOOD)[aspect]
+        np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_the_highest_label_probability_and_the_lowest_are_each_labels_own(scorer: CTRLEval) -> None:
@@ -85,37 +85,39 @@ def test_the_highest_label_probability_and_the_lowest_are_each_labels_own(scorer
         for weights in ("beta", "max", "min")
     )
     assert ((low < beta) & (beta < high)).all()
-    # Of two labels: where one has its highest share the other has its lowest.
+    # With two labels, the highest share of one is the lowest of the other.
     np.testing.assert_allclose(high, 1 - low[:, ::-1], atol=1e-5)
 
 
 class Recorder:
-    """An infiller that keeps what it is asked."""
+    """Infiller that records its blanks."""
 
     def __init__(self, scorer: CTRLEval) -> None:
         self.infiller = scorer.loaded_model
         self.tokenizer = self.infiller.tokenizer
-        self.asked: list[Blank] = []
+        self.blanks: list[Blank] = []
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
-        self.asked = list(blanks)
+        self.blanks = list(blanks)
         return self.infiller.requests(blanks)
 
 
-def test_a_subset_asks_for_its_own_evaluators_only(scorer: CTRLEval) -> None:
+def test_a_subset_scores_its_own_evaluators_only(scorer: CTRLEval) -> None:
     part = like(scorer, aspects=["attribute_relevance"], evaluators=7, seed=3)
     part.loaded_model = recorder = Recorder(scorer)
     part.score(FOOD)
     for i, text in enumerate(FOOD.texts):
-        asked = recorder.asked[i * len(recorder.asked) // 3 : (i + 1) * len(recorder.asked) // 3]
-        pairs = [(blank.left, blank.right, word) for blank in asked for word in blank.targets]
+        received = recorder.blanks[
+            i * len(recorder.blanks) // 3 : (i + 1) * len(recorder.blanks) // 3
+        ]
+        pairs = [(blank.left, blank.right, word) for blank in received for word in blank.targets]
         expected = []
         for prompt, words in part.task.subset(7, seed=3):
             left, right = prompt.split("<mask_token>")
             filled = (left.replace("<gen_result>", text), right.replace("<gen_result>", text))
             expected += [(*filled, word) for word in words]
         assert pairs == expected
-        assert len({(blank.left, blank.right) for blank in asked}) == len(asked)
+        assert len({(blank.left, blank.right) for blank in received}) == len(received)
 
 
 def test_a_subset_scores_as_a_task_of_its_evaluators(scorer: CTRLEval) -> None:
@@ -168,7 +170,7 @@ PHRASES = Task(
 
 
 def mean_log_prob(logits: torch.Tensor, target: torch.Tensor) -> float:
-    """Of the target's tokens, each predicted by the row of logits at its place."""
+    """Mean log-probability of the target's tokens; row i of the logits predicts token i."""
     chosen = logits.double().log_softmax(-1)[torch.arange(len(target)), target]
     return float(chosen.mean())
 
@@ -191,8 +193,8 @@ def test_phrases_as_filled_by_an_encoder_decoder(scorer: CTRLEval) -> None:
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
     assert len(tokenizer("not very good", add_special_tokens=False).input_ids) == 3
-    found = like(scorer, task=PHRASES).probabilities(FOOD.texts[:1])[0]
-    np.testing.assert_allclose(found, share_of_sums(expected), atol=1e-5)
+    result = like(scorer, task=PHRASES).probabilities(FOOD.texts[:1])[0]
+    np.testing.assert_allclose(result, share_of_sums(expected), atol=1e-5)
 
 
 def mean_share(log_probs: dict[str, list[float]]) -> list[float]:
@@ -202,7 +204,7 @@ def mean_share(log_probs: dict[str, list[float]]) -> list[float]:
 
 
 def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> None:
-    """To the end of the remark, and without β, which here says how usual a word is."""
+    """Phrases are scored to the end of the prompt, without β by default."""
     folder = tiny_llama(ascii_letters + " .!,:\n")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -215,10 +217,10 @@ def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> 
         return mean_log_prob(model(ids).logits[0, len(context) : -1], target)
 
     expected = {k: [likelihood(w) for w in words] for k, words in PHRASES.verbalizers.items()}
-    found = CTRLEval(folder, PHRASES).probabilities(FOOD.texts[:1])[0]
-    np.testing.assert_allclose(found, mean_share(expected), atol=1e-5)
-    found = CTRLEval(folder, PHRASES, weights="beta").probabilities(FOOD.texts[:1])[0]
-    np.testing.assert_allclose(found, share_of_sums(expected), atol=1e-5)
+    result = CTRLEval(folder, PHRASES).probabilities(FOOD.texts[:1])[0]
+    np.testing.assert_allclose(result, mean_share(expected), atol=1e-5)
+    result = CTRLEval(folder, PHRASES, weights="beta").probabilities(FOOD.texts[:1])[0]
+    np.testing.assert_allclose(result, share_of_sums(expected), atol=1e-5)
 
 
 # Explanations.
@@ -227,13 +229,13 @@ def test_phrases_as_continued_by_a_decoder(tiny_llama: Callable[[str], str]) -> 
 @pytest.mark.parametrize("weights", ["beta", "mean", "max", "min"])
 def test_the_weighted_mean_of_an_explanation_is_the_score(scorer: CTRLEval, weights: str) -> None:
     same = like(scorer, weights=weights, evaluators=6)
-    found = same.score(FOOD)
+    result = same.score(FOOD)
     explained = same.explain(FOOD)
     assert [list(parts) for parts in explained] == [list(ASPECTS)] * 3
     for i, parts in enumerate(explained):
         for aspect, part in parts.items():
             assert part.aspect == aspect
-            assert part.score == pytest.approx(found[aspect][i], rel=1e-5)
+            assert part.score == pytest.approx(result[aspect][i], rel=1e-5)
             assert sum(e.weight for e in part.evaluators) == pytest.approx(1)
             mean = sum(e.score * e.weight for e in part.evaluators)
             assert mean == pytest.approx(part.score, rel=1e-12)
@@ -242,12 +244,12 @@ def test_the_weighted_mean_of_an_explanation_is_the_score(scorer: CTRLEval, weig
 def test_an_explanation_names_the_patterns(scorer: CTRLEval) -> None:
     task = Task(["<gen_result> So <mask_token>!"], {"negative": ["bad"], "positive": ["good"]})
     (parts,) = like(scorer, task=task).explain(FOOD[:1])
-    asked = {
+    patterns = {
         aspect: [(e.left, e.target, e.right, e.candidates) for e in part.evaluators]
         for aspect, part in parts.items()
     }
     first, second = "The food was good.", "We will come back."
-    assert asked == {
+    assert patterns == {
         "coherence": [
             (" ", first, f" {second}", (first,)),
             (f"{first} ", second, " ", (second,)),

@@ -28,23 +28,23 @@ BETA = np.array([3.0, 1.0])
     ],
 )
 def test_score_and_shares(weights: str, score: float, shares: list[float]) -> None:
-    found = explain("attribute_relevance", PATTERNS, SCORES, BETA, WEIGHTINGS[weights])
-    assert found.score == score
-    assert [e.weight for e in found.evaluators] == shares
-    assert [e.score for e in found.evaluators] == [0.25, 0.75]
-    assert [e.target for e in found.evaluators] == ["good", "great"]
+    result = explain("attribute_relevance", PATTERNS, SCORES, BETA, WEIGHTINGS[weights])
+    assert result.score == score
+    assert [e.weight for e in result.evaluators] == shares
+    assert [e.score for e in result.evaluators] == [0.25, 0.75]
+    assert [e.target for e in result.evaluators] == ["good", "great"]
 
 
 def test_weights_of_zero_are_shown_as_the_plain_mean_that_they_give() -> None:
-    found = explain("coherence", PATTERNS, -SCORES, np.zeros(2), WEIGHTINGS["beta"])
-    assert found.score == -0.5
-    assert [e.weight for e in found.evaluators] == [0.5, 0.5]
+    result = explain("coherence", PATTERNS, -SCORES, np.zeros(2), WEIGHTINGS["beta"])
+    assert result.score == -0.5
+    assert [e.weight for e in result.evaluators] == [0.5, 0.5]
 
 
 def test_records_are_plain_data() -> None:
-    found = explain("attribute_relevance", PATTERNS[:1], SCORES[:1], BETA[:1], lambda s, b: b)
+    result = explain("attribute_relevance", PATTERNS[:1], SCORES[:1], BETA[:1], lambda s, b: b)
     records = to_records(
-        [{"attribute_relevance": found}, {"coherence": Explanation("coherence", np.nan)}]
+        [{"attribute_relevance": result}, {"coherence": Explanation("coherence", np.nan)}]
     )
     assert json.loads(json.dumps(records, allow_nan=False)) == [
         {
@@ -71,10 +71,10 @@ def test_records_are_plain_data() -> None:
 
 def chart_of(*parts: tuple[Pattern, float, float], largest: int = 24):
     patterns, scores, weights = zip(*parts, strict=True)
-    found = explain(
+    result = explain(
         "attribute_relevance", patterns, np.array(scores), np.array(weights), lambda s, b: b
     )
-    return bar_chart(found, largest)
+    return bar_chart(result, largest)
 
 
 def lengths(panel) -> list[float]:

@@ -49,13 +49,13 @@ def log_probs_one_by_one(folder: str, texts: list[str]) -> list[np.ndarray]:
     """Log-probabilities of each text's tokens with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = LlamaForCausalLM.from_pretrained(folder).eval()
-    found = []
+    result = []
     for text in texts:
         ids = torch.tensor([0, *tokenizer(text).input_ids])
         with torch.inference_mode():
             table = model(ids[None]).logits[0].double().log_softmax(dim=-1)
-        found.append(table[:-1].gather(1, ids[1:, None]).squeeze(1).numpy())
-    return found
+        result.append(table[:-1].gather(1, ids[1:, None]).squeeze(1).numpy())
+    return result
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 8192])
@@ -64,7 +64,7 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
     expected = np.array([values.mean() for values in log_probs_one_by_one(folder, TEXTS)])
     np.testing.assert_allclose(scores["log_likelihood"], expected, atol=1e-5)
     np.testing.assert_allclose(scores["perplexity"], np.exp(-expected), rtol=1e-5)
-    assert expected.std() > 0.1  # the texts are told apart
+    assert expected.std() > 0.1  # the texts differ in likelihood
 
 
 def test_corpus_perplexity_weighs_texts_by_their_tokens(folder: str) -> None:

@@ -65,7 +65,7 @@ def test_scorers_on_one_model_share_it_and_what_their_texts_share(
     assert ids.numel() == len({whole[:n] for whole in read for n in range(len(whole))})
 
 
-def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
+def test_windows_of_many_texts_are_merged_and_change_no_score(
     scorers: tuple[CTRLEval, Perplexity],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -85,9 +85,9 @@ def test_windows_of_many_texts_are_asked_for_together_and_change_no_score(
     )
     monkeypatch.setattr("ctrlreward.engine.batching._WINDOW_CHARACTERS", 45)
     caplog.clear()
-    found = score(components, samples)
+    result = score(components, samples)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        np.testing.assert_allclose(result[name], values, rtol=1e-5)
     assert sorted(caplog.messages) == [
         "texts[3] is empty: its attribute_relevance is NaN",
         "texts[3] is empty: perplexity is NaN",

@@ -26,9 +26,9 @@ def test_equals_one_pair_at_a_time(scorer: Similarity, data_dir: Path) -> None:
     vectors = [scorer.loaded_model.embed(list(pair)) for pair in pairs]
     expected = [float(text @ source) for text, source in vectors]
     texts, sources = zip(*pairs, strict=True)
-    found = scorer.score(Samples(texts, sources=sources))["similarity"]
-    assert found.dtype == np.float64
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    result = scorer.score(Samples(texts, sources=sources))["similarity"]
+    assert result.dtype == np.float64
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 def test_same_meaning_is_higher_than_another(scorer: Similarity) -> None:

@@ -21,7 +21,7 @@ SAMPLES = Samples(TEXTS, labels=["positive"] * 4, sources=SOURCES)
 
 
 class FirstWord:
-    """A classifier by hand that goes by the first word."""
+    """Classifier that only reads the first word."""
 
     labels = ("negative", "positive")
 
@@ -31,7 +31,7 @@ class FirstWord:
 
 
 class EvenModel:
-    """A language model whose perplexity of a text is 30 and one more for each word."""
+    """Language model with a perplexity of 30 plus the number of words."""
 
     def log_probs(self, continuations: Sequence[Continuation]) -> list[TokenScores]:
         words = [continuation.target.split() for continuation in continuations]
@@ -41,7 +41,7 @@ class EvenModel:
 
 
 class Overlap:
-    """An encoder by hand: unit vectors over a few words."""
+    """Encoder of unit vectors over a few words."""
 
     def embed(self, texts: Sequence[str], name: object) -> Scores:
         words = "good bad fine slow and food food food food".split()
