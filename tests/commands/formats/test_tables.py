@@ -113,6 +113,7 @@ def test_the_error_names_a_column_that_json_cannot_hold() -> None:
     assert json.loads(line) == {"a": None, "b": [1.5], "s": None}
     day = datetime.date(2020, 2, 1)
     for suffix, value in ((".jsonl", day), (".jsonl", np.inf), (".csv", [day]), (".jsonl", [NAN])):
-        with pytest.raises(ValueError, match=r"the column 'when' has the value .* which JSON cannot represent"):
+        message = r"the column 'when' has the value .* which JSON cannot represent"
+        with pytest.raises(ValueError, match=message):
             encode_rows(suffix, [{"when": value}], {})
     assert encode_rows(".csv", [{"when": day}], {}) == b"when\n2020-02-01\n"
