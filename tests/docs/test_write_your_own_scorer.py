@@ -28,6 +28,7 @@ def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the folder holds the diff's files only
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, NAME, module)
     return tmp_path
