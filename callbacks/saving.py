@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
@@ -56,7 +57,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         write_whole(Path(path), content.getvalue())
 
 
-class SelectingCheckpoint(CheckpointSteps):
+class SelectingCheckpoint(CheckpointSteps, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
 
     Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
@@ -68,9 +69,9 @@ class SelectingCheckpoint(CheckpointSteps):
         folder = adapter_folder(self.best_model_path)
         return folder if self.best_model_path and os.path.isdir(folder) else ""
 
+    @abstractmethod
     def select(self, trainer: pl.Trainer) -> None:
         """Decide on the checkpoint of the validation that just ended, save and remove files."""
-        raise NotImplementedError
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write local checkpoints atomically; check that adapters can be written."""
