@@ -11,11 +11,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.trainer.states import TrainerFn
 
-from ctrlreward.callbacks.completion import (
-    TextGenerator,
-    fixed_randomness,
-    generate_across_ranks,
-)
+from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate_across_ranks
 from ctrlreward.callbacks.lightning_internals import logged_step, state_key
 from ctrlreward.callbacks.logged_scores import (
     FAIL_RATE,
