@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from ctrlreward.files import JsonLog
+from ctrlreward.files import JsonLog, finite_or_none
 
 
 class HistoryLogger(Logger):
@@ -58,13 +57,8 @@ class HistoryLogger(Logger):
             self._rows.replace(row for row in self._rows.read() if row["step"] < step)
             self._started = True
         self._rows.append(
-            {"step": step, **{name: _finite(value) for name, value in metrics.items()}}
+            {"step": step, **{name: finite_or_none(value) for name, value in metrics.items()}}
         )
 
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
         """Do nothing: `ctrlreward train` saves the configuration in the same folder."""
-
-
-def _finite(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None

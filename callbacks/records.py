@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -11,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from pytorch_lightning.loggers import Logger, WandbLogger
 
-from ctrlreward.files import write_whole
+from ctrlreward.files import finite_or_none, write_whole
 from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Scores
 
@@ -33,7 +32,7 @@ def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scor
     lines = []
     for i in range(len(samples)):
         record: dict[str, object] = {JSON_KEYS[name]: c[i] for name, c in columns.items()}
-        record["scores"] = {name: _cell(values[i]) for name, values in scores.items()}
+        record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
         lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     write_whole(path, "".join(lines))
 
@@ -72,7 +71,10 @@ def sample_table(
     picked = np.linspace(0, n - 1, min(rows, n)).round().astype(int).tolist()
     header = [*shown, *scores]
     body: list[list[Cell]] = [
-        [*(column[i] for column in shown.values()), *(_cell(v[i]) for v in scores.values())]
+        [
+            *(column[i] for column in shown.values()),
+            *(finite_or_none(v[i]) for v in scores.values()),
+        ]
         for i in picked
     ]
     return header, body
@@ -91,7 +93,3 @@ def log_sample_table(
         if isinstance(logger, WandbLogger):
             columns, data = sample_table(samples, scores, rows)
             logger.log_table(key=key, columns=columns, data=data, step=step)
-
-
-def _cell(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

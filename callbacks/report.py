@@ -20,7 +20,7 @@ from ctrlreward.callbacks.logged_scores import check_scores, mean_scores
 from ctrlreward.callbacks.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.saving import SelectingCheckpoint
 from ctrlreward.callbacks.stopping import RewardEarlyStopping
-from ctrlreward.files import JsonLog, write_whole
+from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.functional.bootstrap import paired_bootstrap
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
@@ -249,7 +249,7 @@ def _nan_to_none(value: Any) -> Any:
     """Replace NaN and infinite numbers in nested dicts by None, as JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _nan_to_none(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not np.isfinite(value) else value
+    return finite_or_none(value) if isinstance(value, float) else value
 
 
 def _console_table(report: Mapping[str, Any]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, SupportsFloat
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -54,6 +55,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def finite_or_none(value: SupportsFloat) -> float | None:
+    """Return a number as JSON can hold it: None for NaN and infinity."""
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 class JsonLog:
