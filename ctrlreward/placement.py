@@ -58,6 +58,10 @@ class Worker:
         self._yields_cpu = False
         self._executor: ThreadPoolExecutor | None = None
 
+    def __getstate__(self) -> dict[str, object]:
+        """Return the settings without the thread: a copy starts its own."""
+        return {**self.__dict__, "_executor": None}
+
     def yield_cpu(self) -> None:
         """Run on one core at the lowest priority from the next start of the thread.
 

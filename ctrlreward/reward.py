@@ -217,8 +217,13 @@ def _geometric_mean(components: Mapping[str, Component]) -> Aggregate:
             f"components are {', '.join(score_names)}: give these three"
         )
     keys = dict(zip(score_names, components, strict=True))
-    acc, sim, pp = (keys[name] for name in ("accuracy", "similarity", "perplexity"))
-    return lambda scores: adjusted_gm(scores[acc], scores[sim], scores[pp])
+    # A partial instead of a closure, so that a reward can be pickled.
+    return partial(_adjusted_gm, tuple(keys[n] for n in ("accuracy", "similarity", "perplexity")))
+
+
+def _adjusted_gm(names: tuple[str, ...], scores: Mapping[str, Scores]) -> Scores:
+    accuracy, similarity, perplexity = (scores[name] for name in names)
+    return adjusted_gm(accuracy, similarity, perplexity)
 
 
 def _cuda_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:
