@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest; a room imports from itself and from rooms before it only.
 FLOORS = [
-    ["text", "ranks", "files", "samples"],
+    ["extras", "ranks", "files", "samples"],
+    ["text"],
     ["functional"],
     ["processor"],
     ["weights"],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from rich.table import Table
 
 from ctrlreward.commands.formats.rated_files import Rated
 from ctrlreward.commands.terminal import direction_arrow, plain_console
+from ctrlreward.extras import import_extra
 from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.functional.correlation import (
     RatingCorrelations,
@@ -190,8 +190,7 @@ def require_plot(path: Path) -> None:
     """
     if path.suffix != ".png":
         raise ValueError(f"plot = {path}: give a file that ends in .png")
-    if find_spec("matplotlib") is None:
-        raise ImportError("plots need matplotlib: pip install 'ctrlreward[demo]'")
+    import_extra("matplotlib", f"plot = {path}")
 
 
 def _correlations(

@@ -22,6 +22,8 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 from scipy import stats
 
+from ctrlreward.extras import import_extra
+
 Rating = TypeVar("Rating")
 
 
@@ -159,10 +161,7 @@ def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
             than two.
         ImportError: statsmodels is not installed.
     """
-    try:
-        from statsmodels.stats import inter_rater
-    except ImportError as error:
-        raise _not_installed("Fleiss' κ", "statsmodels") from error
+    inter_rater = import_extra("statsmodels.stats.inter_rater", "Fleiss' κ")
     counts, _ = inter_rater.aggregate_raters(np.asarray(_rectangle(labels), dtype=str))
     return float(inter_rater.fleiss_kappa(counts)) if counts.shape[1] > 1 else nan
 
@@ -189,10 +188,7 @@ def krippendorff_alpha(
             than two; or a rating is not a number and `level` is not `"nominal"`.
         ImportError: krippendorff is not installed.
     """
-    try:
-        import krippendorff
-    except ImportError as error:
-        raise _not_installed("Krippendorff's α", "krippendorff") from error
+    krippendorff = import_extra("krippendorff", "Krippendorff's α")
     rows = [row for row in _rectangle(ratings) if sum(r is not None for r in row) > 1]
     present = [rating for row in rows for rating in row if rating is not None]
     codes: dict[str | float, float]
@@ -227,7 +223,3 @@ def _numeric_rating(rating: str | float, level: str) -> float:
             "level = 'nominal'"
         )
     return float(rating)
-
-
-def _not_installed(measure: str, package: str) -> ImportError:
-    return ImportError(f"{measure} needs {package}: pip install 'ctrlreward[agreement]'")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from ctrlreward.extras import import_extra
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -21,11 +23,8 @@ def new_figure(width: float, height: float) -> Figure:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'ctrlreward[demo]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    matplotlib = import_extra("matplotlib.figure", "a figure")
+    return matplotlib.Figure(figsize=(width, height), layout="constrained")
 
 
 def finish_panel(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import Any
+
+from ctrlreward.extras import import_extra
 
 # Final marks of a word that may end a sentence, and the quotes and brackets that close after them.
 _END = re.compile(r"([.!?…]+)([\"'”’»)\]]*)$")
@@ -62,10 +62,10 @@ def find_splitter(
     if splitter is None or splitter == "rules":
         return split_sentences
     if splitter == "sentencex":
-        segment = _imported("sentencex").segment
+        segment = import_extra("sentencex", "sentence_splitter = 'sentencex'").segment
         return lambda text: _stripped(segment("en", text))
     if splitter == "nltk":
-        tokenize = _imported("nltk").sent_tokenize
+        tokenize = import_extra("nltk", "sentence_splitter = 'nltk'").sent_tokenize
         return lambda text: _stripped(tokenize(text))
     raise ValueError(
         f"sentence_splitter = {splitter!r}: give a function str → list[str], or one of "
@@ -91,13 +91,3 @@ def _ends_sentence(word: str, following: str) -> bool:
 
 def _stripped(pieces: Iterable[str]) -> list[str]:
     return [piece.strip() for piece in pieces if piece.strip()]
-
-
-def _imported(library: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError as error:
-        raise ImportError(
-            f"sentence_splitter = {library!r} needs the package {library}: "
-            "pip install 'ctrlreward[sentences]'"
-        ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import io
 import logging
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ctrlreward.extras import import_extra
 from ctrlreward.weights.cache import build_once, cache_folder
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,7 @@ def convert_once(file: Path) -> Path:
 
 def require_package(model: str) -> None:
     """Raise an ImportError that names the model unless the package gguf is installed."""
-    if importlib.util.find_spec("gguf") is None:
-        raise ImportError(
-            f"model = {model!r} is a GGUF file and needs the package gguf: "
-            "pip install 'ctrlreward[demo]'"
-        )
+    import_extra("gguf", f"model = {model!r} is a GGUF file, which")
 
 
 def convert(file: Path, folder: Path) -> None:

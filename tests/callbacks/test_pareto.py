@@ -295,5 +295,5 @@ def test_training_ends_normally_without_matplotlib(
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     trainer = fit(counter(), [keeper, watch()], max_steps=2)
     assert trainer.global_step == 2
-    assert "pip install 'ctrlreward[demo]'" in caplog.text
+    assert "pip install 'ctrlreward[plots]'" in caplog.text
     assert "front.png" not in names(tmp_path / "front")

@@ -254,7 +254,7 @@ def test_malformed_ratings_raise(measure: Callable[[list[list[str]]], float]) ->
 def test_a_missing_package_is_named(
     measure: Callable[[list[list[str]]], float], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (package, f"{package}.stats"):
+    for name in (package, f"{package}.stats.inter_rater"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         ImportError, match=rf"needs {package}: pip install 'ctrlreward\[agreement\]'"

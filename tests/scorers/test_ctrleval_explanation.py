@@ -131,5 +131,5 @@ def test_no_bars_at_all_raise() -> None:
 
 def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'ctrlreward\[demo\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'ctrlreward\[plots\]'"):
         chart_of((PATTERNS[0], 0.2, 1.0))

@@ -24,7 +24,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ctrlreward.weights import gguf as gguf_files
 from ctrlreward.weights import sources, wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
@@ -338,9 +337,9 @@ def test_without_gguf(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, _ = tiny_gguf("tiny.gguf")
-    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(
-        ImportError, match=r"tiny\.gguf' is a GGUF file.*pip install 'ctrlreward\[demo"
+        ImportError, match=r"tiny\.gguf' is a GGUF file.*pip install 'ctrlreward\[gguf"
     ):
         resolve(str(path))
 

@@ -8,18 +8,19 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.formats.parsing import (
     decode_utf8,
     numbered_lines,
     parse_csv,
     parse_json,
 )
-from ctrlreward.samples import JSON_KEYS, Samples
+from ctrlreward.extras import import_extra
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
@@ -67,7 +68,7 @@ def check_suffix(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} ends in {path.suffix!r}: give {', '.join(SUFFIXES)}")
     if path.suffix == ".parquet":
-        _parquet()
+        import_extra("pyarrow", str(path))
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -188,9 +189,8 @@ def _parse_jsonl(text: str, path: Path) -> list[Row]:
 
 
 def _parse_parquet(content: bytes, path: Path) -> list[Row]:
-    parquet = _parquet()
-    import pyarrow
-
+    pyarrow = import_extra("pyarrow", str(path))
+    parquet = import_extra("pyarrow.parquet", str(path))
     try:
         return parquet.read_table(pyarrow.BufferReader(content)).to_pylist()
     except pyarrow.ArrowException as error:
@@ -250,18 +250,9 @@ def _cell(value: Any, name: str) -> Any:
     return _json(value, name) if isinstance(value, dict | list) else value
 
 
-def _parquet() -> ModuleType:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ImportError("Parquet files need pyarrow: pip install 'ctrlreward[parquet]'") from None
-    return pyarrow.parquet
-
-
 def _encode_parquet(rows: Sequence[Row], scores: Mapping[str, Sequence[Any]]) -> bytes:
-    parquet = _parquet()
-    import pyarrow
-
+    pyarrow = import_extra("pyarrow", "a Parquet file")
+    parquet = import_extra("pyarrow.parquet", "a Parquet file")
     arrays = {}
     for name in _names(rows):
         try:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ctrlreward.extras import import_extra
+
 _BLOCK = 32 * 1024
 _FILE_HEADER = 7
 _PIECE_HEADER = struct.Struct("<IHB")  # checksum, length, kind
@@ -27,13 +29,10 @@ def read_wandb_history(path: Path) -> list[dict[str, Any]]:
         ValueError: It is not a W&B file.
         ImportError: wandb is not installed.
     """
-    try:
-        from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
-    except ImportError as error:
-        raise ImportError(f"{path} needs wandb: pip install 'ctrlreward[demo]'") from error
+    messages = import_extra("wandb.proto.wandb_internal_pb2", str(path))
     rows = []
     for record in _records(path):
-        items = Record.FromString(record).history.item
+        items = messages.Record.FromString(record).history.item
         if items:
             values = {tuple(i.nested_key) or (i.key,): json.loads(i.value_json) for i in items}
             rows.append(_without_media(values))

@@ -156,7 +156,7 @@ def test_the_error_names_wandb_if_it_is_not_installed(
     offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb.proto.wandb_internal_pb2", None)
-    with pytest.raises(ImportError, match=r"needs wandb: pip install 'ctrlreward\[demo\]'"):
+    with pytest.raises(ImportError, match=r"needs wandb: pip install 'ctrlreward\[wandb\]'"):
         read_run(str(offline))
 
 

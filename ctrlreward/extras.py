@@ -1,0 +1,42 @@
+"""Packages that are installed with an extra only, such as `pip install 'ctrlreward[wandb]'`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+EXTRA_OF = {
+    "gguf": "gguf",
+    "krippendorff": "agreement",
+    "lightning": "lightning",
+    "matplotlib": "plots",
+    "nltk": "sentences",
+    "pyarrow": "parquet",
+    "sentencex": "sentences",
+    "statsmodels": "agreement",
+    "trl": "trl",
+    "wandb": "wandb",
+}
+"""Extra that installs each optional package."""
+
+
+def import_extra(module: str, user: str) -> Any:
+    """Import a module of an optional package.
+
+    Args:
+        module: Full name, such as `"matplotlib.figure"`; its package is one of `EXTRA_OF`.
+        user: Subject of the error message, such as `"a figure"`.
+
+    Raises:
+        ImportError: The package is not installed. The message has the command that installs it.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ImportError(not_installed(module, user)) from error
+
+
+def not_installed(module: str, user: str) -> str:
+    """Return the message for a missing package: what needs it and the command to install it."""
+    package = module.partition(".")[0]
+    return f"{user} needs {package}: pip install 'ctrlreward[{EXTRA_OF[package]}]'"
