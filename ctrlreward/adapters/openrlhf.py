@@ -14,6 +14,7 @@ goes on training, so try the function by hand first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,13 @@ from ctrlreward.adapters.conversion import (
     check_failed_score,
     check_pointwise,
 )
+from ctrlreward.columns import shortened
 from ctrlreward.reward import Reward
-from ctrlreward.samples import shortened
 
 
 def as_reward_func(
     reward: Reward,
-    special_tokens: Sequence[str],
+    special_tokens: str | Sequence[str],
     failed_score: float,
     columns: Mapping[str, str] | None = None,
 ) -> Callable[..., dict[str, Any]]:
@@ -46,7 +47,7 @@ def as_reward_func(
     Args:
         reward: Reward whose scores depend on one sample alone.
         special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
-            tokens: the tokenizer's `all_special_tokens`.
+            tokens: the tokenizer's `all_special_tokens`. A string is one token.
         failed_score: Score of a failed sample, a finite number.
         columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
             `prefixes` is mapped, else the completion alone.
@@ -58,22 +59,31 @@ def as_reward_func(
     """
     check_pointwise(reward, "OpenRLHF's reward_func")
     check_failed_score(reward, failed_score, ["failed"])
-    mapping = check_columns(columns)
+    tokens = (special_tokens,) if isinstance(special_tokens, str) else tuple(special_tokens)
+    return _RewardFunc(reward, tokens, failed_score, check_columns(columns))
 
-    def reward_func(
-        queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
+
+@dataclass(frozen=True, eq=False)
+class _RewardFunc:
+    """Reward function: an object instead of a closure, which doesn't pickle."""
+
+    reward: Reward
+    special_tokens: tuple[str, ...]
+    failed_score: float
+    columns: Mapping[str, str]
+
+    def __call__(
+        self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
-        completions = _completions(queries, prompts, special_tokens)
-        batch = reward(build_samples(completions, prompts, {"label": labels}, mapping))
-        totals = _tensor(np.where(batch.failed, failed_score, batch.total))
+        completions = _completions(queries, prompts, self.special_tokens)
+        batch = self.reward(build_samples(completions, prompts, {"label": labels}, self.columns))
+        totals = _tensor(np.where(batch.failed, self.failed_score, batch.total))
         components = {name: _tensor(values) for name, values in batch.components.items()}
         return {
             "rewards": totals,
             "scores": totals,
             "extra_logs": {**components, "failed": _tensor(batch.failed)},
         }
-
-    return reward_func
 
 
 def _completions(

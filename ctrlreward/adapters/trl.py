@@ -7,17 +7,20 @@ trainer = GRPOTrainer(
 ```
 
 Prompts and completions are texts or chats; of a chat completion, the assistant's messages are
-scored. A failed sample is None, which TRL leaves out of the advantages. `trl` itself is not
-imported.
+scored. A failed sample is None, which TRL leaves out of the advantages. The functions are objects
+that pickle, since `AsyncGRPOTrainer` sends them to a spawned process, which loads the models.
+`trl` itself is not imported.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ctrlreward.adapters.conversion import build_samples, check_columns, plain_text
+from ctrlreward.engine.sharing import exclusive
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -65,20 +68,7 @@ def as_reward_funcs(
         ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
             doesn't have.
     """
-    mapping = check_columns(columns)
-
-    def reward_func(
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        log_metric: LogMetric | None = None,
-        **dataset: Any,
-    ) -> Rewards:
-        batch = reward(_samples(prompts, completions, dataset, mapping))
-        _log_components(batch, name, log_metric)
-        return _failed_as_none(batch.total, batch)
-
-    reward_func.__name__ = name
-    return [reward_func]
+    return [_Total(check_columns(columns), name, reward)]
 
 
 def as_async_reward_funcs(
@@ -88,21 +78,7 @@ def as_async_reward_funcs(
 
     Worth it with several rewards, each on a device of its own.
     """
-    mapping = check_columns(columns)
-
-    async def reward_func(
-        prompts: Sequence[Any],
-        completions: Sequence[Any],
-        log_metric: LogMetric | None = None,
-        **dataset: Any,
-    ) -> Rewards:
-        future = reward.submit(_samples(prompts, completions, dataset, mapping))
-        batch = await asyncio.wrap_future(future)
-        _log_components(batch, name, log_metric)
-        return _failed_as_none(batch.total, batch)
-
-    reward_func.__name__ = name
-    return [reward_func]
+    return [_AsyncTotal(check_columns(columns), name, reward)]
 
 
 def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None) -> ComponentFuncs:
@@ -125,47 +101,103 @@ def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None)
             "use as_reward_funcs, which gives the total"
         )
     mapping = check_columns(columns)
-    cached_reward = _CachedReward(reward)
+    cached = _CachedReward(reward)
+    functions: list[RewardFunc] = [_Component(mapping, name, cached) for name in reward.weights]
+    return ComponentFuncs(functions, list(reward.weights.values()))
 
-    def build(component: str) -> RewardFunc:
-        def component_func(
-            prompts: Sequence[Any], completions: Sequence[Any], **dataset: Any
-        ) -> Rewards:
-            batch = cached_reward(_samples(prompts, completions, dataset, mapping))
-            return _failed_as_none(batch.components[component], batch)
 
-        component_func.__name__ = component
-        return component_func
+@dataclass(frozen=True, eq=False)  # compared and hashed by identity, as functions are
+class _RewardFunc:
+    """Base class of reward functions: objects instead of closures, which don't pickle."""
 
-    return ComponentFuncs([build(name) for name in reward.weights], list(reward.weights.values()))
+    columns: Mapping[str, str]
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        """The name in TRL's log."""
+        return self.name
+
+    def samples(
+        self, prompts: Sequence[Any], completions: Sequence[Any], dataset: Mapping[str, Any]
+    ) -> Samples:
+        """Convert a batch of TRL."""
+        return build_samples(
+            [plain_text(completion, "assistant") for completion in completions],
+            [plain_text(prompt) for prompt in prompts],
+            {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS},
+            self.columns,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Total(_RewardFunc):
+    """Total of a reward."""
+
+    reward: Reward
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_metric: LogMetric | None = None,
+        **dataset: Any,
+    ) -> Rewards:
+        batch = self.reward(self.samples(prompts, completions, dataset))
+        _log_components(batch, self.name, log_metric)
+        return _failed_as_none(batch.total, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class _AsyncTotal(_RewardFunc):
+    """Total of a reward that is scored on its background thread."""
+
+    reward: Reward
+
+    async def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_metric: LogMetric | None = None,
+        **dataset: Any,
+    ) -> Rewards:
+        future = self.reward.submit(self.samples(prompts, completions, dataset))
+        batch = await asyncio.wrap_future(future)
+        _log_components(batch, self.name, log_metric)
+        return _failed_as_none(batch.total, batch)
+
+
+@dataclass(frozen=True, eq=False)
+class _Component(_RewardFunc):
+    """One component of a reward that several functions share."""
+
+    reward: _CachedReward
+
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], **dataset: Any
+    ) -> Rewards:
+        batch = self.reward(self.samples(prompts, completions, dataset))
+        return _failed_as_none(batch.components[self.name], batch)
 
 
 class _CachedReward:
-    """A reward that keeps the last batch, for several functions that score the same samples."""
+    """A reward that keeps the last batch, for several functions that score the same samples.
+
+    TRL's asynchronous trainer calls these functions from several threads at once.
+    """
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
         self.last: tuple[Samples, RewardBatch] | None = None
 
     def __call__(self, samples: Samples) -> RewardBatch:
-        if self.last is None or self.last[0] != samples:
-            self.last = (samples, self.reward(samples))
-        return self.last[1]
+        with exclusive(self):
+            if self.last is None or self.last[0] != samples:
+                self.last = (samples, self.reward(samples))
+            return self.last[1]
 
-
-def _samples(
-    prompts: Sequence[Any],
-    completions: Sequence[Any],
-    dataset: Mapping[str, Any],
-    columns: Mapping[str, str],
-) -> Samples:
-    table = {name: column for name, column in dataset.items() if name not in _NOT_COLUMNS}
-    return build_samples(
-        [plain_text(completion, "assistant") for completion in completions],
-        [plain_text(prompt) for prompt in prompts],
-        table,
-        columns,
-    )
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reward": self.reward, "last": None}
 
 
 def _failed_as_none(values: Scores, batch: RewardBatch) -> Rewards:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,20 +59,7 @@ def as_batch_compute_score(
         ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
             component named `score` or `failed`. When called: a key that the sample doesn't have.
     """
-    mapping = _check(reward, failed_score, columns)
-
-    def compute_score(
-        data_sources: Sequence[str],
-        solution_strs: Sequence[str],
-        ground_truths: Sequence[Any],
-        extra_infos: Sequence[Mapping[str, Any] | None],
-        **_unused: Any,  # verl adds the reward_kwargs of its config
-    ) -> list[Result]:
-        rows = zip(data_sources, ground_truths, extra_infos, strict=True)
-        samples = _samples(list(solution_strs), [_merge_row(*row) for row in rows], mapping)
-        return _results(reward(samples), failed_score)
-
-    return compute_score
+    return _BatchComputeScore(reward, failed_score, _check(reward, failed_score, columns))
 
 
 def as_compute_score(
@@ -88,19 +76,7 @@ def as_compute_score(
         ValueError: As in `as_batch_compute_score`, or a component depends on several samples.
     """
     check_pointwise(reward, "as_compute_score")
-    mapping = _check(reward, failed_score, columns)
-
-    def compute_score(
-        data_source: str,
-        solution_str: str,
-        ground_truth: Any,
-        extra_info: Mapping[str, Any] | None = None,
-        **_unused: Any,
-    ) -> Result:
-        row = _merge_row(data_source, ground_truth, extra_info)
-        return _results(reward(_samples([solution_str], [row], mapping)), failed_score)[0]
-
-    return compute_score
+    return _ComputeScore(reward, failed_score, _check(reward, failed_score, columns))
 
 
 def as_async_compute_score(
@@ -123,9 +99,44 @@ def as_async_compute_score(
     """
     check_pointwise(reward, "as_async_compute_score")
     mapping = _check(reward, failed_score, columns)
-    batcher = _Batcher(reward, wait)
+    # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
+    return _AsyncComputeScore(_Batcher(reward, wait), failed_score, mapping).__call__
 
-    async def compute_score(
+
+# Objects instead of closures, which don't pickle; compared by identity, as functions are.
+
+
+@dataclass(frozen=True, eq=False)
+class _BatchComputeScore:
+    """Function of a batch."""
+
+    reward: Reward
+    failed_score: float
+    columns: Mapping[str, str]
+
+    def __call__(
+        self,
+        data_sources: Sequence[str],
+        solution_strs: Sequence[str],
+        ground_truths: Sequence[Any],
+        extra_infos: Sequence[Mapping[str, Any] | None],
+        **_unused: Any,  # verl adds the reward_kwargs of its config
+    ) -> list[Result]:
+        rows = zip(data_sources, ground_truths, extra_infos, strict=True)
+        samples = _samples(list(solution_strs), [_merge_row(*row) for row in rows], self.columns)
+        return _results(self.reward(samples), self.failed_score)
+
+
+@dataclass(frozen=True, eq=False)
+class _ComputeScore:
+    """Function of one sample."""
+
+    reward: Reward
+    failed_score: float
+    columns: Mapping[str, str]
+
+    def __call__(
+        self,
         data_source: str,
         solution_str: str,
         ground_truth: Any,
@@ -133,10 +144,29 @@ def as_async_compute_score(
         **_unused: Any,
     ) -> Result:
         row = _merge_row(data_source, ground_truth, extra_info)
-        batch, index = await batcher.submit(_samples([solution_str], [row], mapping))
-        return _results(batch, failed_score)[index]
+        batch = self.reward(_samples([solution_str], [row], self.columns))
+        return _results(batch, self.failed_score)[0]
 
-    return compute_score
+
+@dataclass(frozen=True, eq=False)
+class _AsyncComputeScore:
+    """Coroutine function of one sample, scored together with those of concurrent calls."""
+
+    batcher: _Batcher
+    failed_score: float
+    columns: Mapping[str, str]
+
+    async def __call__(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+        **_unused: Any,
+    ) -> Result:
+        row = _merge_row(data_source, ground_truth, extra_info)
+        batch, index = await self.batcher.submit(_samples([solution_str], [row], self.columns))
+        return _results(batch, self.failed_score)[index]
 
 
 class _Batcher:
@@ -153,12 +183,17 @@ class _Batcher:
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings without the samples that wait: a copy starts with none."""
+        return {**self.__dict__, "queue": [], "scoring": None}
+
     async def submit(self, sample: Samples) -> tuple[RewardBatch, int]:
         """Return the scored batch and the sample's index in it."""
-        if not self.queue:
+        # The task has ended before the queue is empty if its event loop was closed.
+        if not self.queue or self.scoring is None or self.scoring.done():
+            self.queue = []
             self.scoring = asyncio.create_task(self._score_queue())
         self.queue.append(sample)
-        assert self.scoring is not None
         scoring, index = self.scoring, len(self.queue) - 1
         # A cancelled caller must not cancel the scoring for the others.
         return await asyncio.shield(scoring), index

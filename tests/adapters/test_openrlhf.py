@@ -68,6 +68,12 @@ def test_several_samples_with_prefixes_from_the_prompt(reward, letters) -> None:
     assert result["rewards"].dtype == torch.float32
 
 
+def test_a_special_token_given_as_a_string_is_one_token(reward, letters) -> None:
+    reward_func = as_reward_func(reward, "<eos>", -9.0)
+    reward_func(["p: oes<eos>"], ["p: "], ["glad"])
+    assert letters.scored[0].texts == ("oes",)
+
+
 def test_error_messages(reward, letters, kinds) -> None:
     reward_func = as_reward_func(reward, [], -9.0, {"labels": "tone"})
     with pytest.raises(ValueError, match="'tone', but the dataset has prompt, label: give one"):

@@ -115,6 +115,18 @@ def test_a_cancelled_call_does_not_cancel_the_others(reward) -> None:
     assert other["length"] == 1.0
 
 
+def test_samples_of_a_closed_event_loop_are_not_scored_in_the_next(reward, letters) -> None:
+    compute_score = as_async_compute_score(reward, -9.0, wait=0.5)
+
+    async def score(text: str, timeout: float) -> dict[str, float | None]:
+        return await asyncio.wait_for(compute_score("d", text, None), timeout)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(score("ab", 0.1))
+    assert asyncio.run(score("b", 10.0))["length"] == 1.0
+    assert [samples.texts for samples in letters.scored] == [("b",)]
+
+
 def test_every_caller_gets_the_error(letters) -> None:
     def broken(scores: Any) -> Any:
         raise RuntimeError("no totals")
