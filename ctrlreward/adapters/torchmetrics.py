@@ -1,9 +1,9 @@
-"""Scores as torchmetrics: `update(samples)` on each rank, one value over all ranks.
+"""Scores as torchmetrics: `update` on each rank, one value over all ranks.
 
 ```python
 self.coherence = ScoreMean(ctrleval["coherence"])  # in a LightningModule
 ...
-self.coherence.update(samples)                     # in validation_step
+self.coherence.update(texts, prefixes=prompts)     # in validation_step
 self.log("coherence", self.coherence)
 ```
 
@@ -24,9 +24,10 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from ctrlreward.columns import JSON_KEYS
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import JSON_KEYS, Samples
-from ctrlreward.scorers.base import Component, Scorer, score
+from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, as_component, score
 
 
 class _ComponentRef:
@@ -45,9 +46,9 @@ class _ScoreMetric(Metric):
     is_differentiable = False
     full_state_update = False
 
-    def __init__(self, component: Component) -> None:
+    def __init__(self, component: Component | Scorer) -> None:
         super().__init__()
-        self._component_ref = _ComponentRef(component)
+        self._component_ref = _ComponentRef(as_component("component", component))
 
     @property
     def component(self) -> Component:
@@ -77,14 +78,14 @@ class _ScoreSums(_ScoreMetric):
     seen: Tensor
     scorer_id: Tensor
 
-    def __init__(self, component: Component) -> None:
+    def __init__(self, component: Component | Scorer) -> None:
         super().__init__(component)
-        scorer = component.scorer
+        scorer, name = self.component.scorer, self.component.name
         if not scorer.pointwise:
             raise ValueError(
-                f"{component.name} is computed over several samples at once, and a mean over "
+                f"{name} is computed over several samples at once, and a mean over "
                 f"batches would differ: use ScoreOfAll({type(scorer).__name__}(...)"
-                f"[{component.name!r}])"
+                f"[{name!r}])"
             )
         self._names = list(scorer.specs)
         k = len(self._names)
@@ -95,8 +96,20 @@ class _ScoreSums(_ScoreMetric):
         self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
-    def update(self, samples: Samples) -> None:
-        """Score n samples and add them up; repeated samples are scored once."""
+    def update(
+        self,
+        data: SamplesLike,
+        ids: Sequence[int] | None = None,
+        **columns: str | Sequence[str] | None,
+    ) -> None:
+        """Score n samples and add them up; repeated samples are scored once.
+
+        Args:
+            data: The samples, in any form that `as_samples` takes.
+            ids: Not used; a `MetricCollection` passes the ids of `ScoreOfAll` to all metrics.
+            columns: Columns of `Samples` to add, as in `as_samples`.
+        """
+        samples = as_samples(data, **columns)
         scorer = self.component.scorer
         scores = score({name: scorer[name] for name in self._names}, samples)
         table = torch.from_numpy(np.stack([scores[name] for name in self._names]))
@@ -115,10 +128,11 @@ class ScoreMean(_ScoreSums):
     Samples that a distributed sampler repeats count twice; `ScoreOfAll` can leave them out.
 
     Args:
-        component: A score that depends on one sample alone, `ctrleval["coherence"]`.
+        component: A score that depends on one sample alone, `ctrleval["coherence"]`; or a scorer
+            with a single score.
 
     Raises:
-        ValueError: The score depends on several samples.
+        ValueError: The score depends on several samples, or the scorer has several scores.
     """
 
     def compute(self) -> Tensor:
@@ -131,10 +145,11 @@ class FailRate(_ScoreSums):
     """Share of the samples for which a score is NaN, in [0, 1]; NaN without samples.
 
     Args:
-        component: A score that depends on one sample alone, `ctrleval["coherence"]`.
+        component: A score that depends on one sample alone, `ctrleval["coherence"]`; or a scorer
+            with a single score.
 
     Raises:
-        ValueError: The score depends on several samples.
+        ValueError: The score depends on several samples, or the scorer has several scores.
     """
 
     @property
@@ -154,12 +169,15 @@ class ScoreOfAll(_ScoreMetric):
     themselves: `compute` gathers them on every rank, and each rank scores all of them.
 
     Args:
-        component: `distinct["distinct_2"]`, or any other score.
+        component: `distinct["distinct_2"]`, or any other score; or a scorer with a single score.
+
+    Raises:
+        ValueError: The scorer has several scores.
     """
 
     records: list[Tensor] | Tensor
 
-    def __init__(self, component: Component) -> None:
+    def __init__(self, component: Component | Scorer) -> None:
         super().__init__(component)
         # JSON lines in UTF-8, because torchmetrics gathers only tensors.
         self.add_state("records", [], dist_reduce_fx="cat")
@@ -169,24 +187,32 @@ class ScoreOfAll(_ScoreMetric):
         """The dtype of the records, which torchmetrics also uses for a rank without samples."""
         return torch.uint8
 
-    def update(self, samples: Samples, ids: Sequence[int] | None = None) -> None:
+    def update(
+        self,
+        data: SamplesLike,
+        ids: Sequence[int] | None = None,
+        **columns: str | Sequence[str] | None,
+    ) -> None:
         """Keep samples until `compute`.
 
         Args:
-            samples: n samples, with the same columns in all updates on all ranks.
+            data: n samples, in any form that `as_samples` takes, with the same columns in all
+                updates on all ranks.
             ids: Their n indices in the dataset. With ids, samples are scored in the dataset's
                 order, and those that a sampler repeats count once. Without, they are scored rank
                 by rank.
+            columns: Columns of `Samples` to add, as in `as_samples`.
 
         Raises:
             ValueError: The number of ids is not the number of samples.
         """
+        samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):
             raise ValueError(f"{len(ids)} ids for {len(samples)} samples: give one per sample")
-        columns = samples.columns()
+        table = samples.columns()
         lines = []
-        for i, row in enumerate(zip(*columns.values(), strict=True)):
-            record = dict(zip(columns, row, strict=True))
+        for i, row in enumerate(zip(*table.values(), strict=True)):
+            record = dict(zip(table, row, strict=True))
             lines.append(json.dumps([None if ids is None else int(ids[i]), record]) + "\n")
         encoded = bytearray("".join(lines).encode())
         if encoded:

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 import runpy
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchmetrics import MetricCollection
 
 from ctrlreward import Samples
 from ctrlreward.adapters.torchmetrics import FailRate, ScoreMean, ScoreOfAll
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
@@ -108,6 +110,36 @@ def test_copies_share_only_the_scorer(letters, kinds) -> None:
         assert again.compute() == copy.compute() == 1.0
 
 
+class Share(Scorer):
+    """The share of "a" in a text, where its label is "counted"; a single score."""
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"share": ScoreSpec(True, (0.0, 1.0))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        rows = zip(samples.texts, samples.require("labels", "Share"), strict=True)
+        shares = [t.count("a") / len(t) if label == "counted" else np.nan for t, label in rows]
+        return {"share": np.array(shares)}
+
+
+def test_a_scorer_with_one_score_and_texts_with_columns_as_keywords() -> None:
+    scorer = Share()
+    metrics = MetricCollection(
+        {
+            "mean": ScoreMean(scorer),
+            "fail_rate": FailRate(scorer["share"]),
+            "of_all": ScoreOfAll(scorer),
+        }
+    )
+    metrics.update(["ab"], labels="counted", ids=[7])
+    metrics.update(["aaab", "b"], labels=["counted", "no"], ids=[3, 5])
+    metrics.update([{"text": "ab", "label": "counted"}], ids=[7])  # repeated by a sampler
+    values = {name: value.item() for name, value in metrics.compute().items()}
+    assert values == {"mean": (0.5 + 0.75 + 0.5) / 3, "fail_rate": 0.25, "of_all": 0.625}
+    assert ScoreMean(scorer)({"texts": ["a"]}, labels="counted") == 1.0  # forward
+
+
 def test_directions(letters, kinds) -> None:
     assert ScoreMean(letters["share"]).higher_is_better is True
     assert ScoreMean(letters["length"]).higher_is_better is False
@@ -153,6 +185,15 @@ def test_lightning_logs_and_resets_each_epoch(letters, kinds, tmp_path) -> None:
 def test_error_messages(letters, kinds) -> None:
     with pytest.raises(ValueError, match=r"use ScoreOfAll\(Kinds\(...\)\['kinds'\]\)"):
         ScoreMean(kinds["kinds"])
+    for metric_type in (ScoreMean, FailRate, ScoreOfAll):
+        with pytest.raises(ValueError, match="component is a Letters with 2 scores: give one of"):
+            metric_type(letters)
+        with pytest.raises(TypeError, match="component is str: give one score of a scorer"):
+            metric_type("share")
+    with pytest.raises(TypeError, match="'ab' is a str: put it in a list"):
+        ScoreMean(letters["share"]).update("ab")
+    with pytest.raises(TypeError, match="label = 'x' is not a column of Samples: give texts, "):
+        ScoreOfAll(letters["share"]).update(["ab"], label="x")
     metric = ScoreOfAll(kinds["kinds"])
     with pytest.raises(ValueError, match="1 ids for 2 samples"):
         metric.update(Samples(["a", "b"]), ids=[1])
