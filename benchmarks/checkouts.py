@@ -63,7 +63,7 @@ def build_cases(pegasus: str, names: list[str]) -> dict[str, Callable[[], np.nda
         return lambda: scorer.score(own)[aspect]
 
     def ctc() -> Any:
-        scorer = Alignment(["preservation"], dtype="float32")
+        scorer = Alignment(aspects=["preservation"], dtype="float32")
         pairs = Samples(
             texts=[str(d["response"]) for d in dialogs if str(d["response"]).strip()],
             sources=[str(d["dialog_history"]) for d in dialogs if str(d["response"]).strip()],

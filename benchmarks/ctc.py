@@ -110,7 +110,7 @@ def with_special_tokens(encoder: Encoder, samples: Samples) -> np.ndarray:
 
 def main() -> None:
     options = parse_options(__doc__, 200)
-    scorer = Alignment(("preservation",), MODEL, dtype="float32")
+    scorer = Alignment(MODEL, dtype="float32")
     if options.curve:
         print_header()
         cost_curve(

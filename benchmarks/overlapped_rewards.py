@@ -45,7 +45,7 @@ class SlowShare(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"share": ScoreSpec(True, (0.0, 1.0))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         time.sleep(self.seconds)
         completions = [
             t[len(p) :] for t, p in zip(samples.texts, samples.prefixes or (), strict=True)

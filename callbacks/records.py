@@ -10,8 +10,9 @@ from typing import TypeAlias
 import numpy as np
 from pytorch_lightning.loggers import Logger, WandbLogger
 
+from ctrlreward.columns import JSON_KEYS
 from ctrlreward.files import finite_or_none, write_whole
-from ctrlreward.samples import JSON_KEYS, Samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 Cell: TypeAlias = str | float | None

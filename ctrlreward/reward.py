@@ -8,17 +8,22 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ctrlreward.arguments import one_of
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.placement import Worker
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
+
+# A component, or a scorer with a single score.
+Given: TypeAlias = Component | Scorer
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ class Reward:
     share its forward passes.
 
     Args:
-        components: Name → component (`scorer["coherence"]`) or (component, weight).
+        components: Name → component (`scorer["coherence"]`, or a scorer with a single score) or
+            (component, weight).
         aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
             score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
             similarity and a perplexity (Pang & Gimpel 2019, eq. 1). Or a callable that maps the
@@ -84,20 +90,19 @@ class Reward:
         weights: The weight of each component with `"weighted"`; None with other aggregates.
 
     Raises:
-        ValueError: No components, a weight that rewards the wrong direction, weights with another
-            aggregate than `"weighted"`, or components that `"gm"` can't combine.
+        TypeError: `components` is not a mapping of components.
+        ValueError: No components, a scorer with several scores, a weight that rewards the wrong
+            direction, weights with another aggregate than `"weighted"`, or components that `"gm"`
+            can't combine.
     """
 
     def __init__(
         self,
-        components: Mapping[str, Component | tuple[Component, float]],
-        aggregate: str | Aggregate = "weighted",
+        components: Mapping[str, Given | tuple[Given, float]],
+        aggregate: Literal["weighted", "gm"] | Aggregate = "weighted",
         device: str | None = None,
     ) -> None:
-        if not components:
-            raise ValueError("components is empty: give at least one scorer['name']")
-        self.components = {n: c[0] if isinstance(c, tuple) else c for n, c in components.items()}
-        given_weights = {n: float(c[1]) for n, c in components.items() if isinstance(c, tuple)}
+        self.components, given_weights = _split(components)
         self.weights: dict[str, float] | None = None
         if aggregate == "weighted":
             self.weights = _complete_weights(self.components, given_weights)
@@ -110,18 +115,24 @@ class Reward:
                 scorer.to(device)
         self._worker = Worker()
 
-    def __call__(self, samples: Samples) -> RewardBatch:
+    def __call__(self, samples: SamplesLike, **columns: str | Sequence[str] | None) -> RewardBatch:
         """Score samples in the calling thread.
 
+        Args:
+            samples: n samples, in any form that `as_samples` converts.
+            columns: Columns of the samples to add or replace: `labels="positive"`.
+
         Raises:
-            Exception: Any exception of a scorer.
+            Exception: Any exception of a scorer, or of `as_samples`.
             ValueError: A scorer or the aggregate does not return one value per sample.
         """
-        return self._score(samples)
+        return self._score(as_samples(samples, **columns))
 
-    def submit(self, samples: Samples) -> Future[RewardBatch]:
+    def submit(
+        self, samples: SamplesLike, **columns: str | Sequence[str] | None
+    ) -> Future[RewardBatch]:
         """Score samples on the background thread; the future returns or raises as a call does."""
-        return self._worker.submit(self._score, samples)
+        return self._worker.submit(self._score, as_samples(samples, **columns))
 
     def yield_cpu(self) -> None:
         """Let the worker of a later `submit` yield the CPU to training (`Worker.yield_cpu`)."""
@@ -160,6 +171,31 @@ class Reward:
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))
+
+
+def _split(
+    components: Mapping[str, Given | tuple[Given, float]],
+) -> tuple[dict[str, Component], dict[str, float]]:
+    """Return the components and the weights that were given, by name."""
+    if not isinstance(components, Mapping):
+        raise TypeError(
+            f"components is a {type(components).__name__}: give a mapping, "
+            "{'coherence': ctrleval['coherence']}"
+        )
+    if not components:
+        raise ValueError("components is empty: give at least one scorer['name']")
+    split: dict[str, Component] = {}
+    weights: dict[str, float] = {}
+    for name, given in components.items():
+        if isinstance(given, tuple):
+            if len(given) != 2:
+                raise TypeError(
+                    f"components[{name!r}] has {len(given)} items: give a component, or "
+                    "(component, weight)"
+                )
+            given, weights[name] = given[0], float(given[1])
+        split[name] = as_component(f"components[{name!r}]", given)
+    return split, weights
 
 
 def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:
@@ -204,9 +240,8 @@ def _unweighted(
         )
     if callable(aggregate):
         return aggregate
-    if aggregate == "gm":
-        return _geometric_mean(components)
-    raise ValueError(f"aggregate = {aggregate!r}: give 'weighted', 'gm' or a callable")
+    one_of("aggregate", aggregate, ("weighted", "gm", "a callable"))
+    return _geometric_mean(components)
 
 
 def _geometric_mean(components: Mapping[str, Component]) -> Aggregate:

@@ -1,25 +1,26 @@
-"""The batch type `Samples`: texts and the columns that scorers read with them."""
+"""The batch type `Samples`, and its conversion from lists, records, columns and data frames."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-# Column → key in a JSONL record, one record per sample.
-JSON_KEYS = {
-    "texts": "text",
-    "prefixes": "prefix",
-    "labels": "label",
-    "sources": "source",
-    "references": "reference",
-    "contexts": "context",
-    "histories": "history",
-    "prompts": "prompt",
-    "groups": "group",
-}
+from ctrlreward.columns import JSON_KEYS, columns_from, columns_from_records, shortened
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+
+# Everything that `as_samples` converts.
+SamplesLike: TypeAlias = (
+    "Samples | Iterable[str] | Iterable[Mapping[str, Any]] | Mapping[str, Iterable[Any]] | "
+    "pd.DataFrame | datasets.Dataset"
+)
+
+_READ_AS_TEXT = ("texts", "prefixes", "sources", "references", "contexts", "histories")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Samples:
         if name not in columns:
             raise ValueError(
                 f"{scorer} needs the column {name!r}, but these samples have "
-                f"{', '.join(columns)}: pass Samples(..., {name}=[...])"
+                f"{', '.join(columns)}: give {name}=[...], one per text"
             )
         return columns[name]
 
@@ -156,6 +157,28 @@ class Samples:
             inverse.append(index_of[key])
         return self[first_rows], inverse
 
+    def invalid_unicode(self) -> dict[int, str]:
+        """Return the first column with an unpaired surrogate of each sample that has one.
+
+        No tokenizer can encode such text. Labels, prompts and groups are not examined.
+        """
+        invalid: dict[int, str] = {}
+        for name in _READ_AS_TEXT:
+            for i, item in enumerate(getattr(self, name) or ()):
+                if i not in invalid and not _is_encodable(item):
+                    invalid[i] = name
+        return dict(sorted(invalid.items()))
+
+    def blanked(self, rows: Container[int]) -> Samples:
+        """Return the samples with empty strings for all that is read as text in some rows."""
+        return self.replace(
+            **{
+                name: ["" if i in rows else item for i, item in enumerate(column)]
+                for name, column in self.columns().items()
+                if name in _READ_AS_TEXT
+            }
+        )
+
     @staticmethod
     def concat(parts: Iterable[Samples]) -> Samples:
         """Concatenate samples in order.
@@ -190,29 +213,62 @@ class Samples:
         """Read records in the format of `to_jsonl`, ignoring other keys.
 
         Raises:
-            ValueError: A line is not a JSON object with `text`, or lacks a key of the first line.
+            ValueError: A line is not a JSON object with `text`, or not all lines have the same
+                columns.
         """
         with open(path, encoding="utf-8") as file:
             lines = file.readlines()  # str.splitlines would also split at U+2028 within a text
         records = []
         for number, line in enumerate(lines, 1):
             try:
-                record = json.loads(line)
+                records.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number} is not JSON ({error})") from error
-            if not isinstance(record, dict) or "text" not in record:
-                raise ValueError(
-                    f"{path}:{number} is not an object with the key 'text': write one per line"
-                )
-            records.append(record)
-        names = [n for n, key in JSON_KEYS.items() if records and key in records[0]] or ["texts"]
-        for name in names:
-            for number, record in enumerate(records, 1):
-                if JSON_KEYS[name] not in record:
-                    raise ValueError(
-                        f"{path}:{number} lacks the key {JSON_KEYS[name]!r} that line 1 has"
-                    )
-        return Samples(**{n: [record[JSON_KEYS[n]] for record in records] for n in names})
+        if not records:
+            return Samples([])
+        return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
+
+
+def as_samples(data: SamplesLike, **columns: str | Sequence[str] | None) -> Samples:
+    """Return the samples that some data describes.
+
+    Args:
+        data: `Samples`; a list of texts; a list of records (`{"text": …, "label": …}`); a mapping
+            of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
+            `datasets.Dataset`. Columns and keys may have the plural or the singular name; those
+            that `Samples` doesn't have are ignored.
+        columns: Columns of `Samples` to add or replace; a single string stands for all samples.
+
+    Returns:
+        n samples, in the order of the data. `Samples` without `columns` are returned as they are.
+
+    Raises:
+        TypeError: The data is of another type, an item is not a string, or a keyword is not a
+            column of `Samples`.
+        ValueError: There are no texts, a record lacks a key of the first one, or `Samples` rejects
+            the columns.
+
+    Examples:
+        >>> as_samples(["Good soup.", "Cold soup."], labels="positive").labels
+        ('positive', 'positive')
+        >>> as_samples([{"text": "Good soup.", "source": "Cold soup."}]).sources
+        ('Cold soup.',)
+    """
+    samples = data if isinstance(data, Samples) else Samples(**columns_from(data))
+    if not columns:
+        return samples
+    for name in columns:
+        if name not in JSON_KEYS:
+            raise TypeError(
+                f"{name} = {shortened(columns[name])} is not a column of Samples: give "
+                f"{', '.join(JSON_KEYS)}"
+            )
+    return samples.replace(
+        **{
+            name: [column] * len(samples) if isinstance(column, str) else column
+            for name, column in columns.items()
+        }
+    )
 
 
 def _strings(name: str, column: object) -> tuple[str, ...]:
@@ -229,7 +285,9 @@ def _strings(name: str, column: object) -> tuple[str, ...]:
     return items
 
 
-def shortened(item: object, width: int = 40) -> str:
-    """Return an item's `repr` for an error message, truncated to `width` characters."""
-    text = repr(item)
-    return text if len(text) <= width else text[: width - 2] + "…" + text[-1]
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

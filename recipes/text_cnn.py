@@ -144,7 +144,7 @@ class TextCNNTrainer(pl.LightningModule):
     """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
 
     Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is that of the trainer's
-    `ModelCheckpoint`; without one, it is the last. `Accuracy(classifier=...)` loads the folder;
+    `ModelCheckpoint`; without one, it is the last. `Accuracy(...)` loads the folder;
     `evaluation.json` in it holds `test_accuracy`. With `fast_dev_run`, nothing is written.
 
     Args:

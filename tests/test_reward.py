@@ -34,7 +34,7 @@ class NumberScorer(Scorer):
         pairs = zip(self.names, self.higher, strict=True)
         return {name: ScoreSpec(higher, (-math.inf, math.inf)) for name, higher in pairs}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)
         self.threads.append(threading.current_thread().name)
         rows = [[float(word) for word in text.split()] for text in samples.texts]
@@ -62,7 +62,7 @@ class TransferScorer(NumberScorer):
 
 
 class Broken(NumberScorer):
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         raise RuntimeError("the model is gone")
 
 
@@ -162,7 +162,7 @@ def test_an_empty_batch(scorer: NumberScorer) -> None:
         (
             {"g": NumberScorer()["gain"]},
             "mean",
-            "aggregate = 'mean': give 'weighted', 'gm' or a callable",
+            "aggregate = 'mean': give one of weighted, gm, a callable",
         ),
         (
             {"a": TransferScorer()["accuracy"], "g": NumberScorer()["gain"]},
@@ -235,7 +235,7 @@ def test_call_and_future_raise_the_exception_of_a_scorer(scorer: NumberScorer) -
 
 
 def test_a_scorer_must_return_one_value_per_sample(scorer: NumberScorer) -> None:
-    scorer.score = lambda samples: {"gain": np.zeros((3, 1))}
+    scorer.score_samples = lambda samples: {"gain": np.zeros((3, 1))}
     with pytest.raises(
         ValueError,
         match=r"NumberScorer returned 'gain' of shape \(3, 1\) for 3 samples: return an array",
@@ -274,13 +274,13 @@ def test_repeated_samples_are_scored_once(scorer: NumberScorer) -> None:
 def slow() -> Iterator[tuple[NumberScorer, threading.Event]]:
     """A scorer that blocks until the event is set."""
     scorer, allowed = NumberScorer(), threading.Event()
-    score = scorer.score
+    score = scorer.score_samples
 
     def waits(samples: Samples) -> dict[str, Scores]:
         assert allowed.wait(timeout=30)
         return score(samples)
 
-    scorer.score = waits
+    scorer.score_samples = waits
     yield scorer, allowed
     allowed.set()
 
@@ -308,8 +308,10 @@ def test_a_call_scores_in_the_callers_thread(scorer: NumberScorer) -> None:
 
 def test_a_reward_that_yields_the_cpu_uses_one_core(scorer: NumberScorer) -> None:
     threads_used: list[int] = []
-    score = scorer.score
-    scorer.score = lambda samples: threads_used.append(torch.get_num_threads()) or score(samples)
+    score = scorer.score_samples
+    scorer.score_samples = lambda samples: (
+        threads_used.append(torch.get_num_threads()) or score(samples)
+    )
     reward = Reward({"g": scorer["gain"]})
     reward.yield_cpu()
     before = torch.get_num_threads()

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctrlreward.samples import JSON_KEYS, Samples
+from ctrlreward.columns import JSON_KEYS
+from ctrlreward.samples import Samples
 
 FOOD = Samples(
     texts=["The food was good.", "The food", "A dog barked."],
@@ -74,7 +75,7 @@ def test_a_required_column_that_is_absent_raises() -> None:
     assert FOOD.require("labels", "Accuracy") == ("positive", "negative", "positive")
     message = (
         r"Similarity needs the column 'sources', but these samples have texts, prefixes, labels: "
-        r"pass Samples\(\.\.\., sources=\[\.\.\.\]\)"
+        r"give sources=\[\.\.\.\], one per text"
     )
     with pytest.raises(ValueError, match=message):
         FOOD.require("sources", "Similarity")
@@ -213,9 +214,9 @@ def test_records_have_singular_keys_and_other_keys_are_ignored(tmp_path: Path) -
     [
         ("{text}", r"s\.jsonl:2 is not JSON \(Expecting property name"),
         ("", r"s\.jsonl:2 is not JSON"),
-        ('["b"]', r"s\.jsonl:2 is not an object with the key 'text'"),
-        ('{"label": "y"}', r"s\.jsonl:2 is not an object with the key 'text'"),
-        ('{"text": "b"}', r"s\.jsonl:2 lacks the key 'label' that line 1 has"),
+        ('["b"]', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
+        ('{"label": "y"}', r"s\.jsonl:2 = .* is not an object with the key 'text'"),
+        ('{"text": "b"}', r"s\.jsonl:2 lacks the key 'label' that .*s\.jsonl:1 has"),
     ],
 )
 def test_a_bad_line_raises(tmp_path: Path, second_line: str, message: str) -> None:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ctrlreward.columns import JSON_KEYS, shortened
 from ctrlreward.reward import Reward
-from ctrlreward.samples import JSON_KEYS, Samples, shortened
+from ctrlreward.samples import Samples
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")

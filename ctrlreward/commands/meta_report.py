@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.chunked_scoring import score_in_chunks
 from ctrlreward.commands.correlation_report import (
     correlate_all,
@@ -28,7 +29,6 @@ from ctrlreward.functional.preferences import (
     pairwise_agreement,
     pairwise_preferences,
 )
-from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers.base import Component, Scores
 
 _CHUNK = 256

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows
-from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)
 

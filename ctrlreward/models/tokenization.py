@@ -68,6 +68,38 @@ def encode_texts(
     return rows
 
 
+def first_tokens(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
+) -> list[str]:
+    """Return each text up to its first `limit` tokens.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        texts: Texts of any length; one warning names the longest of those that are cut.
+        limit: Tokens to keep, special tokens not included; None keeps all.
+    """
+    kept = list(texts)
+    if limit is None:
+        return kept
+    lengths: dict[int, int] = {}
+    for i, text in enumerate(texts):
+        if len(text.encode()) <= limit:  # no token is shorter than a byte
+            continue
+        offsets = tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        ).offset_mapping
+        if len(offsets) > limit:
+            lengths[i], kept[i] = len(offsets), text[: offsets[limit - 1][1]]
+    if lengths:
+        longest = max(lengths, key=lengths.__getitem__)
+        others = f" (and {len(lengths) - 1} more texts)" if len(lengths) > 1 else ""
+        log.warning(
+            "texts[%d] has %d tokens: only the first %d are read, as max_tokens says%s",
+            *(longest, lengths[longest], limit, others),
+        )
+    return kept
+
+
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:

@@ -3,9 +3,10 @@
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Component, CompositeScorer, ModelScorer, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, CompositeScorer, Scorer, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.task import Task
@@ -19,6 +20,7 @@ __all__ = [
     "Component",
     "CompositeScorer",
     "Distinct",
+    "ModelOptions",
     "ModelScorer",
     "Perplexity",
     "ScoreSpec",

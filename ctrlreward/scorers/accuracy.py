@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,9 @@ import numpy.typing as npt
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import LabelProbabilities, load_classifier
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
 
 class Accuracy(ModelScorer[LabelProbabilities]):
@@ -22,22 +24,18 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     - `label_probability`: probability of the target label, 0 to 1; higher is better.
 
     Args:
-        classifier: Local folder or Hugging Face id of a sequence classifier, folder of a `TextCNN`
+        model: Local folder or Hugging Face id of a sequence classifier, folder of a `TextCNN`
             that the text_cnn recipe wrote, or an object with `labels` and `probabilities`, such
             as a `CTRLEval` scorer, which needs no trained classifier.
-        device: See `ModelScorer`.
-        dtype: See `ModelScorer`.
-        batch_tokens: See `ModelScorer`.
+        **options: See `ModelOptions`.
     """
 
     def __init__(
         self,
-        classifier: str | LabelProbabilities,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
+        model: str | LabelProbabilities,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(classifier, device, dtype, batch_tokens)
+        super().__init__(model, **options)
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -56,7 +54,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         """Load the classifier, or share it with the scorers that have loaded it."""
         return shared_model(load_classifier, name, self.device, self.dtype, self.batch_tokens)
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
 
         Raises:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
+from ctrlreward.arguments import one_of, some_of
+from ctrlreward.columns import shortened
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.alignment import AGGREGATES, preservation
 from ctrlreward.models.aligner import (
@@ -21,17 +23,27 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.samples import Samples, shortened
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.alignment_aspects import ASPECTS, Aspect
 from ctrlreward.scorers.alignment_explanation import AlignedText, aligned_text
-from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 log = logging.getLogger(__name__)
 
+AspectName: TypeAlias = Literal[
+    "consistency", "relevance", "preservation", "engagingness", "groundedness"
+]
+Method: TypeAlias = Literal["embedding", "discriminative", "regression"]
+
 # Range of a token's value by method; a regression is the output of a linear layer.
-_VALUES = {"embedding": (-1.0, 1.0), "discriminative": (0.0, 1.0), "regression": (-np.inf, np.inf)}
+_VALUES: dict[Method, tuple[float, float]] = {
+    "embedding": (-1.0, 1.0),
+    "discriminative": (0.0, 1.0),
+    "regression": (-np.inf, np.inf),
+}
 
 _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
@@ -53,18 +65,16 @@ class Alignment(ModelScorer[Aligner]):
     Higher is better for all. White space around a text is ignored.
 
     Args:
-        aspects: Scores to compute.
         model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
             aligner trained for the method otherwise.
+        aspects: Score or scores to compute.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
         stop_words: Words that engagingness and groundedness leave out: a file with one word per
             line, or a list; `[]` leaves out nothing. None uses `ENGLISH_STOP_WORDS`, the function
             words of English; the paper used NLTK's list. Regression ignores stop words.
-        aggregate: `"mean"` or `"sum"` for every aspect; None uses the paper's for each.
-        device: See `ModelScorer`.
-        dtype: See `ModelScorer`.
-        batch_tokens: See `ModelScorer`.
+        aggregate: Aggregation of every aspect; None uses the paper's for each.
+        **options: See `ModelOptions`.
 
     Raises:
         ValueError: An aspect, `method` or `aggregate` is unknown, or the file of stop words can't
@@ -73,27 +83,18 @@ class Alignment(ModelScorer[Aligner]):
 
     def __init__(
         self,
-        aspects: Sequence[str] = ("preservation",),
         model: str = "minilm-l6",
-        method: str = "embedding",
+        aspects: AspectName | Sequence[AspectName] = ("preservation",),
+        method: Method = "embedding",
         stop_words: str | PathLike[str] | Sequence[str] | None = None,
-        aggregate: str | None = None,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
+        aggregate: Literal["mean", "sum"] | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(model, device, dtype, batch_tokens)
-        unknown = [aspect for aspect in aspects if aspect not in ASPECTS]
-        if unknown or not aspects:
-            raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(ASPECTS)}")
-        if method not in _VALUES:
-            raise ValueError(f"method = {method!r}: give one of {', '.join(_VALUES)}")
-        if aggregate is not None and aggregate not in AGGREGATES:
-            raise ValueError(f"aggregate = {aggregate!r}: give one of {', '.join(AGGREGATES)}")
-        self.aspects = tuple(aspects)
-        self.method = method
+        super().__init__(model, **options)
+        self.aspects = some_of("aspects", aspects, ASPECTS)
+        self.method: Method = one_of("method", method, _VALUES)
         self.stop_words = _read_stop_words(stop_words)
-        self.aggregate = aggregate
+        self.aggregate = None if aggregate is None else one_of("aggregate", aggregate, AGGREGATES)
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -120,7 +121,7 @@ class Alignment(ModelScorer[Aligner]):
             return shared_model(TokenAligner, *settings)
         return shared_model(RegressionAligner, *settings)
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the chosen aspects and their directions, each float64 of shape (n,).
 
         NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
@@ -141,7 +142,7 @@ class Alignment(ModelScorer[Aligner]):
                 scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
         return scores
 
-    def explain(self, samples: Samples) -> list[dict[str, AlignedText]]:
+    def explain(self, samples: SamplesLike) -> list[dict[str, AlignedText]]:
         """Return the alignment of each token behind the scores.
 
         `plots.highlight.highlight` renders one sample as coloured text;
@@ -154,6 +155,7 @@ class Alignment(ModelScorer[Aligner]):
         Raises:
             ValueError: See `score`.
         """
+        samples = as_samples(samples)
         explained: dict[tuple[int, str], AlignedText] = {}
 
         def keep(job: _Job, aligned: AlignedText) -> None:

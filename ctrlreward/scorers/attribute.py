@@ -6,15 +6,18 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 
+from ctrlreward.arguments import one_of
+from ctrlreward.columns import shortened
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CompositeScorer, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.model_scorer import ModelOptions
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,10 @@ class AttributeClassifier(CompositeScorer):
     topic=world"` (`attribute_label` writes it); with a single classifier a plain label will do.
 
     Args:
-        classifiers: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
+        models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
             (`"world"` and the text, as AG News classifiers of control studies do) is passed as
             an object with `labels` and `probabilities`.
-        device: See `ModelScorer`.
-        dtype: See `ModelScorer`.
-        batch_tokens: See `ModelScorer`.
+        **options: See `ModelOptions`.
 
     Attributes:
         classifiers: Attribute → `Accuracy` scorer.
@@ -85,22 +86,19 @@ class AttributeClassifier(CompositeScorer):
 
     def __init__(
         self,
-        classifiers: Mapping[str, str | LabelProbabilities],
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
+        models: Mapping[str, str | LabelProbabilities],
+        **options: Unpack[ModelOptions],
     ) -> None:
-        if not classifiers:
-            raise ValueError("classifiers is empty: give {attribute: classifier}")
-        for attribute in classifiers:
+        if not isinstance(models, Mapping) or not models:
+            raise ValueError(f"models = {shortened(models)}: give {{attribute: classifier}}")
+        for attribute in models:
             if not re.fullmatch(r"[^\s=]+", attribute):
                 raise ValueError(
-                    f"classifiers has the attribute {attribute!r}: give names without white space "
+                    f"models has the attribute {attribute!r}: give names without white space "
                     "and '=', which separate the attributes in a sample's label"
                 )
         self.classifiers = {
-            attribute: Accuracy(classifier, device, dtype, batch_tokens)
-            for attribute, classifier in classifiers.items()
+            attribute: Accuracy(model, **options) for attribute, model in models.items()
         }
 
     @property
@@ -114,7 +112,7 @@ class AttributeClassifier(CompositeScorer):
         """The `Accuracy` scorer of each attribute."""
         return tuple(self.classifiers.values())
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores, float64 of shape (n,).
 
         NaN, with a warning, if a text is empty or its label names no attribute. A mean is also
@@ -126,7 +124,7 @@ class AttributeClassifier(CompositeScorer):
         """
         return self._score(samples, self._targets(samples))
 
-    def corpus(self, samples: Samples, score: str = "accuracy") -> AttributeReport:
+    def corpus(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
         """Return means and deviations over the combinations of target labels.
 
         Gu et al. (2022, 2023) report the mean and deviation over combinations of attributes as
@@ -140,8 +138,8 @@ class AttributeClassifier(CompositeScorer):
         Raises:
             ValueError: See the method `score`; or the argument `score` is unknown.
         """
-        if score not in _NAMES:
-            raise ValueError(f"score = {score!r}: give one of {', '.join(_NAMES)}")
+        one_of("score", score, _NAMES)
+        samples = as_samples(samples)
         targets = self._targets(samples)
         scores = self._score(samples, targets)
         rows: dict[str, list[int]] = {}
@@ -182,7 +180,9 @@ class AttributeClassifier(CompositeScorer):
                 by_attribute |= {f"{name}_{attribute}": np.full(n, np.nan) for name in _NAMES}
                 continue
             labels = [targets[i][attribute] for i in rows]
-            scores = classifier.score(Samples([samples.texts[i] for i in rows], labels=labels))
+            scores = classifier.score_samples(
+                Samples([samples.texts[i] for i in rows], labels=labels)
+            )
             for name in _NAMES:
                 by_attribute[f"{name}_{attribute}"] = scatter(scores[name], rows, n)
                 totals[name][rows] += scores[name]

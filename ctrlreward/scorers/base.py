@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.engine.sharing import exclusive
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
+
+log = logging.getLogger(__name__)
 
 Scores: TypeAlias = npt.NDArray[np.float64]
-Model = TypeVar("Model")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class ScoreSpec:
 class Scorer(ABC):
     """A formula that turns `Samples` into named scores.
 
-    A scorer is cheap to build: models are loaded at the first `score` and kept until `release`.
+    Subclasses implement `specs` and `score_samples`. A scorer is cheap to build: models are loaded
+    at the first `score` and kept until `release`.
     """
 
     # True if the score of a sample does not depend on the other samples.
@@ -50,20 +52,43 @@ class Scorer(ABC):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, by name."""
 
-    @abstractmethod
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score(
+        self, samples: SamplesLike, **columns: str | Sequence[str] | None
+    ) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
-        A scorer may run on a thread beside training: do not draw random numbers here.
+        A sample with text that is not valid Unicode fails, with a warning.
+
+        Args:
+            samples: n samples, in any form that `as_samples` converts: a list of texts, records,
+                a DataFrame, …
+            columns: Columns of the samples to add or replace: `labels="positive"`.
+
+        Raises:
+            TypeError: The data is of another type, or a keyword is not a column of `Samples`.
+            ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
         """
+        return run_requests([checked_requests(self, as_samples(samples, **columns))])[0]
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        """Return an array of shape (n,) per score, NaN for a failed sample.
+
+        Subclasses implement this, or `requests`. Do not draw random numbers here: it may run on a
+        thread beside training.
+        """
+        if type(self).score is Scorer.score:
+            raise NotImplementedError(
+                f"{type(self).__name__} computes no scores: implement score_samples(samples)"
+            )
+        return self.score(samples)  # a subclass may override `score` itself
 
     def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
-        """Run `score` as a generator that yields its model requests (see `engine.requests`).
+        """Run `score_samples` as a generator of its model requests (see `engine.requests`).
 
         Override it to merge the requests with those of other scorers of the same model.
         """
         yield from ()  # no requests by default
-        return self.score(samples)
+        return self.score_samples(samples)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -94,87 +119,6 @@ class Scorer(ABC):
                 f"{type(self).__name__} has no score {name!r}; it has {', '.join(self.specs)}"
             )
         return Component(self, name)
-
-
-class ModelScorer(Scorer, Generic[Model]):
-    """A scorer that uses one frozen model.
-
-    Subclasses implement `build_model`, which returns a model that other scorers may share
-    (`engine.sharing.shared_model`). They call the model inside `exclusive_model()`, or send it
-    requests (`engine.requests`), so that only one thread at a time uses it.
-
-    Args:
-        model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
-            accepts one. A model that is itself a scorer is loaded, moved and released with this
-            one. Any other object stays on its device and is not released.
-        device: Device of a named model, as in torch.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"` or `"fastest"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-    """
-
-    def __init__(
-        self,
-        model: str | Model,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.model = model
-        self.device = device
-        self.dtype = dtype
-        self.batch_tokens = batch_tokens
-
-    @abstractmethod
-    def build_model(self, name: str) -> Model:
-        """Load a named model with this scorer's device, dtype and token budget.
-
-        Args:
-            name: Local folder, Hugging Face id or short name.
-        """
-
-    @cached_property
-    def loaded_model(self) -> Model:
-        """The model, loaded at the first use."""
-        return self.build_model(self.model) if isinstance(self.model, str) else self.model
-
-    @contextmanager
-    def exclusive_model(self) -> Iterator[Model]:
-        """Yield the loaded model while no other thread uses it.
-
-        A model that is itself a scorer is not locked: it locks its own model.
-        """
-        model = self.loaded_model
-        if isinstance(model, Scorer):
-            yield model
-        else:
-            with exclusive(model):
-                yield model
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Device of a named model or of a scorer given as the model; unknown for other objects."""
-        if isinstance(self.model, Scorer):
-            return self.model.devices
-        return (self.device,) if isinstance(self.model, str) else ()
-
-    def load(self) -> None:
-        """Load the model now instead of at the first `score`."""
-        if isinstance(self.model, Scorer):
-            self.model.load()
-        _ = self.loaded_model
-
-    def to(self, device: str) -> None:
-        """Free the model and load it on another device at the next use."""
-        self.release()
-        self.device = device
-        if isinstance(self.model, Scorer):
-            self.model.to(device)
-
-    def release(self) -> None:
-        """Free the model, unless another scorer shares it; the next `score` loads it again."""
-        self.__dict__.pop("loaded_model", None)
-        if isinstance(self.model, Scorer):
-            self.model.release()
 
 
 class CompositeScorer(Scorer):
@@ -219,6 +163,48 @@ class Component:
         return self.scorer.specs[self.name]
 
 
+def as_component(name: str, given: object) -> Component:
+    """Return a component as it is, or the score of a scorer that has a single one.
+
+    Args:
+        name: Name of the argument, for errors (`"components['fluency']"`).
+        given: `scorer["coherence"]`, or a scorer.
+
+    Raises:
+        ValueError: The scorer has several scores; lists them.
+        TypeError: It is neither a component nor a scorer.
+    """
+    if isinstance(given, Component):
+        return given
+    if not isinstance(given, Scorer):
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise TypeError(
+            f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity']"
+        )
+    scores = list(given.specs)
+    if len(scores) > 1:
+        scorer = type(given).__name__
+        options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
+        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores: give one of {options}")
+    return given[scores[0]]
+
+
+def checked_requests(scorer: Scorer, samples: Samples) -> Requests[dict[str, Scores]]:
+    """Run `scorer.requests`, with NaN for samples whose text is not valid Unicode.
+
+    A tokenizer would fail on the whole batch. Such samples are scored as empty texts, so that the
+    others keep their places in warnings and errors.
+    """
+    invalid = samples.invalid_unicode()
+    if not invalid:
+        return (yield from scorer.requests(samples))
+    for i, column in invalid.items():
+        log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
+    scores = yield from scorer.requests(samples.blanked(invalid))
+    rows = list(invalid)
+    return {name: _with_nan(values, rows) for name, values in scores.items()}
+
+
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
     """Return the scores of n samples by name, arrays of shape (n,).
 
@@ -234,7 +220,9 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     with ExitStack() as locks:
         for scorer in sorted(scorers, key=id):  # the same order in all threads: no deadlock
             locks.enter_context(exclusive(scorer))
-        results = run_requests([s.requests(distinct if s.pointwise else samples) for s in scorers])
+        results = run_requests(
+            [checked_requests(s, distinct if s.pointwise else samples) for s in scorers]
+        )
     outputs = dict(zip(scorers, results, strict=True))
     scores = {}
     for name, component in components.items():
@@ -248,3 +236,9 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
             )
         scores[name] = values[places]
     return scores
+
+
+def _with_nan(values: Scores, rows: Sequence[int]) -> Scores:
+    copy = np.array(values, dtype=np.float64)
+    copy[rows] = np.nan
+    return copy

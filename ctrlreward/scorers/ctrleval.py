@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
+from typing import Literal, TypeAlias, Unpack
 
 import numpy as np
 
+from ctrlreward.arguments import one_of, positive, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.functional.ctrleval import (
@@ -22,20 +24,25 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
 from ctrlreward.models.tasks import Blank, TokenScores
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.models.tokenization import first_tokens
+from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval_explanation import (
     Explanation,
     explain_likelihood,
     explain_relevance,
 )
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import Task
 from ctrlreward.text.sentences import find_splitter
 
 log = logging.getLogger(__name__)
 
-SPECS = {
+AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance"]
+WeightingName: TypeAlias = Literal["beta", "mean", "max", "min"]
+
+SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
     "consistency": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
     "attribute_relevance": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
@@ -59,14 +66,11 @@ class CTRLEval(ModelScorer[Infiller]):
         model: Local folder, Hugging Face id or short name of an encoder-decoder or decoder-only
             model.
         task: `"sentiment"`, `"topic"`, a YAML file, or a `Task`.
-        aspects: Scores to compute.
+        aspects: Score or scores to compute.
         iwf: Inverse word frequencies, the weights of coherence and consistency: a table file (one
             weight per token id), an `InverseFrequency`, or None for frequencies of the `wordfreq`
             package.
         sentence_splitter: A callable, a name, or None for the default.
-        device: See `ModelScorer`.
-        dtype: See `ModelScorer`.
-        batch_tokens: See `ModelScorer`.
         weights: Aggregation of a text's pattern evaluators (`PatternScore`): `"beta"`, the mean
             with the paper's weights, or an ablation of its Table 5: `"mean"`, the plain mean,
             `"max"`, the highest, `"min"`, the lowest score. None uses `"beta"`, except for the
@@ -76,34 +80,37 @@ class CTRLEval(ModelScorer[Infiller]):
             attribute relevance (Figure 4), the same for all samples; None uses all. It does not
             affect the other aspects: coherence has one evaluator per sentence, consistency two.
         seed: Seed of that draw.
+        max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
+            Coherence reads the text once per sentence. None reads as many as the model can.
+        **options: See `ModelOptions`.
 
     Raises:
-        ValueError: An aspect or `weights` is unknown, or the task has fewer evaluators.
+        ValueError: An aspect or `weights` is unknown, the task has fewer evaluators, or
+            `max_tokens` is not positive.
     """
 
     def __init__(
         self,
         model: str = "smollm2-135m",
         task: str | PathLike[str] | Task = "sentiment",
-        aspects: Sequence[str] = ("coherence", "consistency", "attribute_relevance"),
+        aspects: AspectName | Sequence[AspectName] = (
+            "coherence",
+            "consistency",
+            "attribute_relevance",
+        ),
         iwf: str | PathLike[str] | InverseFrequency | None = None,
         sentence_splitter: str | Callable[[str], list[str]] | None = None,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-        weights: str | None = None,
+        weights: WeightingName | None = None,
         evaluators: int | None = None,
         seed: int = 0,
+        max_tokens: int | None = 1024,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(model, device, dtype, batch_tokens)
-        unknown = [aspect for aspect in aspects if aspect not in SPECS]
-        if unknown or not aspects:
-            raise ValueError(f"aspects = {list(aspects)}: give one or more of {', '.join(SPECS)}")
-        if weights is not None and weights not in WEIGHTINGS:
-            raise ValueError(f"weights = {weights!r}: give one of {', '.join(WEIGHTINGS)}")
+        super().__init__(model, **options)
         self.task = task if isinstance(task, Task) else Task.load(task)
-        self.aspects = tuple(aspects)
-        self.weights = weights
+        self.aspects = some_of("aspects", aspects, SPECS)
+        self.weights = None if weights is None else one_of("weights", weights, WEIGHTINGS)
+        self.max_tokens = positive("max_tokens", max_tokens)
         self.evaluators = (
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
@@ -139,8 +146,8 @@ class CTRLEval(ModelScorer[Infiller]):
             table = InverseFrequency.from_file(table)
         return table.require(len(tokenizer))
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
-        """Return the chosen aspects, each float64 of shape (n,).
+    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
+        """Compute the chosen aspects, each float64 of shape (n,).
 
         NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
         also a text without a prefix, or with nothing after it.
@@ -148,10 +155,6 @@ class CTRLEval(ModelScorer[Infiller]):
         Raises:
             ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
-        return run_requests([self.requests(samples)])[0]
-
-    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
-        """See `Scorer.requests`."""
         scores = {aspect: np.empty(len(samples)) for aspect in self.aspects}
 
         def keep(i: int, explanation: Explanation) -> None:
@@ -160,7 +163,7 @@ class CTRLEval(ModelScorer[Infiller]):
         yield from self._explain_each(samples, keep)
         return scores
 
-    def explain(self, samples: Samples) -> list[dict[str, Explanation]]:
+    def explain(self, samples: SamplesLike) -> list[dict[str, Explanation]]:
         """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
 
         `scorers.ctrleval_explanation.to_records` converts the result to plain data;
@@ -170,8 +173,9 @@ class CTRLEval(ModelScorer[Infiller]):
             For each sample, the chosen aspects by name, with the same scores as `score`.
 
         Raises:
-            ValueError: See `score`.
+            ValueError: See `requests`.
         """
+        samples = as_samples(samples)
         explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
 
         def keep(i: int, explanation: Explanation) -> None:
@@ -186,6 +190,7 @@ class CTRLEval(ModelScorer[Infiller]):
         NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
         which pick an evaluator for each label.
         """
+        texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)
         for window in windows(texts):
             weighting = self._weighting("attribute_relevance")
@@ -203,6 +208,7 @@ class CTRLEval(ModelScorer[Infiller]):
     ) -> Requests[None]:
         """Call `keep` with the index of a sample and each of its aspects, window by window."""
         self._check(samples)
+        samples = self._bounded(samples)
         labels: Sequence[str] = samples.labels or ()
         for window in windows(samples.texts):
             blanks = {
@@ -220,6 +226,14 @@ class CTRLEval(ModelScorer[Infiller]):
                     keep(i, self._relevance(token_scores, labels[i]))
                 else:
                     keep(i, self._likelihood(aspect, group, token_scores))
+
+    def _bounded(self, samples: Samples) -> Samples:
+        """Return the samples with at most `max_tokens` of each text; their prefixes fit."""
+        texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
+        prefixes = samples.prefixes
+        if prefixes is not None:
+            prefixes = [p[: len(text)] for p, text in zip(prefixes, texts, strict=True)]
+        return samples.replace(texts=texts, prefixes=prefixes)
 
     def _check(self, samples: Samples) -> None:
         """Raise if the samples lack what the aspects need, before anything is scored."""

@@ -25,14 +25,14 @@ class Distinct(Scorer):
     only compare groups of the same size.
 
     Args:
-        tokenizer: Local folder, Hugging Face id or short name, or a loaded tokenizer. Published
-            figures of multi-aspect control use GPT-2 tokens.
+        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
+            or a loaded tokenizer. Published figures of multi-aspect control use GPT-2 tokens.
     """
 
     pointwise = False
 
-    def __init__(self, tokenizer: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
+        self.model = model
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -44,10 +44,9 @@ class Distinct(Scorer):
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, loaded at the first use."""
-        given = self._tokenizer
-        return load_tokenizer(given) if isinstance(given, str) else given
+        return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the values of each sample's group, float64 of shape (n,).
 
         NaN, with a warning, if the sample's own text is empty.

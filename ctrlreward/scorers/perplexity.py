@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import numpy as np
 
+from ctrlreward.arguments import positive
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Request, Requests, run_requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Continuation
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.models.tokenization import first_tokens
+from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
 
 class Perplexity(ModelScorer[CausalLM]):
@@ -25,19 +29,22 @@ class Perplexity(ModelScorer[CausalLM]):
 
     Args:
         model: Local folder, Hugging Face id or short name of a decoder-only model.
-        device: See `ModelScorer`.
-        dtype: See `ModelScorer`.
-        batch_tokens: See `ModelScorer`.
+        max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
+            None reads as many as the model can.
+        **options: See `ModelOptions`.
+
+    Raises:
+        ValueError: `max_tokens` is not positive.
     """
 
     def __init__(
         self,
         model: str = "smollm2-135m",
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
+        max_tokens: int | None = 1024,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(model, device, dtype, batch_tokens)
+        super().__init__(model, **options)
+        self.max_tokens = positive("max_tokens", max_tokens)
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -51,17 +58,13 @@ class Perplexity(ModelScorer[CausalLM]):
         """Load the language model, or share it with the scorers that have loaded it."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
-        """Return both scores, float64 of shape (n,); NaN, with a warning, for an empty text."""
-        return run_requests([self.requests(samples)])[0]
-
     def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
-        """See `Scorer.requests`."""
+        """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text."""
         total, tokens = yield from self._totals(samples)
         log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
         return {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
 
-    def corpus_perplexity(self, samples: Samples) -> float:
+    def corpus_perplexity(self, samples: SamplesLike) -> float:
         """Return the perplexity of all texts as one corpus.
 
         This is exp of the negative mean log-probability over the tokens of all texts, so longer
@@ -70,17 +73,18 @@ class Perplexity(ModelScorer[CausalLM]):
         Returns:
             1 or more, lower is better; NaN if no text has a token.
         """
-        total, tokens = run_requests([self._totals(samples)])[0]
+        total, tokens = run_requests([self._totals(as_samples(samples))])[0]
         return float(np.exp(-total.sum() / tokens.sum())) if tokens.any() else float("nan")
 
     def _totals(self, samples: Samples) -> Requests[tuple[Scores, Scores]]:
         """Return the summed log-probability and the number of tokens of each text, shape (n,)."""
         total, tokens = np.zeros((2, len(samples)))
         kept = set(nonempty("perplexity", texts=samples.texts))
-        for window in windows(samples.texts):
+        texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
+        for window in windows(texts):
             indices = [i for i in window if i in kept]
-            texts = [Continuation("", samples.texts[i]) for i in indices]
-            scored = yield Request(self.loaded_model, texts)
+            targets = [Continuation("", texts[i]) for i in indices]
+            scored = yield Request(self.loaded_model, targets)
             for i, (_, log_probs) in zip(indices, scored, strict=True):
                 # Rounding can push the log-probability of a certain token just above 0.
                 total[i], tokens[i] = np.minimum(log_probs, 0.0).sum(), len(log_probs)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Unpack
 
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import ModelScorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 
 
 class Similarity(ModelScorer[SentenceEncoder]):
@@ -19,19 +21,15 @@ class Similarity(ModelScorer[SentenceEncoder]):
     Args:
         model: Local folder, Hugging Face id or short name of a sentence encoder; or an object
             with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
-        device: See `ModelScorer`.
-        dtype: See `ModelScorer`.
-        batch_tokens: See `ModelScorer`.
+        **options: See `ModelOptions`.
     """
 
     def __init__(
         self,
         model: str | SentenceEncoder = "minilm-l6",
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(model, device, dtype, batch_tokens)
+        super().__init__(model, **options)
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -42,7 +40,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
         """Load the encoder, or share it with the scorers that have loaded it."""
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens)
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the cosines, float64 of shape (n,).
 
         NaN, with a warning, if text or source is empty or the model has no vector for it.

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ctrlreward.engine.requests import run_requests
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CompositeScorer, Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.perplexity import Perplexity
@@ -79,22 +80,24 @@ class TransferQuality(CompositeScorer):
             specs.update(part.specs)
         return specs
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        scores = {name: v for part in self.parts for name, v in part.score(samples).items()}
+        parts = run_requests([part.requests(samples) for part in self.parts])
+        scores = {name: values for part in parts for name, values in part.items()}
         factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
         return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
 
-    def corpus(self, samples: Samples) -> CorpusTransfer:
+    def corpus(self, samples: SamplesLike) -> CorpusTransfer:
         """Return the paper's scores over all samples, taken as the output of one system.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
+        samples = as_samples(samples)
         decisions = self.accuracy.score(samples)["accuracy"]
         cosines = self.similarity.score(samples)["similarity"]
         valid = ~np.isnan(decisions) & ~np.isnan(cosines)

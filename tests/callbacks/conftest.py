@@ -67,7 +67,7 @@ class Curve(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"value": ScoreSpec(True, (0.0, 1.0)), "loss": ScoreSpec(False, (0.0, 1.0))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         torch.rand(7)  # as loading a model does
         self.scored.append(samples)
         steps = [int(text.split(" at ")[1].split()[0]) for text in samples.texts]

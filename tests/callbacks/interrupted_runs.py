@@ -53,7 +53,7 @@ class Module(shared.Counter):
 class Slow(shared.Curve):
     """Scorer that is still running when the run is interrupted."""
 
-    def score(self, samples: Samples) -> dict[str, Any]:
+    def score_samples(self, samples: Samples) -> dict[str, Any]:
         scores = super().score(samples)
         time.sleep(0.5)
         return scores

@@ -32,7 +32,7 @@ class Reader(Scorer):
             "padding": ScoreSpec(False, (0.0, 1.0)),
         }
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         texts = [text.split() for text in samples.texts]
         substance = np.array([words.count("good") / len(words) for words in texts])
         length = np.array([float(len(words)) for words in texts])

@@ -63,7 +63,7 @@ def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out
             return super().training_step(batch, batch_idx)
 
     class Waiting(curve):
-        def score(self, samples: Samples) -> Any:
+        def score_samples(self, samples: Samples) -> Any:
             assert trained.wait(20)  # by the step after the generation
             assert not torch.is_grad_enabled()
             return super().score(samples)
@@ -114,7 +114,7 @@ def test_a_scorer_that_draws_while_loading_does_not_change_training(
             self.loads += 1
             torch.rand(7)
 
-        def score(self, samples: Samples) -> Any:
+        def score_samples(self, samples: Samples) -> Any:
             assert self.loads > 0
             steps = [int(text.split(" at ")[1].split()[0]) for text in samples.texts]
             values = np.array([self.curve[step] for step in steps])

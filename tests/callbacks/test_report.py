@@ -33,7 +33,7 @@ def noisy(curve) -> type:
     """`Curve` times 1 + the random number in the text."""
 
     class Noisy(curve):
-        def score(self, samples: Samples) -> dict[str, np.ndarray]:
+        def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
             noise = np.array([float(text.split()[-1]) for text in samples.texts])
             return {name: value * (1 + noise) for name, value in super().score(samples).items()}
 

@@ -43,7 +43,7 @@ class Vowels(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"count": ScoreSpec(True, (0.0, math.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Any]:
+    def score_samples(self, samples: Samples) -> dict[str, Any]:
         return {"count": np.array([vowels(text) for text in samples.texts])}
 
     def release(self) -> None:

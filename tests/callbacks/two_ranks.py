@@ -52,7 +52,7 @@ class Uneven(Tuned):
 
 
 class Broken(shared.Curve):
-    def score(self, samples: Samples) -> dict[str, object]:
+    def score_samples(self, samples: Samples) -> dict[str, object]:
         raise ValueError("no scores")
 
 
@@ -66,7 +66,7 @@ class Steady(Tuned):
 class ByText(shared.Curve):
     """Scorer with a value that depends on the text alone."""
 
-    def score(self, samples: Samples) -> dict[str, np.ndarray]:
+    def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
         self.scored.append(samples)
         value = np.array([zlib.crc32(text.encode()) / 2**32 for text in samples.texts])
         return {"value": value, "loss": 1.0 - value}

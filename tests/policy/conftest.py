@@ -54,7 +54,7 @@ class Share(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"share": ScoreSpec(True, (0.0, 1.0)), "length": ScoreSpec(False, (0.0, np.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)
         prefixes = samples.require("prefixes", "Share")
         rests = [t[len(p) :] for t, p in zip(samples.texts, prefixes, strict=True)]

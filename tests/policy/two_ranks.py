@@ -80,7 +80,7 @@ class FailsForPrompts(shared.Share):
         super().__init__()
         self.broken, self.unknown = broken, unknown
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         scores = super().score(samples)
         prefixes = samples.prefixes or ()
         if self.broken in prefixes:

@@ -37,7 +37,7 @@ class ScorerAsClassifier(CountingWords, Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         return {}
 
     def to(self, device: str) -> None:

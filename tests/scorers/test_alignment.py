@@ -49,7 +49,7 @@ PACKAGE_RELEVANCE_OF_BOTH = [0.5781453710120689, 0.19548278961993903]
 @pytest.fixture(scope="module")
 def scorer() -> Alignment:
     """All aspects with one model; small batches are the fastest on a CPU."""
-    scorer = Alignment(tuple(ASPECTS), batch_tokens=1024)
+    scorer = Alignment(aspects=tuple(ASPECTS), batch_tokens=1024)
     scorer.load()
     return scorer
 
@@ -82,7 +82,7 @@ def responses(data_dir: Path) -> Samples:
 
 def with_model_of(scorer: Alignment, *aspects: str, **settings: Any) -> Alignment:
     """Scorer with other settings that shares the model."""
-    return Alignment(aspects, batch_tokens=1024, dtype=scorer.dtype, **settings)
+    return Alignment(aspects=aspects, batch_tokens=1024, dtype=scorer.dtype, **settings)
 
 
 def published(data_dir: Path) -> str:
@@ -143,7 +143,10 @@ def test_bfloat16_stays_near_the_golden(
     transfers: Samples, responses: Samples, golden: Mapping[str, Any], data_dir: Path
 ) -> None:
     low = Alignment(
-        ("groundedness",), stop_words=published(data_dir), dtype="bfloat16", batch_tokens=1024
+        aspects=("groundedness",),
+        stop_words=published(data_dir),
+        dtype="bfloat16",
+        batch_tokens=1024,
     )
     _is_near(low.score(responses)["groundedness"], golden["persona_chat"], "groundedness", 0.05)
     result = with_model_of(low, "preservation").score(transfers)
@@ -304,7 +307,7 @@ def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignmen
             return scorer.loaded_model.align(pairs)
 
     counting = Counting()
-    shared = Alignment(("consistency", "preservation"))
+    shared = Alignment(aspects=("consistency", "preservation"))
     shared.__dict__["loaded_model"] = counting
     shared.score(Samples(["a", "a", "b", "x"], sources=["x", "x", "x", "a"]))
     # Pairs that contain x, the most frequent text, are adjacent.
@@ -323,7 +326,7 @@ def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignmen
 )
 def test_ranges(method: str, aggregate: str | None, expected: list[tuple[float, float]]) -> None:
     aspects = ("relevance", "preservation", "groundedness")
-    metrics = Alignment(aspects, method=method, aggregate=aggregate).specs
+    metrics = Alignment(aspects=aspects, method=method, aggregate=aggregate).specs
     names = ("relevance_output", "relevance", "preservation", "groundedness")
     assert [metrics[name].range for name in names] == expected
     assert all(metric.higher_is_better for metric in metrics.values())
@@ -338,7 +341,7 @@ def test_regression_has_no_words_to_leave_out() -> None:
         def align(self, pairs: Any) -> Any:
             return [TokenAlignment(((0, len(a)),), np.array([0.7])) for a, _ in pairs]
 
-    regression = Alignment(("groundedness", "consistency"), method="regression")
+    regression = Alignment(aspects=("groundedness", "consistency"), method="regression")
     regression.__dict__["loaded_model"] = Whole()
     result = regression.score(dialog("you").replace(sources=["we"]))
     assert result["groundedness"].tolist() == result["consistency"].tolist() == [0.7]
@@ -351,7 +354,7 @@ def test_no_samples_give_no_scores(scorer: Alignment) -> None:
 
 def test_columns_are_needed() -> None:
     with pytest.raises(ValueError, match="Alignment needs the column 'histories'"):
-        Alignment(("engagingness",)).score(Samples(["a"], contexts=["b"]))
+        Alignment(aspects=("engagingness",)).score(Samples(["a"], contexts=["b"]))
 
 
 @pytest.mark.parametrize(
@@ -398,7 +401,7 @@ def test_trained_aligners_are_folded_alike(trained: dict[str, str], method: str)
     forth = [a.values.mean() for a in aligner.align(pairs)]
     back = [a.values.mean() for a in aligner.align([(b, a) for a, b in pairs])]
     texts, sources = zip(*pairs, strict=True)
-    scorer = Alignment(("preservation",), trained[method], method)
+    scorer = Alignment(trained[method], method=method)
     samples = Samples(texts, sources=sources)
     result = scorer.score(samples)
     np.testing.assert_allclose(result["preservation_output"], forth, atol=1e-5)

@@ -45,7 +45,7 @@ class ScorerAsClassifier(CountingWords, Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         return {}
 
     def to(self, device: str) -> None:
@@ -325,7 +325,7 @@ def test_a_wrong_label_raises(label: str, message: str) -> None:
 def test_other_errors() -> None:
     with pytest.raises(ValueError, match="AttributeClassifier needs the column 'labels'"):
         AttributeClassifier(CLASSIFIERS).score(Samples(["good"]))
-    with pytest.raises(ValueError, match="classifiers is empty: give"):
+    with pytest.raises(ValueError, match=r"models = \{\}: give \{attribute: classifier\}"):
         AttributeClassifier({})
     with pytest.raises(ValueError, match="has the attribute 'a b': give names without white"):
         AttributeClassifier({"a b": SENTIMENT})

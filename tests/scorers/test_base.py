@@ -26,7 +26,7 @@ class Lengths(Scorer):
             "samples": ScoreSpec(higher_is_better=True, range=(0.0, np.inf)),
         }
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.calls.append(samples)
         return {
             "text": np.array([len(text) for text in samples.texts], dtype=np.float64),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 from scipy.stats import spearmanr
 
 from ctrlreward.models.frequency import InverseFrequency
@@ -261,10 +262,30 @@ def test_a_text_of_5000_words_is_scored_and_named(
     for model in (tiny_llama(ascii_letters + " .!,:\n"), scorer.model):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "ctrlreward"):
-            result = CTRLEval(model).score(long)
+            result = CTRLEval(model, max_tokens=None).score(long)
         assert all(np.isfinite(values).all() for values in result.values())
         assert "exceed the 512 tokens that the model reads" in caplog.messages[0]
         assert len(caplog.messages) <= 2  # one for all patterns, one for all that fills them
+
+
+def test_only_the_first_max_tokens_are_read(
+    tiny_llama: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_llama(ascii_letters + " .")  # a token per character
+    text = "The food was good. We ate. It was late. "
+    columns = {"prefixes": "The food", "labels": "positive"}
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        cut = CTRLEval(model, max_tokens=26).score(["A.", text * 9], **columns | {"prefixes": ""})
+        assert caplog.messages[0] == (
+            "texts[1] has 360 tokens: only the first 26 are read, as max_tokens says"
+        )
+    whole = CTRLEval(model, max_tokens=None).score(["A.", text[:26]], **columns | {"prefixes": ""})
+    for aspect, values in whole.items():
+        assert_array_equal(values, cut[aspect])
+    short = CTRLEval(model, "topic", "consistency", max_tokens=5).score([text], **columns)
+    assert np.isnan(short["consistency"]).all()  # nothing is left after the prefix
+    with pytest.raises(ValueError, match="max_tokens = 0: give a positive number"):
+        CTRLEval(model, max_tokens=0)
 
 
 def test_an_unknown_label_raises(scorer: CTRLEval) -> None:

@@ -1,0 +1,32 @@
+from . import adapters as adapters
+from . import callbacks as callbacks
+from . import functional as functional
+from . import lightning as lightning
+from . import plots as plots
+from . import policy as policy
+from . import scorers as scorers
+from . import selection as selection
+from .models.classifier import Classifier as Classifier
+from .models.frequency import InverseFrequency as InverseFrequency
+from .models.word_vectors import WordVectors as WordVectors
+from .reward import Reward as Reward
+from .reward import RewardBatch as RewardBatch
+from .samples import Samples as Samples
+from .samples import as_samples as as_samples
+from .scorers import Accuracy as Accuracy
+from .scorers import Alignment as Alignment
+from .scorers import AttributeClassifier as AttributeClassifier
+from .scorers import Component as Component
+from .scorers import CompositeScorer as CompositeScorer
+from .scorers import CTRLEval as CTRLEval
+from .scorers import Distinct as Distinct
+from .scorers import ModelScorer as ModelScorer
+from .scorers import Perplexity as Perplexity
+from .scorers import Scorer as Scorer
+from .scorers import ScoreSpec as ScoreSpec
+from .scorers import Similarity as Similarity
+from .scorers import Task as Task
+from .scorers import TransferQuality as TransferQuality
+from .scorers import attribute_label as attribute_label
+
+__version__: str

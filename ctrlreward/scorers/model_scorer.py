@@ -1,0 +1,121 @@
+"""Base class of scorers with one frozen model, and the options that all of them take."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from os import PathLike, fspath
+from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
+
+from ctrlreward.columns import shortened
+from ctrlreward.engine.sharing import exclusive
+from ctrlreward.scorers.base import Scorer
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "fastest"]
+Model = TypeVar("Model")
+
+
+class ModelOptions(TypedDict, total=False):
+    """Keyword arguments of every scorer that loads a model.
+
+    Attributes:
+        device: Device of the model, as in torch: `"cpu"` (the default), `"cuda:1"`.
+        dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+    """
+
+    device: str
+    dtype: Dtype | None
+    batch_tokens: int | None
+
+
+class ModelScorer(Scorer, Generic[Model]):
+    """A scorer that uses one frozen model.
+
+    Subclasses implement `build_model`, which returns a model that other scorers may share
+    (`engine.sharing.shared_model`). They call the model inside `exclusive_model()`, or send it
+    requests (`engine.requests`), so that only one thread at a time uses it.
+
+    Args:
+        model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
+            accepts one. A model that is itself a scorer is loaded, moved and released with this
+            one. Any other object stays on its device and is not released.
+        device: Device of a named model, as in torch.
+        dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | Model,
+        device: str = "cpu",
+        dtype: Dtype | None = None,
+        batch_tokens: int | None = None,
+    ) -> None:
+        if isinstance(model, Sequence | Mapping) and not isinstance(model, str):
+            raise TypeError(
+                f"model = {shortened(model)} is a {type(model).__name__}: give a folder, a Hugging "
+                "Face id, a short name or a loaded model"
+            )
+        self.model = fspath(model) if isinstance(model, PathLike) else model
+        self.device = device
+        self.dtype = dtype
+        self.batch_tokens = batch_tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings; a copy in another process loads the model again."""
+        return {name: value for name, value in vars(self).items() if name != "loaded_model"}
+
+    @abstractmethod
+    def build_model(self, name: str) -> Model:
+        """Load a named model with this scorer's device, dtype and token budget.
+
+        Args:
+            name: Local folder, Hugging Face id or short name.
+        """
+
+    @cached_property
+    def loaded_model(self) -> Model:
+        """The model, loaded at the first use."""
+        return self.build_model(self.model) if isinstance(self.model, str) else self.model
+
+    @contextmanager
+    def exclusive_model(self) -> Iterator[Model]:
+        """Yield the loaded model while no other thread uses it.
+
+        A model that is itself a scorer is not locked: it locks its own model.
+        """
+        model = self.loaded_model
+        if isinstance(model, Scorer):
+            yield model
+        else:
+            with exclusive(model):
+                yield model
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Device of a named model or of a scorer given as the model; unknown for other objects."""
+        if isinstance(self.model, Scorer):
+            return self.model.devices
+        return (self.device,) if isinstance(self.model, str) else ()
+
+    def load(self) -> None:
+        """Load the model now instead of at the first `score`."""
+        if isinstance(self.model, Scorer):
+            self.model.load()
+        _ = self.loaded_model
+
+    def to(self, device: str) -> None:
+        """Free the model and load it on another device at the next use."""
+        self.release()
+        self.device = device
+        if isinstance(self.model, Scorer):
+            self.model.to(device)
+
+    def release(self) -> None:
+        """Free the model, unless another scorer shares it; the next `score` loads it again."""
+        self.__dict__.pop("loaded_model", None)
+        if isinstance(self.model, Scorer):
+            self.model.release()
