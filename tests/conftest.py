@@ -56,9 +56,15 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def golden_dir() -> Path:
-    """Folder of recorded outputs of published implementations, next to the data."""
+def shared_golden_dir() -> Path:
+    """Folder of recorded outputs of published implementations on real data, next to the data."""
     return _folder(_data_path().with_name("golden"))
+
+
+@pytest.fixture(scope="session")
+def pegasus() -> str:
+    """Folder of a PEGASUS of 307 tokens with random weights, which the repository holds."""
+    return str(ROOT / "tests" / "golden" / "pegasus-mini")
 
 
 @pytest.fixture(scope="session")

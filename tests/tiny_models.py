@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.trainers import BpeTrainer
+from tokenizers.decoders import Metaspace as MetaspaceDecoder
+from tokenizers.models import BPE, Unigram
+from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from transformers import (
     AddedToken,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     PreTrainedTokenizerFast,
 )
 
@@ -70,7 +69,6 @@ _BART_SHAPE = {
     "forced_eos_token_id": 2,
 }
 _T5_SHAPE = {
-    "vocab_size": 32128,
     "d_model": 32,
     "d_kv": 16,
     "d_ff": 48,
@@ -80,13 +78,13 @@ _T5_SHAPE = {
 }
 
 
-def spread_weights(model: torch.nn.Module) -> None:
+def spread_weights(model: torch.nn.Module, std: float = 0.3) -> None:
     """Replace weights by larger seeded ones, so that tokens differ clearly in probability."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0, 0.3, generator=generator)
+                parameter.normal_(0, std, generator=generator)
 
 
 def byte_tokenizer(special: list[str]) -> Tokenizer:
@@ -147,12 +145,40 @@ def tiny_bart(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def tiny_t5(tmp_path_factory: pytest.TempPathFactory, data_dir: Path) -> str:
-    """Folder of a tiny T5 with the real T5 tokenizer."""
+def tiny_t5(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny T5 with T5's special tokens: sentinels last, `<extra_id_0>` after the rest.
+
+    As T5 does, the model has more rows of embeddings than the tokenizer has tokens.
+    """
     folder = tmp_path_factory.mktemp("t5")
-    tokenizer = AutoTokenizer.from_pretrained(data_dir / "tokenizers" / "t5")
-    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **_T5_SHAPE))
-    spread_weights(model)
+    words = Tokenizer(Unigram())
+    words.normalizer = normalizers.Sequence(
+        [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    )
+    words.pre_tokenizer = pre_tokenizers.Metaspace()
+    words.decoder = MetaspaceDecoder()
+    trainer = UnigramTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<pad>", "</s>", "<unk>"],
+        unk_token="<unk>",
+        initial_alphabet=sorted(set("".join(CORPUS))),
+        show_progress=False,
+    )
+    words.train_from_iterator(CORPUS * 2, trainer)
+    words.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(10))])
+    words.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=512,
+    )
+    shape = {"vocab_size": len(tokenizer) + 28, **_T5_SHAPE}
+    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **shape))
+    spread_weights(model, 1.0)  # T5 scales its logits down
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,9 @@ def column(kind: str, key: str) -> list[str]:
     return [row[key] for row in TEXTS[kind]]
 
 
-def aligned(samples: Samples, *aspects: str, dtype: str = "float32") -> dict[str, np.ndarray]:
-    scorer = Alignment(model="minilm-l6", aspects=aspects, dtype=dtype, batch_tokens=1024)
-    return scorer.score(samples)
+def aligned(samples: Samples, *aspects: str, **options: Any) -> dict[str, np.ndarray]:
+    options = {"dtype": "float32", "batch_tokens": 1024, **options}
+    return Alignment(model="minilm-l6", aspects=aspects, **options).score(samples)
 
 
 def transfers() -> Samples:
@@ -67,6 +69,39 @@ def test_consistency_and_relevance(reference: int) -> None:
     relevance = [row["relevance"][reference] for row in SCORES["summaries"]]
     np.testing.assert_allclose(result["consistency"], consistency, rtol=0, atol=1e-5)
     np.testing.assert_allclose(result["relevance"], relevance, rtol=0, atol=1e-5)
+
+
+def test_equals_it_on_real_texts(shared_golden_dir: Path, data_dir: Path) -> None:
+    """60 rewritten reviews, 40 dialogs and 40 summaries of published data sets."""
+    text = (shared_golden_dir / "ctc_embedding_minilm.json").read_text("utf-8")
+    golden = json.loads(text)
+    with open(data_dir / "li2018" / "human_ratings_yelp.csv", encoding="utf-8", newline="") as file:
+        rows = list(islice(csv.DictReader(file), 60))
+    outputs = Samples([row["output"] for row in rows], sources=[row["source"] for row in rows])
+    rows = json.loads((data_dir / "ctc" / "persona_chat.json").read_text("utf-8"))[:40]
+    responses = Samples(
+        [row["response"] for row in rows],
+        contexts=[row["fact"] for row in rows],
+        histories=[row["dialog_history"] for row in rows],
+    )
+    rows = json.loads((data_dir / "ctc" / "qags_xsum.json").read_text("utf-8"))[:40]
+    summaries = Samples([r["summary"] for r in rows], sources=[r["document"] for r in rows])
+    stop_words = str(data_dir / "stopwords_english.txt")
+
+    result = aligned(outputs, "preservation")
+    for name, key in (
+        ("preservation", "preservation"),
+        ("preservation_output", "hyp_to_source"),
+        ("preservation_source", "source_to_hyp"),
+    ):
+        expected = [row[key] for row in golden["li2018_yelp"]]
+        np.testing.assert_allclose(result[name], expected, rtol=0, atol=1e-4)
+    result = aligned(responses, "engagingness", "groundedness", stop_words=stop_words)
+    for name, values in result.items():
+        expected = [row[name] for row in golden["persona_chat"]]
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-4)
+    consistency = aligned(summaries, "consistency")["consistency"]
+    np.testing.assert_allclose(consistency, golden["qags_xsum"], rtol=0, atol=1e-4)
 
 
 def test_bfloat16_stays_near_it() -> None:

@@ -98,8 +98,8 @@ def test_labels_are_needed() -> None:
         Accuracy(CountingWords()).score(Samples(["good"]))
 
 
-def test_ctrleval_serves_as_classifier(golden_dir: Path) -> None:
-    evaluators = CTRLEval(str(golden_dir / "pegasus-tiny"), aspects=("attribute_relevance",))
+def test_ctrleval_serves_as_classifier(pegasus: str) -> None:
+    evaluators = CTRLEval(pegasus, aspects=("attribute_relevance",))
     samples = Samples(["The food was good.", "Never again."], labels=["positive", "negative"])
     scores = Accuracy(evaluators).score(samples)
     own = evaluators.score(samples)["attribute_relevance"]

@@ -7,45 +7,52 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import GPT2Tokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.distinct import Distinct
 
+WORDS = "? a b c d e f The food lake is good bad".split()
+
 
 @pytest.fixture(scope="module")
-def gpt2(data_dir: Path) -> PreTrainedTokenizerBase:
-    return GPT2Tokenizer.from_pretrained(data_dir / "tokenizers" / "gpt2")
+def words() -> PreTrainedTokenizerBase:
+    """Words at spaces, `?` for others."""
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?")
 
 
-def test_each_sample_gets_its_groups_value(gpt2: PreTrainedTokenizerBase) -> None:
+def test_each_sample_gets_its_groups_value(words: PreTrainedTokenizerBase) -> None:
     texts = [" a a a a", " a b", " c d e f", " a b"]
-    scores = Distinct(gpt2).score(Samples(texts, groups=["x", "y", "x", "y"]))
+    scores = Distinct(words).score(Samples(texts, groups=["x", "y", "x", "y"]))
     # x: a, c, d, e, f in 8 tokens; bigrams aa, cd, de, ef. y: a, b in 4 tokens; one bigram.
     np.testing.assert_allclose(scores["distinct_1"], [5 / 8, 2 / 4, 5 / 8, 2 / 4])
     np.testing.assert_allclose(scores["distinct_2"], [4 / 8, 1 / 4, 4 / 8, 1 / 4])
     np.testing.assert_allclose(scores["distinct_3"], [3 / 8, 0, 3 / 8, 0])
 
 
-def test_prefixes_are_groups_where_there_are_none(gpt2: PreTrainedTokenizerBase) -> None:
+def test_prefixes_are_groups_where_there_are_none(words: PreTrainedTokenizerBase) -> None:
     texts = ["The food is good", "The lake", "The food is bad"]
     prefixes = ["The food", "The lake", "The food"]
-    by_prefix = Distinct(gpt2).score(Samples(texts, prefixes=prefixes))
-    by_group = Distinct(gpt2).score(Samples(texts, prefixes=[""] * 3, groups=prefixes))
+    by_prefix = Distinct(words).score(Samples(texts, prefixes=prefixes))
+    by_group = Distinct(words).score(Samples(texts, prefixes=[""] * 3, groups=prefixes))
     for name, values in by_prefix.items():
         np.testing.assert_array_equal(values, by_group[name])
     assert by_prefix["distinct_1"][1] == 1
     assert by_prefix["distinct_1"][0] == by_prefix["distinct_1"][2] == 5 / 8
 
 
-def test_repeated_texts_count(gpt2: PreTrainedTokenizerBase) -> None:
-    scorer = Distinct(gpt2)
+def test_repeated_texts_count(words: PreTrainedTokenizerBase) -> None:
+    scorer = Distinct(words)
     assert not scorer.pointwise
     samples = Samples([" a b c d"] * 4, groups=["x"] * 4)
     assert scorer.score(samples)["distinct_1"].tolist() == [0.25] * 4
 
 
-def test_released_outputs(gpt2: PreTrainedTokenizerBase, data_dir: Path) -> None:
+def test_released_outputs(data_dir: Path) -> None:
+    gpt2 = GPT2Tokenizer.from_pretrained(data_dir / "tokenizers" / "gpt2")
     path = data_dir / "multicontrol" / "generate_prior.txt"
     texts = [json.loads(line)[1] for line in path.read_text(encoding="utf-8").splitlines()]
     prefix = "The lake"
@@ -58,22 +65,22 @@ def test_released_outputs(gpt2: PreTrainedTokenizerBase, data_dir: Path) -> None
 
 
 def test_an_empty_text_is_nan_and_named(
-    gpt2: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
+    words: PreTrainedTokenizerBase, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "ctrlreward"):
-        scores = Distinct(gpt2).score(Samples([" a a", "", ""], groups=["x", "x", "y"]))
+        scores = Distinct(words).score(Samples([" a a", "", ""], groups=["x", "x", "y"]))
     assert caplog.messages == [f"texts[{i}] is empty: distinct_n is NaN" for i in (1, 2)]
     np.testing.assert_array_equal(scores["distinct_1"], [0.5, np.nan, np.nan])
 
 
-def test_no_samples_give_no_scores(gpt2: PreTrainedTokenizerBase) -> None:
-    scores = Distinct(gpt2).score(Samples([], prefixes=[]))
+def test_no_samples_give_no_scores(words: PreTrainedTokenizerBase) -> None:
+    scores = Distinct(words).score(Samples([], prefixes=[]))
     assert {values.shape for values in scores.values()} == {(0,)}
 
 
-def test_groups_are_needed(gpt2: PreTrainedTokenizerBase) -> None:
+def test_groups_are_needed(words: PreTrainedTokenizerBase) -> None:
     with pytest.raises(ValueError, match="Distinct needs the column 'groups'"):
-        Distinct(gpt2).score(Samples(["a"]))
+        Distinct(words).score(Samples(["a"]))
 
 
 def test_directions_and_ranges() -> None:

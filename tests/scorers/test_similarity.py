@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import csv
 import logging
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +16,13 @@ def scorer() -> Similarity:
     return Similarity("minilm-l6")
 
 
-def test_equals_one_pair_at_a_time(scorer: Similarity, data_dir: Path) -> None:
-    path = data_dir / "li2018" / "human_ratings_yelp.csv"
-    with open(path, encoding="utf-8", newline="") as table:
-        rows = [row for _, row in zip(range(24), csv.DictReader(table), strict=False)]
-    pairs = [(row["output"], row["source"]) for row in rows]
+def test_equals_one_pair_at_a_time(scorer: Similarity) -> None:
+    pairs = [
+        ("The soup was warm.", "The soup was cold."),
+        ("We left happy.", "we waited for an hour, and then we left hungry ."),
+        ("It rained all day in Lisbon, so we stayed in and read.", "The roof leaks!"),
+        ("A quiet garden", "A quiet garden"),
+    ]
     vectors = [scorer.loaded_model.embed(list(pair)) for pair in pairs]
     expected = [float(text @ source) for text, source in vectors]
     texts, sources = zip(*pairs, strict=True)

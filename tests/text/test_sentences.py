@@ -56,8 +56,9 @@ def test_splits(sentences: list[str]) -> None:
     assert split_sentences("  ".join(sentences)) == sentences
 
 
-def test_splits_the_papers_texts_as_nltk_does(golden_dir: Path) -> None:
-    rows = json.loads((golden_dir / "ctrleval_pegasus_tiny_senti60.json").read_text())["rows"]
+def test_splits_the_papers_texts_as_nltk_does(shared_golden_dir: Path) -> None:
+    text = (shared_golden_dir / "ctrleval_pegasus_tiny_senti60.json").read_text("utf-8")
+    rows = json.loads(text)["rows"]
     assert [split_sentences(row["text"]) for row in rows] == [row["sentences"] for row in rows]
 
 

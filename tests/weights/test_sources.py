@@ -380,10 +380,9 @@ def test_a_hub_that_cannot_be_reached(
         load("no/such")
 
 
-def test_a_tokenizer_without_padding_pads_with_its_end(data_dir: Path, tmp_path: Path) -> None:
-    pegasus = data_dir / "tokenizers" / "pegasus"
+def test_a_tokenizer_without_padding_pads_with_its_end(pegasus: str, tmp_path: Path) -> None:
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(pegasus / "tokenizer.json"), eos_token="</s>"
+        tokenizer_file=str(Path(pegasus) / "tokenizer.json"), eos_token="</s>"
     )
     tokenizer.save_pretrained(tmp_path)
     assert load_tokenizer(str(tmp_path)).pad_token == "</s>"
