@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.text.sentences import split_sentences
@@ -19,22 +19,16 @@ from ctrlreward.weights.loading import load_tokenizer
 WORDS = ["<unk>", "the", "food", "is", "good", "##s"]
 
 
+def word_tokenizer(words: list[str]) -> PreTrainedTokenizerBase:
+    """Words at spaces, `<unk>` for others."""
+    splitter = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "<unk>"))
+    splitter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=splitter, unk_token="<unk>")
+
+
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """Words at spaces, `<unk>` for others."""
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
-
-
-@pytest.fixture(scope="module")
-def pegasus(data_dir: Path) -> PreTrainedTokenizerBase:
-    return load_tokenizer(str(data_dir / "tokenizers" / "pegasus"))
-
-
-@pytest.fixture(scope="module")
-def published(data_dir: Path) -> InverseFrequency:
-    return InverseFrequency.from_file(data_dir / "ctrleval" / "iwf_full.txt")
+    return word_tokenizer(WORDS)
 
 
 def test_a_corpus_counts_sentences_not_occurrences(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -55,24 +49,25 @@ def test_a_corpus_equals_brute_force(tokenizer: PreTrainedTokenizerBase, corpus:
         assert weight == pytest.approx(math.log(1 + len(corpus)) / held if held else 0)
 
 
-def test_wordfreq_strips_the_marks_of_every_tokenizer(
-    data_dir: Path, pegasus: PreTrainedTokenizerBase, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    folder = data_dir / "tokenizers" / "gpt2"
-    gpt2 = GPT2Tokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    for one, the, food in ((pegasus, "▁the", "▁food"), (gpt2, "Ġthe", "Ġfood")):
-        weights = InverseFrequency.from_wordfreq(one).weights
-        found = weights[one.convert_tokens_to_ids([the, food])]
+def test_wordfreq_strips_the_marks_of_every_tokenizer(tiny_t5: str, tiny_bart: str) -> None:
+    expected = InverseFrequency.from_wordfreq(word_tokenizer(["<unk>", "the", "table"])).weights
+    for model, mark in ((tiny_t5, "▁"), (tiny_bart, "Ġ")):
+        one = load_tokenizer(model)
+        tokens = [one.get_vocab()[mark + word] for word in ("the", "table")]
+        found = InverseFrequency.from_wordfreq(one).weights[tokens]
         assert 0 < found[0] < found[1]
-        expected = InverseFrequency.from_wordfreq(tokenizer).weights[1:3]
-        np.testing.assert_allclose(found, expected)
-    s = WORDS.index("##s")
-    assert InverseFrequency.from_wordfreq(tokenizer).weights[s] > 0
+        np.testing.assert_allclose(found, expected[1:])
 
 
-def test_wordfreq_gives_nothing_to_special_tokens(pegasus: PreTrainedTokenizerBase) -> None:
-    weights = InverseFrequency.from_wordfreq(pegasus).weights
-    assert not weights[pegasus.convert_tokens_to_ids(["<pad>", "</s>", "<mask_1>", "<unk>"])].any()
+def test_wordfreq_strips_the_mark_of_a_continuation(tokenizer: PreTrainedTokenizerBase) -> None:
+    assert InverseFrequency.from_wordfreq(tokenizer).weights[WORDS.index("##s")] > 0
+
+
+def test_wordfreq_gives_nothing_to_special_tokens(pegasus: str) -> None:
+    words = load_tokenizer(pegasus)
+    weights = InverseFrequency.from_wordfreq(words).weights
+    assert not weights[words.convert_tokens_to_ids(["<pad>", "</s>", "<mask_1>", "<unk>"])].any()
+    assert weights.any()
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
@@ -80,22 +75,19 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(count) - (count - 1) / 2)[place]
 
 
-def test_wordfreq_orders_sentences_as_the_published_table_does(
-    data_dir: Path, pegasus: PreTrainedTokenizerBase, published: InverseFrequency
+def test_the_published_table_is_read_and_wordfreq_orders_sentences_as_it_does(
+    data_dir: Path, tmp_path: Path
 ) -> None:
+    published = InverseFrequency.from_file(data_dir / "ctrleval" / "iwf_full.txt")
+    words = load_tokenizer(str(data_dir / "tokenizers" / "pegasus"))
     lines = (data_dir / "ctrleval" / "data_senti.txt").read_text("utf-8").splitlines()
     sentences = [s for line in lines for s in split_sentences(line.split("\t")[2])]
-    ids = pegasus(sentences, add_special_tokens=False)["input_ids"]
-    default = InverseFrequency.from_wordfreq(pegasus)
+    ids = words(sentences, add_special_tokens=False)["input_ids"]
+    default = InverseFrequency.from_wordfreq(words)
     weights = [[table.sentence_weight(row) for row in ids] for table in (default, published)]
     # Spearman; 0.79 with wordfreq 3.1.1.
     assert np.corrcoef(ranks(np.array(weights[0])), ranks(np.array(weights[1])))[0, 1] > 0.75
-
-
-def test_the_published_table_goes_round(
-    pegasus: PreTrainedTokenizerBase, published: InverseFrequency, tmp_path: Path
-) -> None:
-    published.require(len(pegasus)).save(tmp_path / "iwf.txt")
+    published.require(len(words)).save(tmp_path / "iwf.txt")
     again = InverseFrequency.from_file(tmp_path / "iwf.txt")
     np.testing.assert_array_equal(again.weights, published.weights)
     # log(1 + |C|) / f with a whole f, for one and the same |C|.

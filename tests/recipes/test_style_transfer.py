@@ -170,11 +170,22 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
 # The configuration
 
 
-@pytest.fixture
-def settings(data_dir: Path, tmp_path: Path) -> dict[str, Any]:
+def settings(data: Path, tmp_path: Path) -> dict[str, Any]:
     """The shipped configuration, with the paths of the data and of a temporary folder."""
-    text = CONFIG.read_text().replace("../shared/data", str(data_dir))
+    text = CONFIG.read_text().replace("../shared/data", str(data))
     return yaml.safe_load(text.replace("runs/yelp_smollm2", str(tmp_path / "run")))
+
+
+def write_data(folder: Path) -> Path:
+    """Write the files that the configuration reads, with four sentences of our own in each."""
+    files = ["yelp_shen/sentiment.test", "yelp_shen/sentiment.dev"]
+    files += ["li2018/sentiment.test", "li2018/reference"]
+    for day, file in zip("monday tuesday friday sunday".split(), files, strict=True):
+        for label, sentences in enumerate((SOUR, SWEET)):
+            path = folder / f"{file}.{label}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"on {day} {sentence}\n" for sentence in sentences))
+    return folder
 
 
 def built(settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> TrainCLI:
@@ -184,9 +195,9 @@ def built(settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_training_selection_and_report_have_sentences_of_their_own(
-    settings: dict[str, Any], data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cli = built(settings, tmp_path, monkeypatch)
+    cli = built(settings(data_dir, tmp_path), tmp_path, monkeypatch)
     assert not list(cli.model.children())  # nothing is loaded
     cli.datamodule.setup("fit")
     (watch,) = (c for c in cli.trainer.callbacks if isinstance(c, GenerationScorer))
@@ -204,13 +215,14 @@ def test_training_selection_and_report_have_sentences_of_their_own(
 
 
 def test_a_small_run_writes_all_results(
-    settings: dict[str, Any], judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
+    judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
 ) -> None:
+    config = settings(write_data(tmp_path / "data"), tmp_path)
     words = frequent_words(SOUR + SWEET, 1)
     judge = Path(judges.classifier)
     save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)
     small = tiny_llama(LETTERS)
-    model, data, trainer = (settings[key] for key in ("model", "data", "trainer"))
+    model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
     model["init_args"]["model"] = small
     model["init_args"]["generation"] |= {"group_size": 2, "max_new_tokens": 8}
     model["init_args"]["lora"]["rank"] = 2
@@ -224,7 +236,7 @@ def test_a_small_run_writes_all_results(
     data["init_args"] |= {"batch_size": 2, "judge": str(judge)}
     trainer |= {"max_steps": 2, "val_check_interval": 1, "enable_progress_bar": False}
     trainer["logger"] = trainer["logger"][:1]
-    cli = built(settings, tmp_path, monkeypatch)
+    cli = built(config, tmp_path, monkeypatch)
     cli.trainer.fit(cli.model, cli.datamodule)
 
     folder = tmp_path / "run"

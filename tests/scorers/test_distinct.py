@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import json
 import logging
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.distinct import Distinct
@@ -51,17 +48,15 @@ def test_repeated_texts_count(words: PreTrainedTokenizerBase) -> None:
     assert scorer.score(samples)["distinct_1"].tolist() == [0.25] * 4
 
 
-def test_released_outputs(data_dir: Path) -> None:
-    gpt2 = GPT2Tokenizer.from_pretrained(data_dir / "tokenizers" / "gpt2")
-    path = data_dir / "multicontrol" / "generate_prior.txt"
-    texts = [json.loads(line)[1] for line in path.read_text(encoding="utf-8").splitlines()]
-    prefix = "The lake"
-    chosen = [text for text in texts if text.startswith(prefix)]
-    scores = Distinct(gpt2).score(Samples(chosen, prefixes=[prefix] * len(chosen)))
-    ids = [gpt2(text).input_ids for text in chosen]
-    unique = {pair for row in ids for pair in pairwise(row)}
-    expected = len(unique) / sum(map(len, ids))
-    np.testing.assert_allclose(scores["distinct_2"], expected)
+def test_equals_brute_force(words: PreTrainedTokenizerBase) -> None:
+    texts = ["The lake is bad", "The lake is good is good", "The food is a b"]
+    prefixes = ["The lake", "The lake", "The food"]
+    scores = Distinct(words).score(Samples(texts, prefixes=prefixes))
+    for n in (1, 2, 3):
+        for text, prefix, score in zip(texts, prefixes, scores[f"distinct_{n}"], strict=True):
+            group = [other.split() for other in texts if other.startswith(prefix)]
+            grams = {tuple(row[i : i + n]) for row in group for i in range(len(row) - n + 1)}
+            assert score == len(grams) / sum(map(len, group)), text
 
 
 def test_an_empty_text_is_nan_and_named(
