@@ -16,28 +16,26 @@ from torch import Tensor
 
 
 def group_centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Subtract the mean of the group (Dr. GRPO, Liu et al. 2025), shape (n,)."""
+    """Subtract the mean of the group (Dr. GRPO, Liu et al. 2025), shape (n,).
+
+    Examples:
+        >>> rewards, groups = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1])
+        >>> group_centred_advantages(rewards, groups)
+        tensor([-1.,  1.,  0.])
+    """
     mean, _ = _group_means(rewards, groups)
     return torch.nan_to_num(rewards - mean)
-
-
-def group_normalised_advantages(rewards: Tensor, groups: Tensor, epsilon: float = 1e-4) -> Tensor:
-    """Subtract the group's mean and divide by its standard deviation, shape (n,).
-
-    GRPO with outcome supervision (Shao et al. 2024).
-
-    Args:
-        rewards: NaN where a sample failed, shape (n,).
-        groups: Equal integers for the samples of the same prompt, shape (n,).
-        epsilon: Added to the standard deviation.
-    """
-    return group_centred_advantages(rewards, groups) / (group_deviation(rewards, groups) + epsilon)
 
 
 def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Subtract the mean of the other samples of the group (RLOO, Ahmadian et al. 2024).
 
     The only valid sample of a group gets 0. Shape (n,).
+
+    Examples:
+        >>> rewards, groups = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1])
+        >>> leave_one_out_advantages(rewards, groups)
+        tensor([-2.,  2.,  0.])
     """
     mean, count = _group_means(rewards, groups)
     return torch.nan_to_num((rewards - mean) * count / (count - 1).clamp(min=1))
@@ -47,6 +45,11 @@ def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Subtract the mean of the batch (REINFORCE with a baseline, Williams 1992), shape (n,).
 
     `groups` are ignored.
+
+    Examples:
+        >>> rewards, groups = torch.tensor([1.0, 3.0, torch.nan]), torch.tensor([0, 0, 1])
+        >>> batch_baseline_advantages(rewards, groups)
+        tensor([-1.,  1.,  0.])
     """
     return torch.nan_to_num(rewards - rewards.nanmean())
 
@@ -59,6 +62,11 @@ def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) ->
         groups: Index into `greedy` of each sample's prompt, integers, shape (n,).
         greedy: Reward of each prompt's greedy completion, shape (prompts,). If it is NaN, the
             prompt's samples get 0.
+
+    Examples:
+        >>> rewards, groups = torch.tensor([1.0, 3.0]), torch.tensor([0, 1])
+        >>> self_critical_advantages(rewards, groups, greedy=torch.tensor([0.5, 4.0]))
+        tensor([ 0.5000, -1.0000])
     """
     return torch.nan_to_num(rewards - greedy[groups])
 
@@ -66,7 +74,13 @@ def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) ->
 def group_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return the standard deviation of the valid rewards of each sample's group, shape (n,).
 
-    Unbiased, as `torch.std`; 0 for a group with fewer than two.
+    Unbiased, as `torch.std`; 0 for a group with fewer than two. GRPO (Shao et al. 2024) divides
+    `group_centred_advantages` by it.
+
+    Examples:
+        >>> rewards, groups = torch.tensor([0.0, 1.0, 2.0, 9.0]), torch.tensor([0, 0, 0, 1])
+        >>> group_deviation(rewards, groups)
+        tensor([1., 1., 1., 0.])
     """
     mean, _ = _group_means(rewards, groups)
     squares, count = _group_means((rewards - mean) ** 2, groups)
@@ -77,6 +91,11 @@ def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return the standard deviation of all valid rewards, repeated for each sample, shape (n,).
 
     Unbiased; 0 for fewer than two.
+
+    Examples:
+        >>> rewards, groups = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 0, 1])
+        >>> batch_deviation(rewards, groups)
+        tensor([1., 1., 1.])
     """
     return group_deviation(rewards, torch.zeros_like(groups))
 
@@ -87,6 +106,11 @@ def rewards_at_end(rewards: Tensor, mask: Tensor) -> Tensor:
     Args:
         rewards: Shape (n,).
         mask: 1 on the completions' tokens, shape (n, tokens).
+
+    Examples:
+        >>> rewards_at_end(torch.tensor([2.0, 3.0]), mask=torch.tensor([[1, 1, 0], [1, 1, 1]]))
+        tensor([[0., 2., 0.],
+                [0., 0., 3.]])
     """
     last = mask.long().sum(dim=1, keepdim=True) - 1
     positions = torch.arange(mask.shape[1], device=mask.device)
@@ -111,6 +135,13 @@ def generalised_advantages(
 
     Returns:
         Shape (n, tokens).
+
+    Examples:
+        >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])
+        >>> generalised_advantages(rewards, values, torch.ones(1, 2), gae_lambda=0.5)
+        tensor([[0.2500, 0.5000]])
+
+        The δ are 0 + 0.5 − 0.5 = 0 and 1 + 0 − 0.5 = 0.5, of which the first token gets the half.
     """
     following = torch.zeros_like(values[:, 0])
     value_after = torch.zeros_like(following)
@@ -134,6 +165,10 @@ def whitened(
         among: The values whose mean and deviation are used, shape (k,); None for the unmasked
             ones.
         epsilon: Added to the (unbiased) standard deviation.
+
+    Examples:
+        >>> whitened(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[1, 1, 1, 0]]), epsilon=0)
+        tensor([[-1.,  0.,  1.,  0.]])
     """
     among = values[mask.bool()] if among is None else among
     mean = among.sum() / max(len(among), 1)

@@ -16,37 +16,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctrlreward.functional.advantages import (
-    batch_baseline_advantages,
-    group_normalised_advantages,
-    leave_one_out_advantages,
-)
-
-__all__ = [
-    "batch_baseline_advantages",
-    "clipped_surrogate",
-    "completion_mask",
-    "constant_weights",
-    "ended",
-    "explained_variance",
-    "group_normalised_advantages",
-    "grpo_loss",
-    "is_clipped",
-    "kl_estimate",
-    "kl_k1",
-    "kl_k1_penalty",
-    "kl_k2",
-    "leave_one_out_advantages",
-    "reinforce_loss",
-    "score_function",
-    "sequence_mean",
-    "sequence_ratio",
-    "sequence_weights",
-    "token_ratio",
-    "token_weights",
-    "value_loss",
-]
-
 # Importance ratios
 
 
@@ -60,6 +29,11 @@ def token_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         Shape (n, tokens), in (0, ∞); 1 where masked.
+
+    Examples:
+        >>> log_probs, old = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.2, 0.2]]).log()
+        >>> token_ratio(log_probs, old, mask=torch.tensor([[1, 0]])).round(decimals=3)
+        tensor([[2., 1.]])
     """
     return ((log_probs - old) * mask).exp()
 
@@ -70,6 +44,13 @@ def sequence_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
     Returns:
         Shape (n, tokens): the completion's ratio at each of its tokens.
+
+    Examples:
+        >>> log_probs, old = torch.tensor([[0.4, 0.1]]).log(), torch.tensor([[0.1, 0.1]]).log()
+        >>> sequence_ratio(log_probs, old, mask=torch.ones(1, 2)).round(decimals=3)
+        tensor([[2., 2.]])
+
+        The ratios of the tokens are 4 and 1.
     """
     return sequence_mean(log_probs - old, mask).exp()[:, None].expand_as(log_probs)
 
@@ -87,6 +68,10 @@ def clipped_surrogate(
         advantages: Shape (n,) or (n, tokens).
         clip: How far the ratio may go below and above 1 before the gradient is cut off. A larger
             upper bound lets unlikely tokens grow (clip-higher of DAPO, Yu et al. 2025, eq. 10).
+
+    Examples:
+        >>> clipped_surrogate(torch.tensor([[1.5, 0.5]]), advantages=torch.tensor([1.0]))
+        tensor([[-1.2000, -0.5000]])
     """
     lower, upper = clip
     advantage = _of_tokens(advantages)
@@ -94,7 +79,12 @@ def clipped_surrogate(
 
 
 def is_clipped(ratio: Tensor, advantages: Tensor, clip: tuple[float, float] = (0.2, 0.2)) -> Tensor:
-    """Return True where the clip of `clipped_surrogate` removes the gradient, shape (n, tokens)."""
+    """Return True where the clip of `clipped_surrogate` removes the gradient, shape (n, tokens).
+
+    Examples:
+        >>> is_clipped(torch.tensor([[1.5, 0.5]]), advantages=torch.tensor([1.0]))
+        tensor([[ True, False]])
+    """
     lower, upper = clip
     advantage = _of_tokens(advantages)
     return ((ratio > 1 + upper) & (advantage > 0)) | ((ratio < 1 - lower) & (advantage < 0))
@@ -104,6 +94,10 @@ def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
     """Compute -advantage x log-probability (REINFORCE, Williams 1992), shape (n, tokens).
 
     Only valid for tokens sampled from the current policy: there is no ratio to an older one.
+
+    Examples:
+        >>> score_function(torch.tensor([[-0.5, -2.0]]), advantages=torch.tensor([2.0]))
+        tensor([[1., 4.]])
     """
     return -_of_tokens(advantages) * log_probs
 
@@ -120,6 +114,11 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None 
         old: Predictions at sampling, shape (n, tokens).
         returns: Targets, shape (n, tokens).
         clip: In units of the reward; None for no clipping.
+
+    Examples:
+        >>> values, old = torch.tensor([[3.0]]), torch.tensor([[1.0]])
+        >>> value_loss(values, old, returns=torch.tensor([[2.0]]), clip=0.5)  # max(1², 0.5²) / 2
+        tensor([[0.5000]])
     """
     errors = (values - returns) ** 2
     if clip is not None:
@@ -133,6 +132,11 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
     1 if the values are right up to a constant, 0 if they are no better than a constant, NaN if all
     returns are equal.
+
+    Examples:
+        >>> values, returns = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 3.0]])
+        >>> explained_variance(values, returns, mask=torch.ones(1, 2))  # 1 - 0.25 / 1
+        tensor(0.7500)
     """
     kept = mask.bool()
     spread = returns[kept].var(correction=0)
@@ -147,12 +151,23 @@ def sequence_weights(mask: Tensor) -> Tensor:
     """Return the weights of GRPO's mean over completions of the mean over tokens, (n, tokens).
 
     Each completion has the same weight. Completions without any token count in the mean.
+
+    Examples:
+        >>> sequence_weights(torch.tensor([[1, 1], [1, 0]]))
+        tensor([[0.2500, 0.2500],
+                [0.5000, 0.0000]])
     """
     return mask / mask.sum(dim=-1, keepdim=True).clamp(min=1) / len(mask)
 
 
 def token_weights(mask: Tensor) -> Tensor:
-    """Return the weights of the mean over all tokens of the batch (DAPO, eq. 8), (n, tokens)."""
+    """Return the weights of the mean over all tokens of the batch (DAPO, eq. 8), (n, tokens).
+
+    Examples:
+        >>> token_weights(torch.tensor([[1, 1, 1], [1, 0, 0]]))
+        tensor([[0.2500, 0.2500, 0.2500],
+                [0.2500, 0.0000, 0.0000]])
+    """
     return mask / mask.sum().clamp(min=1)
 
 
@@ -165,33 +180,25 @@ def constant_weights(mask: Tensor, length: float) -> Tensor:
         mask: 1 on the tokens that count, shape (n, tokens).
         length: The constant, usually the longest possible completion; 1 gives the plain sum of
             REINFORCE.
+
+    Examples:
+        >>> constant_weights(torch.tensor([[1, 1], [1, 0]]), length=4)
+        tensor([[0.1250, 0.1250],
+                [0.1250, 0.0000]])
     """
     return mask / (len(mask) * length)
-
-
-# Complete losses
-
-
-def grpo_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Compute GRPO's surrogate for one update per rollout, a scalar.
-
-    Mean over completions of the mean over tokens of -ratio x advantage; the ratio to the sampling
-    policy has the value 1.
-    """
-    ratio = (log_probs - log_probs.detach()).exp()
-    return -sequence_mean(ratio * advantages[:, None], mask).mean()
-
-
-def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """Compute the mean over completions of -advantage x log-probability of the completion."""
-    return -(advantages * (log_probs * mask).sum(dim=-1)).mean()
 
 
 # KL divergence from a reference, token by token (Schulman 2020, "Approximating KL divergence")
 
 
 def kl_k1(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Estimate by k1 = policy - reference, in nats: unbiased, of either sign, high variance."""
+    """Estimate by k1 = policy - reference, in nats: unbiased, of either sign, high variance.
+
+    Examples:
+        >>> kl_k1(torch.tensor([-1.0]), reference=torch.tensor([-3.0]))
+        tensor([2.])
+    """
     return log_probs - reference
 
 
@@ -199,6 +206,10 @@ def kl_k2(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate by k2 = (policy - reference)² / 2, in nats: biased, never negative.
 
     The mean of its gradient over tokens of the policy is the gradient of KL(policy ‖ reference).
+
+    Examples:
+        >>> kl_k2(torch.tensor([-1.0]), reference=torch.tensor([-3.0]))
+        tensor([2.])
     """
     return (log_probs - reference) ** 2 / 2
 
@@ -208,6 +219,10 @@ def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
 
     k3 = e^d - 1 - d with d = reference - policy (Schulman 2020), in nats, shape as given:
     unbiased, never negative.
+
+    Examples:
+        >>> kl_estimate(torch.tensor([-1.0]), reference=torch.tensor([-3.0]))  # e^-2 - 1 + 2
+        tensor([1.1353])
     """
     difference = reference - log_probs
     return difference.expm1() - difference
@@ -217,6 +232,12 @@ def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Compute k1 with the gradient of k2, shape as given.
 
     k1 itself cannot be used as a loss: over tokens of the policy its gradient has mean 0.
+
+    Examples:
+        >>> log_probs = torch.tensor([-1.0], requires_grad=True)
+        >>> penalty = kl_k1_penalty(log_probs, reference=torch.tensor([-3.0])).sum()
+        >>> penalty.item(), torch.autograd.grad(penalty, log_probs)
+        (2.0, (tensor([2.]),))
     """
     k2 = kl_k2(log_probs, reference)
     return kl_k1(log_probs, reference).detach() + (k2 - k2.detach())
@@ -226,7 +247,12 @@ def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of each row's unmasked values, shape (n,); 0 for a row without any."""
+    """Return the mean of each row's unmasked values, shape (n,); 0 for a row without any.
+
+    Examples:
+        >>> sequence_mean(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[1, 1], [1, 0]]))
+        tensor([2., 5.])
+    """
     return (values * mask).sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)
 
 
@@ -239,13 +265,23 @@ def completion_mask(tokens: Tensor, end_tokens: Tensor) -> Tensor:
 
     Returns:
         Float32, shape (n, tokens).
+
+    Examples:
+        >>> completion_mask(torch.tensor([[5, 2, 7], [5, 6, 7]]), end_tokens=torch.tensor([2]))
+        tensor([[1., 1., 0.],
+                [1., 1., 1.]])
     """
     is_end = torch.isin(tokens, end_tokens)
     return (is_end.cumsum(dim=-1) - is_end.long() <= 0).float()
 
 
 def ended(tokens: Tensor, end_tokens: Tensor) -> Tensor:
-    """Return True for rows with an end token, bool, shape (n,); the others were cut off."""
+    """Return True for rows with an end token, bool, shape (n,); the others were cut off.
+
+    Examples:
+        >>> ended(torch.tensor([[5, 2, 7], [5, 6, 7]]), end_tokens=torch.tensor([2]))
+        tensor([ True, False])
+    """
     return torch.isin(tokens, end_tokens).any(dim=-1)
 
 

@@ -30,20 +30,6 @@ class Divergence(NamedTuple):
     held_out: float
 
 
-def kendall_score(values: npt.ArrayLike) -> int:
-    """Return the number of rising pairs of values minus that of falling pairs (Mann 1945, S).
-
-    Args:
-        values: Values in order of time, shape (n,).
-
-    Returns:
-        From -n(n-1)/2 (always falling) to n(n-1)/2 (always rising). Values that differ by at most
-        a millionth of the largest absolute value are ties.
-    """
-    curve = np.asarray(values, dtype=np.float64)
-    return int(_kendall_scores(np.diff(curve)[None], _rounding(curve))[0])
-
-
 def rising_p_value(values: npt.ArrayLike) -> float:
     """Return the one-sided p-value of a rise, exact under a random walk.
 
@@ -63,6 +49,10 @@ def rising_p_value(values: npt.ArrayLike) -> float:
 
     Raises:
         ValueError: More than 16 values, wrong shape, NaN or infinity.
+
+    Examples:
+        >>> rising_p_value([0.1, 0.2, 0.4])  # 1 of 4 patterns of signs has no falling pair
+        0.25
     """
     curve = np.asarray(values, dtype=np.float64)
     if curve.ndim != 1 or len(curve) > LONGEST:
@@ -102,6 +92,10 @@ def divergence(
 
     Raises:
         ValueError: The lengths differ, or as in `rising_p_value`.
+
+    Examples:
+        >>> divergence(proxy=[0.1, 0.2, 0.4], held_out=[0.9, 0.7, 0.6])
+        Divergence(p_value=0.25, proxy=0.25, held_out=0.25)
     """
     better = _signed(proxy, proxy_mode)
     worse = -_signed(held_out, held_out_mode)

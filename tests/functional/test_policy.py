@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 
 import pytest
@@ -11,94 +10,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ctrlreward.functional.policy import (
-    batch_baseline_advantages,
     clipped_surrogate,
     completion_mask,
+    constant_weights,
     explained_variance,
-    group_normalised_advantages,
-    grpo_loss,
     is_clipped,
     kl_estimate,
-    leave_one_out_advantages,
-    reinforce_loss,
     score_function,
     sequence_mean,
+    sequence_weights,
+    token_ratio,
     value_loss,
 )
-
-NAN = float("nan")
-
-rewards = st.one_of(st.floats(-10, 10), st.just(NAN))
-rated = st.lists(st.tuples(rewards, st.sampled_from([7, 0, -3])), min_size=1, max_size=9)
-
-
-def columns(rows: list[tuple[float, int]]) -> tuple[Tensor, Tensor]:
-    rewards, groups = zip(*rows, strict=True)
-    return torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups)
-
-
-def valid_of(rows: list[tuple[float, int]], group: int) -> list[float]:
-    return [reward for reward, other in rows if other == group and not math.isnan(reward)]
-
-
-# Advantages
-
-
-@given(rated, st.sampled_from([1e-4, 0.5]))
-def test_group_normalised(rows: list[tuple[float, int]], epsilon: float) -> None:
-    expected = []
-    for reward, group in rows:
-        valid = valid_of(rows, group)
-        if math.isnan(reward) or len(valid) < 2:
-            expected.append(0.0)
-        else:
-            spread = statistics.stdev(valid) + epsilon
-            expected.append((reward - statistics.fmean(valid)) / spread)
-    result = group_normalised_advantages(*columns(rows), epsilon)
-    assert result.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@given(rated)
-def test_leave_one_out(rows: list[tuple[float, int]]) -> None:
-    expected = []
-    for i, (reward, group) in enumerate(rows):
-        others = valid_of(rows[:i] + rows[i + 1 :], group)
-        known = not math.isnan(reward) and others
-        expected.append(reward - statistics.fmean(others) if known else 0.0)
-    assert leave_one_out_advantages(*columns(rows)).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@given(rated)
-def test_batch_baseline(rows: list[tuple[float, int]]) -> None:
-    valid = [reward for reward, _ in rows if not math.isnan(reward)]
-    expected = [0.0 if math.isnan(r) else r - statistics.fmean(valid) for r, _ in rows]
-    assert batch_baseline_advantages(*columns(rows)).tolist() == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    "advantages",
-    [group_normalised_advantages, leave_one_out_advantages, batch_baseline_advantages],
-)
-@given(rated, st.sampled_from([7, 0, -3]), st.data())
-def test_a_failed_sample_gets_0_and_changes_no_other(
-    advantages: Callable[[Tensor, Tensor], Tensor],
-    rows: list[tuple[float, int]],
-    group: int,
-    data: st.DataObject,
-) -> None:
-    position = data.draw(st.integers(0, len(rows)))
-    without = advantages(*columns(rows)).tolist()
-    result = advantages(*columns([*rows[:position], (NAN, group), *rows[position:]])).tolist()
-    assert result.pop(position) == 0.0
-    assert result == pytest.approx(without, abs=1e-9)
-
-
-def test_equal_float32_rewards_have_advantage_0() -> None:
-    rewards = torch.full((8,), 0.7)
-    groups = torch.zeros(8, dtype=torch.long)
-    assert group_normalised_advantages(rewards, groups).abs().max() < 1e-2
-    assert leave_one_out_advantages(rewards, groups).abs().max() < 1e-6
-
 
 # Losses
 
@@ -118,6 +41,15 @@ def batch(rows: Completions) -> tuple[Tensor, Tensor, Tensor]:
         torch.tensor([advantage for advantage, _ in rows], dtype=torch.float64),
         torch.tensor(mask, dtype=torch.float64),
     )
+
+
+def grpo_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    ratio = token_ratio(log_probs, log_probs.detach(), mask)
+    return (sequence_weights(mask) * clipped_surrogate(ratio, advantages)).sum()
+
+
+def reinforce_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    return (constant_weights(mask, 1.0) * score_function(log_probs, advantages)).sum()
 
 
 def gradient(loss: Tensor, log_probs: Tensor) -> list[float]:

@@ -11,10 +11,11 @@ import peft
 import pytest
 import pytorch_lightning as pl
 import torch
+from textbook import group_normalised_advantages, grpo_loss
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Samples
-from ctrlreward.functional import policy as formulas
+from ctrlreward.functional.policy import kl_estimate, sequence_mean
 from ctrlreward.policy import LoRA, PolicyTuner
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Rollout, log_probs, sample
@@ -172,12 +173,12 @@ def test_the_loss_has_the_gradient_of_the_formula(
 
     rewards = torch.tensor([t.count("a") / len(t) if t else math.nan for t in rollout.completions])
     groups = torch.arange(3).repeat_interleave(4)
-    advantages = formulas.group_normalised_advantages(rewards, groups)
+    advantages = group_normalised_advantages(rewards, groups)
     current = values(module.policy)
     with torch.no_grad():
         reference = values(AutoModelForSeq2SeqLM.from_pretrained(folder).eval())
-    kl = formulas.sequence_mean(formulas.kl_estimate(current, reference), rollout.mask).mean()
-    expected = formulas.grpo_loss(current, advantages, rollout.mask) + 0.7 * kl
+    kl = sequence_mean(kl_estimate(current, reference), rollout.mask).mean()
+    expected = grpo_loss(current, advantages, rollout.mask) + 0.7 * kl
     assert kl > 0.01
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     trained = [p for p in module.parameters() if p.requires_grad]

@@ -10,9 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from textbook import grpo_loss, reinforce_loss
 from torch import Tensor
 
-from ctrlreward.functional.policy import grpo_loss, reinforce_loss
 from ctrlreward.policy.experience import Experience, Updates
 from ctrlreward.policy.objectives import (
     ALGORITHMS,

@@ -9,10 +9,12 @@ import peft
 import pytest
 import pytorch_lightning as pl
 import torch
+from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples
-from ctrlreward.functional import policy as formulas
+from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
+from ctrlreward.functional.policy import kl_estimate
 from ctrlreward.policy import Generation, PolicyTuner, learner
 from ctrlreward.policy.objectives import ALGORITHMS as CHOICES
 from ctrlreward.policy.rollouts import Rollout, log_probs
@@ -26,14 +28,14 @@ BATCH = Samples(
 )
 # By the formulas alone.
 ADVANTAGES = {
-    "grpo": formulas.group_normalised_advantages,
-    "rloo": formulas.leave_one_out_advantages,
-    "reinforce": formulas.batch_baseline_advantages,
+    "grpo": group_normalised_advantages,
+    "rloo": leave_one_out_advantages,
+    "reinforce": batch_baseline_advantages,
 }
 LOSSES = {
-    "grpo": formulas.grpo_loss,
-    "rloo": formulas.reinforce_loss,
-    "reinforce": formulas.reinforce_loss,
+    "grpo": grpo_loss,
+    "rloo": reinforce_loss,
+    "reinforce": reinforce_loss,
 }
 ALGORITHMS = list(ADVANTAGES)
 ALL_ALGORITHMS = list(CHOICES)
@@ -140,7 +142,7 @@ def test_loss_and_gradient_are_those_of_the_formulas(tuner, monkeypatch, algorit
     advantages = ADVANTAGES[algorithm](rewards, groups)
     gain = LOSSES[algorithm](current, advantages, rollout.mask)
     lengths = rollout.mask.sum(dim=1)
-    kl = (formulas.kl_estimate(current, reference).sum(dim=1) / lengths).mean()
+    kl = (kl_estimate(current, reference).sum(dim=1) / lengths).mean()
     entropy = -(current.sum(dim=1) / lengths).mean()
     assert loss.item() == pytest.approx((gain + 0.7 * kl).item(), abs=1e-5)
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -178,7 +180,7 @@ def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algor
     def fails_third(samples: Samples):
         return {name: _with_nan(values, 2) for name, values in score(samples).items()}
 
-    share.score = fails_third
+    share.score_samples = fails_third
     seen: list[torch.Tensor] = []
     loss_terms = learner.loss_terms
     spy = lambda c, p, e, *rest: seen.append(e.advantages) or loss_terms(c, p, e, *rest)  # noqa: E731
@@ -199,7 +201,7 @@ def _with_nan(values, row: int):
 
 
 def test_a_batch_in_which_all_samples_failed_is_an_error(tuner, share) -> None:
-    share.score = lambda samples: {"share": [math.nan] * len(samples)}
+    share.score_samples = lambda samples: {"share": [math.nan] * len(samples)}
     with pytest.raises(RuntimeError, match="all 12 samples of this step got NaN as reward"):
         step(tuner())
 
