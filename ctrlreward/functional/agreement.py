@@ -77,6 +77,10 @@ def cv_star(values: Sequence[float]) -> float:
 
     Raises:
         ValueError: There are fewer than two values, or their mean is 0.
+
+    Examples:
+        >>> round(cv_star([0.9, 1.1]), 1)
+        19.9
     """
     measured = np.asarray(values, dtype=np.float64)
     n = measured.size
@@ -99,6 +103,10 @@ def c4(n: int) -> float:
 
     Raises:
         ValueError: n is less than 2.
+
+    Examples:
+        >>> round(c4(2), 4)  # √(2 / π)
+        0.7979
     """
     if n < 2:
         raise ValueError(f"n = {n}: a sample standard deviation takes 2 or more values")
@@ -118,6 +126,11 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
 
     Raises:
         ValueError: The lengths differ.
+
+    Examples:
+        >>> result = correlate([1, 2, 3, 4], [1, 3, 2, 4])
+        >>> round(result.pearson, 3), round(result.spearman, 3), result.n
+        (0.8, 0.8, 4)
     """
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape:
@@ -138,6 +151,12 @@ def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> 
     Args:
         first: Value of each system in one run, for one metric.
         second: Value of each system in the other run.
+
+    Examples:
+        >>> findings_upheld({"A": 0.7, "B": 0.8, "C": 0.9}, {"A": 0.6, "B": 0.9, "C": 0.8})
+        Findings(upheld=2, total=3)
+
+        Both runs rank B and C above A; they disagree on B and C.
     """
     shared = [s for s in first if s in second and not isnan(first[s]) and not isnan(second[s])]
     same = [
@@ -160,6 +179,12 @@ def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
         ValueError: There are no items, or items differ in their number of labels or have fewer
             than two.
         ImportError: statsmodels is not installed.
+
+    Examples:
+        >>> fleiss_kappa([["good", "good"], ["bad", "bad"]])
+        1.0
+        >>> fleiss_kappa([["good", "bad"], ["bad", "good"]])
+        -1.0
     """
     inter_rater = import_extra("statsmodels.stats.inter_rater", "Fleiss' κ")
     counts, _ = inter_rater.aggregate_raters(np.asarray(_rectangle(labels), dtype=str))
@@ -187,6 +212,12 @@ def krippendorff_alpha(
         ValueError: There are no items, or items differ in their number of ratings or have fewer
             than two; or a rating is not a number and `level` is not `"nominal"`.
         ImportError: krippendorff is not installed.
+
+    Examples:
+        >>> krippendorff_alpha([["good", "good"], ["bad", "bad"], ["good", None]])
+        1.0
+        >>> krippendorff_alpha([[1, 2], [2, 1]], level="interval")
+        -0.5
     """
     krippendorff = import_extra("krippendorff", "Krippendorff's α")
     rows = [row for row in _rectangle(ratings) if sum(r is not None for r in row) > 1]

@@ -29,6 +29,10 @@ def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
     Returns:
         Float64, shape (m,), -1 to 1; higher is better aligned. All NaN if b has no rows. A row of
         zeros has no direction: in a it makes its own value NaN, in b it makes all values NaN.
+
+    Examples:
+        >>> best_cosines([[3, 4], [5, 0]], [[1, 0], [0, 1]])
+        array([0.8, 1. ])
     """
     left, right = _unit_rows(a), _unit_rows(b)
     if not len(right):
@@ -53,6 +57,10 @@ def content_tokens(
 
     Returns:
         Shape (len(spans),), True for content tokens.
+
+    Examples:
+        >>> content_tokens("the dogs", [(0, 3), (3, 7), (7, 8)], {"the", "s"})
+        array([False,  True,  True])
     """
     content = []
     for start, end in spans:
@@ -63,12 +71,22 @@ def content_tokens(
 
 
 def mean_alignment(values: Values) -> float:
-    """Return the mean of a text's token alignments; NaN if it has none."""
+    """Return the mean of a text's token alignments; NaN if it has none.
+
+    Examples:
+        >>> mean_alignment(np.array([0.5, 1.0]))
+        0.75
+    """
     return float(values.mean()) if values.size else float("nan")
 
 
 def sum_alignment(values: Values) -> float:
-    """Return the sum of a text's token alignments, which grows with its length; 0 for none."""
+    """Return the sum of a text's token alignments, which grows with its length; 0 for none.
+
+    Examples:
+        >>> sum_alignment(np.array([0.5, 1.0]))
+        1.5
+    """
     return float(values.sum())
 
 
@@ -92,6 +110,10 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
     Returns:
         Float64 of the broadcast shape, 0 to the larger of the two; higher is better. 0 where a
         direction is 0 or negative and the harmonic mean is undefined. NaN propagates.
+
+    Examples:
+        >>> preservation([1.0, 0.5, -0.1], [0.6, 0.5, 0.9])
+        array([0.75, 0.5 , 0.  ])
     """
     both = np.stack(np.broadcast_arrays(output, source)).astype(np.float64)
     return np.asarray(hmean(np.maximum(both, 0.0), axis=0))
@@ -111,6 +133,10 @@ def relevance(reference: npt.ArrayLike, output: npt.ArrayLike) -> Values:
 
     Returns:
         Float64 of the broadcast shape; higher is better. NaN propagates.
+
+    Examples:
+        >>> relevance([1.0, 0.5], [0.6, 0.5])
+        array([0.6 , 0.25])
     """
     return np.asarray(np.multiply(reference, output, dtype=np.float64))
 

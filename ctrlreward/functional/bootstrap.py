@@ -27,6 +27,10 @@ class Estimate(NamedTuple):
         value: The statistic of the data.
         low: Lower end of the interval.
         high: Upper end of the interval.
+
+    Examples:
+        >>> Estimate(value=0.5, low=0.25, high=0.75).low > 0
+        True
     """
 
     value: float
@@ -60,6 +64,13 @@ def paired_bootstrap(
     Raises:
         ValueError: The lengths differ, a side has no valid score or an infinite one, there are
             fewer than two clusters, or `confidence` or `resamples` is out of range.
+
+    Examples:
+        >>> prefixes = ["The food", "The food", "A dog", "A dog"]
+        >>> paired_bootstrap([0, 1, 2, 3], [1, 2, 3, 4], prefixes)
+        Estimate(value=1.0, low=1.0, high=1.0)
+
+        Every score rises by 1, so the difference is 1 in every draw.
     """
     first = _scores("before", before, len(clusters))
     second = _scores("after", after, len(clusters))
@@ -76,7 +87,13 @@ def paired_bootstrap(
 
 
 def check_options(confidence: float, resamples: int) -> None:
-    """Raise a ValueError unless 0 < confidence < 1 and resamples ≥ 1."""
+    """Raise a ValueError unless 0 < confidence < 1 and resamples ≥ 1.
+
+    Examples:
+        >>> check_options(confidence=95, resamples=1000)
+        Traceback (most recent call last):
+        ValueError: confidence = 95 and resamples = 1000: give a confidence between 0 and 1...
+    """
     if not (0 < confidence < 1 and resamples > 0):
         raise ValueError(
             f"confidence = {confidence} and resamples = {resamples}: give a confidence between 0 "
@@ -85,7 +102,12 @@ def check_options(confidence: float, resamples: int) -> None:
 
 
 def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
-    """Return how often each draw contains each cluster, shape (resamples, clusters)."""
+    """Return how often each draw contains each cluster, shape (resamples, clusters).
+
+    Examples:
+        >>> draw_clusters(3, resamples=4, seed=0).sum(axis=1)
+        array([3, 3, 3, 3])
+    """
     chances = np.full(clusters, 1 / clusters)
     return np.random.default_rng(seed).multinomial(clusters, chances, size=resamples)
 
@@ -99,6 +121,10 @@ def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
 
     Yields:
         Shape (block of draws, n).
+
+    Examples:
+        >>> next(row_weights(draws=np.array([[2, 0]]), members=np.array([0, 1, 0])))
+        array([[2., 0., 2.]])
     """
     size = max(1, _PIECE // len(members))
     for start in range(0, len(draws), size):
@@ -115,6 +141,12 @@ def weighted_pearson_and_spearman(x: Floats, y: Floats, weights: Floats) -> Floa
 
     Returns:
         Shape (draws, 2), NaN where a side is constant within a draw.
+
+    Examples:
+        >>> x, y = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 4.0])
+        >>> weighted_pearson_and_spearman(x, y, weights=np.array([[1.0, 1, 1, 1], [1, 1, 0, 0]]))
+        array([[0.8, 0.8],
+               [1. , 1. ]])
     """
     pearson = _pearson(x[None], y[None], weights)
     spearman = _pearson(_ranks(x, weights), _ranks(y, weights), weights)
@@ -134,6 +166,12 @@ def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats
         y: The other side, shape (n,).
         members: Cluster of each row, shape (n,).
         draws: Number of times that a draw contains a cluster, shape (draws, clusters).
+
+    Examples:
+        >>> x, y = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 4.0])
+        >>> draws = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])  # 5 of 6 pairs concordant, then 1 of 1
+        >>> weighted_kendall(x, y, members=np.arange(4), draws=draws).round(3)
+        array([0.667, 1.   ])
     """
     order = np.argsort(members, kind="stable")
     x, y, members = x[order], y[order], members[order]
@@ -164,6 +202,11 @@ def rowwise_correlations(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
 
     Returns:
         Three arrays of shape (draws,), NaN where a row is constant.
+
+    Examples:
+        >>> x, y = np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[1.0, 3.0, 2.0, 4.0]])
+        >>> [float(values[0].round(3)) for values in rowwise_correlations(x, y)]
+        [0.8, 0.8, 0.667]
     """
     if not len(x):
         return (np.empty(0),) * 3

@@ -78,6 +78,13 @@ def sample_correlations(
     Raises:
         ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
             out of range.
+
+    Examples:
+        >>> result = sample_correlations([0.1, 0.2, 0.3, 0.4], [1, 3, 2, 4], resamples=100)
+        >>> round(result.pearson.value, 3), round(result.spearman.value, 3)
+        (0.8, 0.8)
+        >>> round(result.kendall.value, 3)  # 5 concordant pairs and 1 discordant, of 6
+        0.667
     """
     check_options(confidence, resamples)
     x, y = _paired(scores, ratings)
@@ -131,6 +138,12 @@ def system_correlations(
     Raises:
         ValueError: The lengths differ, a value is infinite, or `confidence` or `resamples` is
             out of range.
+
+    Examples:
+        >>> systems = ["A", "A", "B", "B", "C", "C"]
+        >>> result = system_correlations([1, 3, 2, 4, 3, 5], [5, 5, 4, 2, 1, 1], systems)
+        >>> result.n, round(result.pearson.value, 3)  # means 2, 3, 4 and 5, 3, 1
+        (3, -1.0)
     """
     check_options(confidence, resamples)
     x, y = _paired(scores, ratings)

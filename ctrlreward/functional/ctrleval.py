@@ -16,22 +16,42 @@ Floats = npt.NDArray[np.float64]
 
 
 def beta_weights(scores: Floats, beta: Floats) -> Floats:
-    """Return the paper's weights β: NISF, or for attribute relevance eq. 6."""
+    """Return the paper's weights β: NISF, or for attribute relevance eq. 6.
+
+    Examples:
+        >>> beta_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
+        array([3., 1.])
+    """
     return beta
 
 
 def mean_weights(scores: Floats, beta: Floats) -> Floats:
-    """Return equal weights, so that the score of the text is the plain mean."""
+    """Return equal weights, so that the score of the text is the plain mean.
+
+    Examples:
+        >>> mean_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
+        array([1., 1.])
+    """
     return np.ones_like(scores)
 
 
 def max_weights(scores: Floats, beta: Floats) -> Floats:
-    """Put all weight on the evaluator with the highest score, the first one if several tie."""
+    """Put all weight on the evaluator with the highest score, the first one if several tie.
+
+    Examples:
+        >>> max_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
+        array([1., 0.])
+    """
     return np.eye(len(scores))[scores.argmax()]
 
 
 def min_weights(scores: Floats, beta: Floats) -> Floats:
-    """Put all weight on the evaluator with the lowest score, the first one if several tie."""
+    """Put all weight on the evaluator with the lowest score, the first one if several tie.
+
+    Examples:
+        >>> min_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
+        array([0., 1.])
+    """
     return np.eye(len(scores))[scores.argmin()]
 
 
@@ -60,6 +80,10 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
 
     Returns:
         A value in the range of the scores; higher is better.
+
+    Examples:
+        >>> weighted_mean(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
+        -1.25
     """
     shares = normalize_weights(weights)
     counted = shares > 0  # 0 · -inf would be NaN
@@ -67,7 +91,12 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
 
 
 def normalize_weights(weights: Floats) -> Floats:
-    """Scale weights to sum to 1, shape (evaluators,); all 0 become equal weights."""
+    """Scale weights to sum to 1, shape (evaluators,); all 0 become equal weights.
+
+    Examples:
+        >>> normalize_weights(np.array([3.0, 1.0]))
+        array([0.75, 0.25])
+    """
     total = weights.sum()
     return weights / total if total > 0 else np.full(weights.shape, 1 / len(weights))
 
@@ -86,6 +115,14 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
     Returns:
         The scores, shape (evaluators, labels), in [0, 1], where rows sum to 1; and the weights,
         shape (evaluators,), in [0, 1], scaled so that the largest is 1.
+
+    Examples:
+        >>> scores, weights = relevance_evaluators(np.log([[0.3, 0.1], [0.1, 0.1]]))
+        >>> scores.round(3)
+        array([[0.75, 0.25],
+               [0.5 , 0.5 ]])
+        >>> weights.round(3)
+        array([1. , 0.5])
     """
     sums = np.logaddexp.reduce(log_probs, axis=1)
     return np.exp(log_probs - sums[:, None]), np.exp(sums - sums.max())
@@ -102,6 +139,12 @@ def label_probabilities(log_probs: Floats, weighting: Weighting = beta_weights) 
     Returns:
         Shape (labels,), in [0, 1]; higher is better. The values sum to 1 if all labels share
         their weights (β, mean), but not if each label has its own (max, min).
+
+    Examples:
+        >>> label_probabilities(np.log([[0.3, 0.1], [0.1, 0.1]])).round(3)
+        array([0.667, 0.333])
+
+        The first is (0.75 · 1 + 0.5 · 0.5) / (1 + 0.5).
     """
     scores, beta = relevance_evaluators(log_probs)
     return np.array([weighted_mean(column, weighting(column, beta)) for column in scores.T])

@@ -29,6 +29,12 @@ def distinct_n(
 
     Raises:
         ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
+
+    Examples:
+        >>> distinct_n([[7, 8, 7, 8]], n=1), distinct_n([[7, 8, 7, 8]], n=2)
+        (0.5, 0.5)
+        >>> distinct_n([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])  # (1 + 0.5) / 2
+        0.75
     """
     values = distinct_by_group(token_sequences, n, groups).values()
     return valid_mean(np.array(list(values), dtype=np.float64))
@@ -40,6 +46,10 @@ def distinct_by_group(
     """Return Distinct-n of each group, 0 to 1; NaN for a group without tokens.
 
     Takes the arguments of `distinct_n`, which averages these values, and raises its errors.
+
+    Examples:
+        >>> distinct_by_group([[7, 8], [7, 7]], n=1, groups=["the food", "a dog"])
+        {'the food': 1.0, 'a dog': 0.5}
     """
     if n < 1:
         raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")

@@ -21,6 +21,10 @@ def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np
 
     Returns:
         Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
+
+    Examples:
+        >>> inverse_frequency([1, 2, 0], sentences=9).round(3)  # log 10, its half, never seen
+        array([2.303, 1.151, 0.   ])
     """
     counts = np.asarray(counts, dtype=np.float64)
     seen = counts > 0
@@ -41,6 +45,10 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
 
     Returns:
         Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
+
+    Examples:
+        >>> log_inverse_frequency([1, 5, 0], sentences=9).round(3)  # log 10, log 2, never seen
+        array([2.303, 0.693, 0.   ])
     """
     counts = np.asarray(counts, dtype=np.float64)
     seen = counts > 0
@@ -62,6 +70,11 @@ def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, 
     Raises:
         TypeError: A document is a string, which would be split into letters.
         ValueError: There are no documents.
+
+    Examples:
+        >>> idf = inverse_document_frequency([["good", "soup"], ["cold", "soup"]])
+        >>> round(idf["cold"], 3), idf["soup"]  # log 2, log 1
+        (0.693, 0.0)
     """
     counts: Counter[str] = Counter()
     total = 0

@@ -7,6 +7,11 @@ import numpy.typing as npt
 
 
 def valid_mean(values: npt.NDArray[np.float64]) -> float:
-    """Return the mean of the values that are not NaN, shape (n,); NaN if there are none."""
+    """Return the mean of the values that are not NaN, shape (n,); NaN if there are none.
+
+    Examples:
+        >>> valid_mean(np.array([1.0, np.nan, 2.0]))
+        1.5
+    """
     valid = values[~np.isnan(values)]
     return float(valid.mean()) if valid.size else float("nan")

@@ -23,6 +23,10 @@ def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bo
 
     Raises:
         ValueError: Unknown direction, wrong shape, or NaN, which cannot be compared.
+
+    Examples:
+        >>> non_dominated([[0.9, 40], [0.8, 20], [0.7, 30]], ["max", "min"])
+        array([ True,  True, False])
     """
     unknown = [direction for direction in directions if direction not in ("max", "min")]
     if unknown:

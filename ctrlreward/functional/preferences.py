@@ -90,6 +90,12 @@ def fit_gm(
     Raises:
         ValueError: The shapes are wrong or differ, there are no pairs, a number is NaN or out of
             range, or the scale is not positive and finite.
+
+    Examples:
+        >>> preferred = [[0.9, 0.9, 50], [0.8, 0.9, 60]]
+        >>> rejected = [[0.7, 0.9, 50], [0.8, 0.8, 60]]
+        >>> fit_gm(preferred, rejected).agreement
+        PairwiseAgreement(agreed=1.0, tied=0.0)
     """
     if scale is not None and not 0 < scale < np.inf:
         raise ValueError(f"scale = {scale}: give a finite number above 0, or None to fit it")
@@ -126,6 +132,10 @@ def hinge_loss(gains: Floats, scale: float) -> float:
     Args:
         gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
         scale: c, 0 or more.
+
+    Examples:
+        >>> hinge_loss(np.array([2.0, 0.5, -1.0]), scale=1.0)  # 0 + 0.5 + 2
+        2.5
     """
     return float(np.maximum(0.0, 1.0 - scale * gains).sum())
 
@@ -138,6 +148,10 @@ def best_scale(gains: Floats) -> float:
 
     Args:
         gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
+
+    Examples:
+        >>> best_scale(np.array([2.0, 0.5]))  # no loss is left from 1 / 0.5 on
+        2.0
     """
     rising = np.sort(gains[gains > 0])  # the largest gain has the first kink
     # fall[k] is how fast the loss falls while only the k smallest gains miss the margin.
@@ -161,6 +175,10 @@ def pairwise_agreement(
     Raises:
         ValueError: The shapes are wrong or differ, there are no pairs, or a number is NaN or out
             of range.
+
+    Examples:
+        >>> pairwise_agreement([[0.9, 0.9, 50], [0.7, 0.9, 50]], [[0.8, 0.9, 50], [0.9, 0.9, 50]])
+        PairwiseAgreement(agreed=0.5, tied=0.0)
     """
     better, worse = _pairs(preferred, rejected)
     gain = _gm(better, thresholds) - _gm(worse, thresholds)
@@ -183,6 +201,11 @@ def pairwise_preferences(
 
     Raises:
         ValueError: The lengths differ, or the margin is negative.
+
+    Examples:
+        >>> preferred, rejected = pairwise_preferences([5, 3, 4], ["menu", "menu", "lake"])
+        >>> preferred.tolist(), rejected.tolist()
+        ([0], [1])
     """
     rated = np.asarray(ratings, dtype=np.float64)
     if rated.shape != (len(items),):

@@ -89,6 +89,14 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
 
     Raises:
         ValueError: There are fewer than two tables, or they have no metric in common.
+
+    Examples:
+        >>> first = {"sim": {"A": 0.5, "B": 0.6, "C": 0.7}}
+        >>> study = compare_tables([first, {"sim": {"A": 0.5, "B": 0.7, "C": 0.6}}])
+        >>> study.findings, round(study.correlation.pearson, 3)
+        (Findings(upheld=2, total=3), 0.5)
+        >>> study.metrics["sim"].cv_star["A"]
+        0.0
     """
     if len(tables) < 2:
         raise ValueError(f"tables has {len(tables)} item: give the tables of 2 or more runs")
@@ -124,6 +132,12 @@ def compare_curves(curves: Sequence[Mapping[int, float]]) -> Correlation:
     Returns:
         The correlation over the `n` steps at which every run has a finite value; for more than
         two runs the mean over pairs of runs.
+
+    Examples:
+        >>> first, second = {0: 0.1, 10: 0.2, 20: 0.3, 30: 0.4}, {0: 0.1, 10: 0.3, 20: 0.2}
+        >>> result = compare_curves([first, second])
+        >>> round(result.pearson, 3), result.n  # over steps 0, 10 and 20
+        (0.5, 3)
     """
     steps = sorted(step for step in curves[0] if all(isfinite(c.get(step, nan)) for c in curves))
     return _over_pairs([[curve[step] for step in steps] for curve in curves])

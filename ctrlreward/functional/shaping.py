@@ -28,6 +28,10 @@ def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> floa
     Args:
         step: Where to evaluate.
         points: Pairs of step and value, by increasing step; at least one.
+
+    Examples:
+        >>> piecewise_linear(150, [(100, 0.0), (200, 1.0)])
+        0.5
     """
     steps, values = zip(*points, strict=True)
     return float(np.interp(step, steps, values))
@@ -45,12 +49,21 @@ def potential_difference(before: Values, after: Values, discount: float = 1.0) -
         before: Φ of the start, a prefix or a source text, shape (n,).
         after: Φ of the text, shape (n,).
         discount: γ, in [0, 1].
+
+    Examples:
+        >>> potential_difference(np.array([0.25, 0.5]), np.array([0.75, 0.5]))
+        array([0.5, 0. ])
     """
     return discount * after - before
 
 
 def tokens_outside(lengths: Values, low: float, high: float) -> Values:
-    """Return the number of tokens by which lengths are below `low` or above `high`, ≥ 0."""
+    """Return the number of tokens by which lengths are below `low` or above `high`, ≥ 0.
+
+    Examples:
+        >>> tokens_outside(np.array([2.0, 5.0, 9.0]), low=3, high=8)
+        array([1., 0., 1.])
+    """
     return np.maximum(low - lengths, 0.0) + np.maximum(lengths - high, 0.0)
 
 
@@ -63,6 +76,10 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
         lengths: In tokens.
         longest: L_max.
         cache: L_cache, greater than 0.
+
+    Examples:
+        >>> soft_overlong_punishment(np.array([80.0, 90.0, 120.0]), longest=100, cache=20)
+        array([ 0. , -0.5, -1. ])
     """
     return np.clip((longest - cache - lengths) / cache, -1.0, 0.0)
 
@@ -78,6 +95,10 @@ def adaptive_kl_coef(kl_coef: float, kl: float, target: float, horizon: float = 
         kl: The divergence measured with it, in the unit of the target.
         target: Target divergence, greater than 0.
         horizon: 1 / K_β, in updates of β.
+
+    Examples:
+        >>> adaptive_kl_coef(0.1, kl=11.0, target=10.0)  # 0.1 · (1 + 0.1 / 10)
+        0.101
     """
     error = min(max(kl / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
     return kl_coef * (1 + error / horizon)
@@ -91,6 +112,10 @@ class Moments:
         count: Number of values.
         mean: Mean of the values.
         squares: Sum of their squared differences from the mean.
+
+    Examples:
+        >>> Moments.of(np.array([1.0, 3.0])).merged(Moments.of(np.array([5.0])))
+        Moments(count=3, mean=3.0, squares=8.0)
     """
 
     count: int = 0
@@ -123,5 +148,10 @@ class Moments:
 
 
 def standardise_rewards(rewards: Values, moments: Moments) -> Values:
-    """Subtract the mean and divide by the standard deviation, shape (n,)."""
+    """Subtract the mean and divide by the standard deviation, shape (n,).
+
+    Examples:
+        >>> standardise_rewards(np.array([1.0, 3.0]), Moments.of(np.array([1.0, 3.0]))).round(3)
+        array([-1.,  1.])
+    """
     return (rewards - moments.mean) / (moments.std + _EPSILON)

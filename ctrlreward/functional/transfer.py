@@ -36,6 +36,12 @@ def adjusted_gm(
 
     Raises:
         ValueError: A value is out of range.
+
+    Examples:
+        >>> round(float(adjusted_gm(0.9, 0.79, 70.0)), 3)  # (27 · 8 · 27) ^ (1/3)
+        18.0
+        >>> float(adjusted_gm(0.9, 0.79, 97.0))
+        0.0
     """
     acc = _in_range("accuracy", accuracy, 0.0, 1.0, "give a share, not per cent")
     sim = _in_range("similarity", similarity, -1.0, 1.0, "give a cosine, not per cent")

@@ -1,0 +1,89 @@
+"""The examples in docstrings run and print what they show, and no public name lacks one.
+
+A package is covered by its name in `PACKAGES`. A class has an example if its docstring or that of
+one of its public methods has one.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+
+import pytest
+
+PACKAGES = ["ctrlreward.functional", "ctrlreward.selection"]
+
+# Packages in which public functions of all modules have an example, not only those of `__all__`.
+FORMULAS = ["ctrlreward.functional"]
+
+
+@cache
+def modules_of(package: str) -> list[ModuleType]:
+    """A package and its modules; a package within it is listed in `PACKAGES` itself."""
+    root = importlib.import_module(package)
+    names = [m.name for m in pkgutil.iter_modules(root.__path__) if not m.ispkg]
+    return [root, *(importlib.import_module(f"{package}.{n}") for n in names if n[0] != "_")]
+
+
+def examples_of(module: ModuleType) -> Iterator[doctest.DocTest]:
+    """The examples of a module's own names."""
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__):
+        if test.examples:
+            yield test
+
+
+def public_functions(module: ModuleType) -> list[str]:
+    return [
+        name
+        for name, item in vars(module).items()
+        if inspect.isfunction(item) and item.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+def has_example(item: object) -> bool:
+    """True if an example is in the docstring of a function, or of a class or a part of it.
+
+    Parts are its public methods, and those of its base classes in this package.
+    """
+    parts = [item]
+    for base in item.__mro__ if inspect.isclass(item) else ():
+        if base.__module__.startswith("ctrlreward."):
+            public = (part for name, part in vars(base).items() if not name.startswith("_"))
+            parts += [p for p in public if inspect.isroutine(p) or isinstance(p, property)]
+    return any(">>>" in (part.__doc__ or "") for part in parts)
+
+
+def without_example(package: str) -> list[str]:
+    root, *modules = modules_of(package)
+    public = {f"{package}.{name}": getattr(root, name) for name in root.__all__}
+    for module in modules if package in FORMULAS else []:
+        for name in public_functions(module):
+            public[f"{module.__name__}.{name}"] = getattr(module, name)
+    return [
+        name
+        for name, item in public.items()
+        if (inspect.isclass(item) or inspect.isroutine(item)) and not has_example(item)
+    ]
+
+
+@pytest.mark.parametrize(
+    "module",
+    [module for package in PACKAGES for module in modules_of(package)],
+    ids=lambda module: module.__name__,
+)
+def test_examples_print_what_they_show(module: ModuleType) -> None:
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in examples_of(module):
+        runner.run(test, out=said.append)
+    assert not runner.failures, "".join(said)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_has_an_example(package: str) -> None:
+    assert without_example(package) == []
