@@ -2,13 +2,14 @@
 
 Each rule is a fold over validations: immutable state in, new state and a decision out.
 
-    rule = StopRule("score/sim", patience=2)
-    state = rule.start()
-    for step, value in [(100, 0.5), (200, 0.4), (300, 0.3)]:
-        state, decision = rule.update(state, step, {"score/sim": value})
-
-    decision.stop    # True
-    decision.reason  # "score/sim has not improved by more than 0.0 in the last 2 scores (now …"
+    >>> rule = StopRule("score/sim", patience=2)
+    >>> state = rule.start()
+    >>> for step, value in [(100, 0.5), (200, 0.4), (300, 0.3)]:
+    ...     state, decision = rule.update(state, step, {"score/sim": value})
+    >>> decision.stop
+    True
+    >>> decision.reason
+    'score/sim has not improved by more than 0.0 in the last 2 scores (now 0.3000, best 0.5000)'
 
 All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this shape:
 

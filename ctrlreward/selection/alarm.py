@@ -24,6 +24,13 @@ class AlarmState:
         values: Proxy and held-out metric of the last validations, oldest first.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: Step of the first alarm, -1 before.
+
+    Examples:
+        >>> state = AlarmState(values=((0.1, 0.9), (0.2, 0.7))).alarmed(step=200)
+        >>> state.alarm_step
+        200
+        >>> AlarmState.from_dict(state.to_dict()) == state
+        True
     """
 
     values: tuple[tuple[float, float], ...] = ()
@@ -57,6 +64,12 @@ class AlarmDecision(NamedTuple):
         alarm: Whether there is an alarm. Without a new test, that of the last test.
         p_value: Larger p-value of the two tests, in (0, 1]; None if there was nothing to test.
         reason: Explanation in words.
+
+    Examples:
+        >>> rule = AlarmRule("reward", "rating")
+        >>> _, decision = rule.update(rule.start(), 100, {"reward": 0.1, "rating": 0.9})
+        >>> decision.alarm, decision.p_value  # one validation shows no trend
+        (False, 1.0)
     """
 
     alarm: bool
@@ -81,6 +94,15 @@ class AlarmRule:
 
     Raises:
         ValueError: Unknown mode, `window` or `level` out of range, or the same metric twice.
+
+    Examples:
+        >>> rule = AlarmRule("reward", "rating", window=4, level=0.125)
+        >>> state = rule.start()
+        >>> for i in range(4):
+        ...     metrics = {"reward": 0.1 * i, "rating": 0.9 - 0.2 * i}
+        ...     state, decision = rule.update(state, 100 * i, metrics)
+        >>> decision.alarm, decision.p_value  # 1 of 8 patterns of signs always rises
+        (True, 0.125)
     """
 
     proxy: str

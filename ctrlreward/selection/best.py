@@ -20,6 +20,12 @@ class KeepDecision(NamedTuple):
         dropped: Steps of checkpoints kept so far that have to go.
         reason: Explanation in words.
         invalid: True if it is not kept because a metric is NaN or infinite.
+
+    Examples:
+        >>> rule = BestRule("score/sim")
+        >>> _, decision = rule.update(BestState({100: 0.5}), 200, {"score/sim": 0.6})
+        >>> decision.keep, decision.dropped
+        (True, (100,))
     """
 
     keep: bool
@@ -34,6 +40,10 @@ class BestState:
 
     Attributes:
         kept: Step → score, oldest first.
+
+    Examples:
+        >>> BestState.from_dict(BestState({100: 0.5, 200: 0.6}).to_dict())
+        BestState(kept={100: 0.5, 200: 0.6})
     """
 
     kept: Mapping[int, float] = field(default_factory=dict)
@@ -65,6 +75,17 @@ class BestRule:
 
     Raises:
         ValueError: Unknown mode, or `top_k` below -1.
+
+    Examples:
+        >>> rule = BestRule("score/sim", top_k=2, constraints={"repetition": (None, 0.2)})
+        >>> state = rule.start()
+        >>> for step, sim, repetition in [(100, 0.5, 0.1), (200, 0.9, 0.4), (300, 0.6, 0.1)]:
+        ...     metrics = {"score/sim": sim, "repetition": repetition}
+        ...     state, decision = rule.update(state, step, metrics)
+        >>> state.kept
+        {100: 0.5, 300: 0.6}
+        >>> rule.best(state)
+        300
     """
 
     monitor: str

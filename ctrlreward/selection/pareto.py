@@ -22,6 +22,13 @@ class ParetoState:
     Attributes:
         kept: Checkpoints on the front, oldest first.
         pruned: Dominated checkpoints.
+
+    Examples:
+        >>> state = ParetoState(kept={100: (0.5, 40.0), 200: (0.4, 30.0)})
+        >>> state.without([100]).kept
+        {200: (0.4, 30.0)}
+        >>> ParetoState.from_dict(state.to_dict()) == state
+        True
     """
 
     kept: Points = field(default_factory=dict)
@@ -63,6 +70,16 @@ class ParetoRule:
 
     Raises:
         ValueError: Fewer than two metrics, or an unknown direction.
+
+    Examples:
+        >>> rule = ParetoRule({"sim": "max", "perplexity": "min"})
+        >>> state = rule.start()
+        >>> for step, sim, perplexity in [(100, 0.5, 40.0), (200, 0.4, 30.0), (300, 0.6, 35.0)]:
+        ...     state, decision = rule.update(state, step, {"sim": sim, "perplexity": perplexity})
+        >>> sorted(state.kept), sorted(state.pruned), decision.dropped
+        ([200, 300], [100], (100,))
+        >>> rule.best(state)
+        300
     """
 
     metrics: Mapping[str, str]

@@ -27,6 +27,13 @@ class StopState:
             `"divergence_threshold"` or `"non_finite_metric"`; None if this rule did not stop.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
+
+    Examples:
+        >>> state = StopRule("score/sim").start()
+        >>> state.best, state.wait_count
+        (-inf, 0)
+        >>> StopState.from_dict(StopState(best=0.5, last_score=0.4).to_dict())
+        StopState(best=0.5, wait_count=0, last_score=0.4, stopped_by=None, ...)
     """
 
     best: float
@@ -61,6 +68,12 @@ class StopDecision(NamedTuple):
         stop: Whether to stop.
         cause: One of the causes in `StopState.stopped_by`, None without a stop.
         reason: Explanation in words.
+
+    Examples:
+        >>> rule = StopRule("score/sim", stopping_threshold=0.9)
+        >>> _, decision = rule.update(rule.start(), 100, {"score/sim": 0.95})
+        >>> decision.stop, decision.cause
+        (True, 'stopping_threshold')
     """
 
     stop: bool
@@ -85,6 +98,19 @@ class StopRule:
 
     Raises:
         ValueError: Unknown mode.
+
+    Examples:
+        >>> rule = StopRule("perplexity", mode="min", patience=2)
+        >>> state = rule.start()
+        >>> for step, value in [(100, 40.0), (200, 45.0), (300, 42.0)]:
+        ...     state, decision = rule.update(state, step, {"perplexity": value})
+        >>> decision.stop, state.wait_count
+        (True, 2)
+
+        A resumed run with more patience goes on:
+
+        >>> StopRule("perplexity", mode="min", patience=3).resume(state, 300)[1].stop
+        False
     """
 
     monitor: str
