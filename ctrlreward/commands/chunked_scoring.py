@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,17 +13,18 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ctrlreward.commands.scoring_units import scoring_units
 from ctrlreward.engine.batching import shows_progress
 from ctrlreward.files import JsonLog
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.base import Component, Scores, score
 
 
 class ScoreLog:
     """Scores of an unfinished run, appended to a file chunk by chunk.
 
-    The first line holds the run's identity. Every other line holds one scorer's scores for the
-    next rows: `{"scorer": 0, "scores": {"coherence": [-1.5, null]}}`.
+    The first line holds the run's identity. Every other line holds the scores of some scorers for
+    their next rows: `{"scores": {"coherence": [-1.5, null], "perplexity": [20.1, 9.5]}}`.
 
     Args:
         path: The file; an existing one is resumed.
@@ -34,42 +36,32 @@ class ScoreLog:
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self._log = JsonLog(path, identity)
-        self._scores: dict[int, dict[str, list[float | None]]] = {}
+        self._scores: dict[str, list[float | None]] = {}
         for chunk in self._log.read():
-            self._extend(chunk["scorer"], chunk["scores"])
+            self._extend(chunk["scores"])
 
     @property
     def path(self) -> Path:
         """The file."""
         return self._log.path
 
-    def rows(self, scorer: int) -> int:
-        """Return the number of rows that a scorer has scored.
-
-        Args:
-            scorer: Its position among the run's scorers, from 0.
-        """
-        return max((len(values) for values in self._scores.get(scorer, {}).values()), default=0)
-
-    def append(self, scorer: int, scores: Mapping[str, Scores]) -> None:
+    def append(self, scores: Mapping[str, Scores]) -> None:
         """Store one chunk's scores; they are on disk when this returns.
 
         Args:
-            scorer: Its position among the run's scorers, from 0.
             scores: Arrays of shape (rows in the chunk,) by name; NaN is stored as null.
         """
         lists = {name: [None if np.isnan(v) else float(v) for v in s] for name, s in scores.items()}
-        self._log.append({"scorer": scorer, "scores": lists})
-        self._extend(scorer, lists)
+        self._log.append({"scores": lists})
+        self._extend(lists)
 
-    def columns(self, scorer: int) -> dict[str, Scores]:
-        """Return a scorer's scores by name, arrays of shape (rows scored,)."""
-        return {n: np.array(v, dtype=np.float64) for n, v in self._scores.get(scorer, {}).items()}
+    def column(self, name: str) -> Scores:
+        """Return the values of one score, shape (rows scored,)."""
+        return np.array(self._scores.get(name, []), dtype=np.float64)
 
-    def _extend(self, scorer: int, scores: Mapping[str, Sequence[float | None]]) -> None:
-        columns = self._scores.setdefault(scorer, {name: [] for name in scores})
+    def _extend(self, scores: Mapping[str, Sequence[float | None]]) -> None:
         for name, values in scores.items():
-            columns[name].extend(values)
+            self._scores.setdefault(name, []).extend(values)
 
 
 @contextmanager
@@ -102,10 +94,11 @@ def score_in_chunks(
     chunk: int,
     log: ScoreLog | None = None,
 ) -> dict[str, Scores]:
-    """Score samples one scorer at a time, with a progress bar at a terminal.
+    """Score samples one unit of scorers at a time, with a progress bar at a terminal.
 
-    A scorer scores all rows and releases its model before the next one loads. A scorer that is not
-    pointwise, such as `Distinct`, gets all rows in one chunk.
+    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and releases
+    its models before the next one loads. Scorers that are not pointwise, such as `Distinct`, get
+    all rows in one chunk.
 
     Args:
         components: The scores to compute, by the names of the result.
@@ -119,50 +112,61 @@ def score_in_chunks(
     Raises:
         ValueError: The log has more rows than there are samples.
     """
-    by_scorer: dict[Scorer, dict[str, Component]] = {}
-    for name, component in components.items():
-        by_scorer.setdefault(component.scorer, {})[name] = component
-    scores: dict[str, Scores] = {}
-    with _progress_bar(len(samples) * len(by_scorer)) as advance:
-        for position, (scorer, own_components) in enumerate(by_scorer.items()):
-            done = log.rows(position) if log else 0
-            if log and done > len(samples):
-                raise ValueError(
-                    f"{log.path} has {done} rows, but there are {len(samples)} samples: delete it "
-                    "to start over"
-                )
-            parts = [log.columns(position)] if log and done else []
-            size = chunk if scorer.pointwise else len(samples)
-            advance(type(scorer).__name__, done)
-            for start in range(done, len(samples), size):
-                rows = samples[start : start + size]
-                parts.append(score(own_components, rows))
+    parts = {name: [log.column(name)] if log else [] for name in components}
+    done = {name: sum(map(len, columns)) for name, columns in parts.items()}
+    if log and max(done.values(), default=0) > len(samples):
+        raise ValueError(
+            f"{log.path} has {max(done.values())} rows, but there are {len(samples)} samples: "
+            "delete it to start over"
+        )
+    scorers = list(dict.fromkeys(component.scorer for component in components.values()))
+    with _progress_bar(len(samples) * len(components)) as advance:
+        for unit in scoring_units(scorers):
+            own = {name: c for name, c in components.items() if c.scorer in unit}
+            size = chunk if unit[0].pointwise else len(samples)
+            title = ", ".join(type(scorer).__name__ for scorer in unit)
+            advance(title, sum(done[name] for name in own))
+            for scores in _remaining_chunks(own, samples, done, size):
                 if log:
-                    log.append(position, parts[-1])
-                advance(type(scorer).__name__, len(rows))
-            scorer.release()
-            scores |= {
-                name: np.concatenate([part[name] for part in parts]) for name in own_components
-            }
-    return {name: scores[name] for name in components}
+                    log.append(scores)
+                for name, values in scores.items():
+                    parts[name].append(values)
+                advance(title, sum(map(len, scores.values())))
+            for scorer in unit:
+                scorer.release()
+            gc.collect()  # models are parts of reference cycles
+    return {name: np.concatenate(columns) for name, columns in parts.items()}
+
+
+def _remaining_chunks(
+    components: Mapping[str, Component], samples: Samples, done: Mapping[str, int], chunk: int
+) -> Iterator[dict[str, Scores]]:
+    """Yield the scores of the rows that are not done yet, chunk by chunk.
+
+    A run that is resumed on other devices may have other units, whose scores are not equally far.
+    """
+    for start in sorted({done[name] for name in components}):
+        behind = {name: c for name, c in components.items() if done[name] == start}
+        for first in range(start, len(samples), chunk):
+            yield score(behind, samples[first : first + chunk])
 
 
 @contextmanager
-def _progress_bar(rows: int) -> Iterator[Callable[[str, int], None]]:
-    """Yield a function that names the current scorer and adds finished rows to the bar.
+def _progress_bar(values: int) -> Iterator[Callable[[str, int], None]]:
+    """Yield a function that names the current scorers and adds finished values to the bar.
 
     The bar is on standard error, and only at a terminal outside CI.
     """
     if not shows_progress():
-        yield lambda scorer, done: None
+        yield lambda scorers, done: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     # rich redirects standard error while the bar is live, so models show no bars of their own.
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=rows)
+        task = bar.add_task("", total=values)
 
-        def advance(scorer: str, done: int) -> None:
-            bar.update(task, description=scorer, advance=done)
+        def advance(scorers: str, done: int) -> None:
+            bar.update(task, description=scorers, advance=done)
 
         yield advance

@@ -35,12 +35,12 @@ class Length(Scorer):
 def test_scores_survive_a_restart(tmp_path: Path) -> None:
     scores = {"a": np.array([0.1, NAN]), "b": np.array([1e-300, -0.0])}
     log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
-    log.append(1, scores)
-    log.append(1, scores)
+    log.append(scores)
+    log.append(scores)
     resumed = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
-    assert (resumed.rows(0), resumed.rows(1)) == (0, 4)
-    for name, values in resumed.columns(1).items():
-        assert np.array_equal(values, np.tile(scores[name], 2), equal_nan=True)
+    assert resumed.column("c").tolist() == []
+    for name, values in scores.items():
+        assert np.array_equal(resumed.column(name), np.tile(values, 2), equal_nan=True)
 
 
 def test_chunks_before_a_failure_are_on_disk(tmp_path: Path) -> None:
@@ -56,13 +56,14 @@ def test_chunks_before_a_failure_are_on_disk(tmp_path: Path) -> None:
     np.testing.assert_array_equal(scores["length"], [1, 2, NAN, 4, 5])
 
 
-def test_a_log_that_is_cut_anywhere_resumes(tmp_path: Path) -> None:
+def test_a_log_that_is_cut_at_a_line_or_within_resumes(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     samples = Samples(["a", "bb", "", "dddd", "eeeee"])
     components = {"first": Length()["length"], "second": Length()["length"]}
     expected = score_in_chunks(components, samples, 2, ScoreLog(path, IDENTITY))
     content = path.read_bytes()
-    for size in range(len(content)):
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    for size in sorted({0, *(end + step for end in ends[:-1] for step in (-5, 0, 1, 2))}):
         path.write_bytes(content[:size])
         scores = score_in_chunks(components, samples, 2, ScoreLog(path, IDENTITY))
         for name, values in expected.items():
@@ -71,13 +72,13 @@ def test_a_log_that_is_cut_anywhere_resumes(tmp_path: Path) -> None:
 
 
 def test_a_log_of_other_settings_is_refused(tmp_path: Path) -> None:
-    ScoreLog(tmp_path / "log.jsonl", IDENTITY).append(0, {"length": np.zeros(3)})
+    ScoreLog(tmp_path / "log.jsonl", IDENTITY).append({"length": np.zeros(3)})
     with pytest.raises(ValueError, match=r"log\.jsonl was started with a different input: .*\"b\""):
         ScoreLog(tmp_path / "log.jsonl", IDENTITY | {"input": "b"})
 
 
 def test_a_log_with_more_rows_than_samples_is_refused(tmp_path: Path) -> None:
     log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
-    log.append(0, {"length": np.zeros(3)})
+    log.append({"length": np.zeros(3)})
     with pytest.raises(ValueError, match=r"has 3 rows, but there are 2 samples: delete it"):
         score_in_chunks({"length": Length()["length"]}, Samples(["a", "b"]), 4, log)
