@@ -14,12 +14,30 @@ from ctrlreward.samples import Samples
 _FILLED_IN = ("texts", "prompts")
 
 
+def check_reward(reward: object) -> None:
+    """Raise if an object is not a reward.
+
+    Raises:
+        TypeError: It is a scorer, a component or anything else.
+    """
+    if not isinstance(reward, Reward):
+        raise TypeError(
+            f"reward is a {type(reward).__name__}: give Reward({{name: scorer[score]}})"
+        )
+
+
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names.
 
     Raises:
+        TypeError: It is not a mapping.
         ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
     """
+    if columns is not None and not isinstance(columns, Mapping):
+        raise TypeError(
+            f"columns = {shortened(columns)} is a {type(columns).__name__}: give {{column of "
+            "Samples: column of the trainer}}"
+        )
     known = [name for name in JSON_KEYS if name not in _FILLED_IN]
     for name, source in (columns or {}).items():
         if name not in known:

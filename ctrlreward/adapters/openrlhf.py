@@ -26,6 +26,7 @@ from ctrlreward.adapters.conversion import (
     check_columns,
     check_failed_score,
     check_pointwise,
+    check_reward,
 )
 from ctrlreward.columns import shortened
 from ctrlreward.reward import Reward
@@ -53,10 +54,12 @@ def as_reward_func(
             `prefixes` is mapped, else the completion alone.
 
     Raises:
+        TypeError: `reward` is a scorer or a component, not a `Reward`.
         ValueError: An unknown column, a score that is not finite, a component named `failed`, or
             a component that depends on several samples. When called: a query that does not start
             with its prompt.
     """
+    check_reward(reward)
     check_pointwise(reward, "OpenRLHF's reward_func")
     check_failed_score(reward, failed_score, ["failed"])
     tokens = (special_tokens,) if isinstance(special_tokens, str) else tuple(special_tokens)

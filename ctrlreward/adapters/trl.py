@@ -19,7 +19,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters.conversion import build_samples, check_columns, plain_text
+from ctrlreward.adapters.conversion import (
+    build_samples,
+    check_columns,
+    check_reward,
+    plain_text,
+)
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
@@ -65,9 +70,11 @@ def as_reward_funcs(
         name: Name of the function in TRL's log; give each reward its own.
 
     Raises:
+        TypeError: `reward` is a scorer or a component, not a `Reward`.
         ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
             doesn't have.
     """
+    check_reward(reward)
     return [_Total(check_columns(columns), name, reward)]
 
 
@@ -78,6 +85,7 @@ def as_async_reward_funcs(
 
     Worth it with several rewards, each on a device of its own.
     """
+    check_reward(reward)
     return [_AsyncTotal(check_columns(columns), name, reward)]
 
 
@@ -95,6 +103,7 @@ def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None)
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
     """
+    check_reward(reward)
     if reward.weights is None:
         raise ValueError(
             "the reward is not a weighted sum, and TRL can combine components in no other way: "

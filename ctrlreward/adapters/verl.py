@@ -34,6 +34,7 @@ from ctrlreward.adapters.conversion import (
     check_columns,
     check_failed_score,
     check_pointwise,
+    check_reward,
 )
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
@@ -56,6 +57,7 @@ def as_batch_compute_score(
             `prefixes` is mapped, else the solution alone.
 
     Raises:
+        TypeError: `reward` is a scorer or a component, not a `Reward`.
         ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
             component named `score` or `failed`. When called: a key that the sample doesn't have.
     """
@@ -73,10 +75,12 @@ def as_compute_score(
         columns: As in `as_batch_compute_score`.
 
     Raises:
+        TypeError: As in `as_batch_compute_score`.
         ValueError: As in `as_batch_compute_score`, or a component depends on several samples.
     """
+    mapping = _check(reward, failed_score, columns)
     check_pointwise(reward, "as_compute_score")
-    return _ComputeScore(reward, failed_score, _check(reward, failed_score, columns))
+    return _ComputeScore(reward, failed_score, mapping)
 
 
 def as_async_compute_score(
@@ -94,11 +98,12 @@ def as_async_compute_score(
         wait: Seconds that the first sample of a batch waits for others.
 
     Raises:
+        TypeError: As in `as_batch_compute_score`.
         ValueError: As in `as_batch_compute_score`, or a component depends on several samples:
             which samples share a batch is up to chance.
     """
-    check_pointwise(reward, "as_async_compute_score")
     mapping = _check(reward, failed_score, columns)
+    check_pointwise(reward, "as_async_compute_score")
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
     return _AsyncComputeScore(_Batcher(reward, wait), failed_score, mapping).__call__
 
@@ -207,6 +212,7 @@ class _Batcher:
 def _check(
     reward: Reward, failed_score: float, columns: Mapping[str, str] | None
 ) -> dict[str, str]:
+    check_reward(reward)
     check_failed_score(reward, failed_score, _KEYS)
     return check_columns(columns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -94,7 +95,8 @@ def test_training_uses_the_total_and_leaves_out_failed_samples(
     train, reward, algorithm: str, build
 ) -> None:
     functions = build(reward, {"labels": "tone", "prefixes": "prompt"}, name="letters")
-    trainer = train(functions, algorithm=algorithm)
+    copies = pickle.loads(pickle.dumps(functions))
+    trainer = train(copies, algorithm=algorithm)
     assert trainer.state.global_step == 3
     texts = [
         p + c for p, c in zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True)
@@ -199,6 +201,11 @@ def test_error_messages(reward, kinds) -> None:
         function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
     with pytest.raises(TypeError, match=r"labels\[0\] = 1 is a int"):
         function(prompts=["p"], completions=["a"], tone=[1], **trl_gives)
+    for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
+        with pytest.raises(TypeError, match=r"reward is a Component: give Reward\(\{name: scorer"):
+            build(kinds["kinds"])
+        with pytest.raises(TypeError, match=r"columns = \['labels'\] is a list: give \{column of"):
+            build(reward, ["labels"])
     with pytest.raises(ValueError, match="not a weighted sum, and TRL can combine"):
         as_component_funcs(Reward({"kinds": kinds["kinds"]}, lambda scores: scores["kinds"]))
 
