@@ -14,7 +14,6 @@ EXTRA_OF = {
     "pyarrow": "parquet",
     "sentencex": "sentences",
     "statsmodels": "agreement",
-    "trl": "trl",
     "wandb": "wandb",
 }
 """Extra that installs each optional package."""

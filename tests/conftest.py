@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -36,10 +37,20 @@ pytest_plugins = ["tiny_models"]
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Print how many tests were skipped and why, in one line."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    why = "; ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
+    terminalreporter.write_line(f"{len(skipped)} tests skipped{': ' * bool(why)}{why}")
+
+
 def _folder(path: Path) -> Path:
     if path.is_dir():
         return path
-    reason = f"no real data at {path}: set CTRLREWARD_DATA to its folder"
+    reason = f"no real data at {path}, which this repository does not hold: set CTRLREWARD_DATA"
     if os.environ.get("CTRLREWARD_REQUIRE_DATA") == "1":
         pytest.fail(reason)
     pytest.skip(reason)

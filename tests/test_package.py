@@ -1,23 +1,36 @@
-"""Contents of the wheel, and imports of the folders that are installed under `ctrlreward`."""
+"""Contents of the wheel, and what it does in an environment without extras."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
+import venv
+from collections.abc import Callable
+from importlib.metadata import distribution
+from itertools import chain
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from ctrlreward.extras import EXTRA_OF
 
 ROOT = Path(__file__).resolve().parent.parent
 MOVED = ("callbacks", "configs", "recipes")  # top-level folder → ctrlreward.<folder>
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
-def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, cwd: Path, python: str | Path = sys.executable, **env: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command],
+        [python, *command],
         cwd=cwd,
         env=os.environ | env,
         capture_output=True,
@@ -28,7 +41,7 @@ def run(*command: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # From a copy: setuptools writes into the source folder and reuses what earlier builds left.
     source = tmp_path_factory.mktemp("source")
     for folder in ("ctrlreward", *MOVED):
@@ -38,7 +51,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     built = run("-m", "build", "--wheel", "--no-isolation", cwd=source)
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = (source / "dist").glob("*.whl")
-    return ZipFile(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file: Path) -> ZipFile:
+    return ZipFile(wheel_file)
 
 
 def names_in_the_tree() -> set[str]:
@@ -48,7 +66,7 @@ def names_in_the_tree() -> set[str]:
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".yaml"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".yaml"} or path.name == "py.typed"
     }
 
 
@@ -97,3 +115,208 @@ def test_importing_a_top_level_folder_raises(folder: str) -> None:
     assert process.stderr.splitlines()[-1] == (
         f"ImportError: there is no package '{folder}': import ctrlreward.{folder} instead"
     )
+
+
+# An environment without extras
+
+
+def required(name: str, extras: frozenset[str] = frozenset()) -> set[str]:
+    """Return a distribution and all that it requires, by the metadata of this environment."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    todo = [(name, extras)]
+    while todo:
+        item = todo.pop()
+        if item in found:
+            continue
+        found.add(item)
+        for line in distribution(item[0]).requires or []:
+            wanted = Requirement(line)
+            environments = [{"extra": extra} for extra in ("", *item[1])]
+            if wanted.marker is None or any(map(wanted.marker.evaluate, environments)):
+                todo.append((wanted.name, frozenset(wanted.extras)))
+    return {name for name, _ in found}
+
+
+@pytest.fixture(scope="module")
+def bare(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of an environment with the wheel and the packages that it requires, and no others.
+
+    Nothing is downloaded: each required package is a link to the one of this environment. pip
+    installs the wheel.
+    """
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    with ZipFile(wheel_file) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        lines = re.findall(r"^Requires-Dist: (.*)$", archive.read(metadata).decode(), re.MULTILINE)
+    names = set()
+    for wanted in map(Requirement, lines):
+        if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+            names |= required(wanted.name, frozenset(wanted.extras))
+    for name in names:
+        for top in {file.parts[0] for file in distribution(name).files or []} - {".."}:
+            source, link = distribution(name).locate_file(top), packages / top
+            if top != "__pycache__" and not link.exists():
+                link.symlink_to(source)
+    wheel = ["install", "--quiet", "--no-deps", "--no-index", str(wheel_file)]
+    installed = run("-m", "pip", "--python", str(python), *wheel, cwd=folder)
+    assert installed.returncode == 0, installed.stderr
+    return python
+
+
+@pytest.fixture
+def outcome(bare: Path, tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that runs code without extras and returns the last line it printed."""
+
+    def last_line(code: str) -> str:
+        process = run("-c", code, cwd=tmp_path, python=bare, CTRLREWARD_CACHE=str(tmp_path / "c"))
+        return (process.stdout if process.returncode == 0 else process.stderr).splitlines()[-1]
+
+    return last_line
+
+
+def test_no_extra_is_among_what_the_wheel_requires(outcome: Callable[[str], str]) -> None:
+    code = f"""
+from importlib.util import find_spec
+print([name for name in {[*EXTRA_OF, "trl"]} if find_spec(name)])"""
+    assert outcome(code) == "[]"
+
+
+def test_import_is_fast_and_loads_neither_torch_nor_transformers(
+    bare: Path, tmp_path: Path
+) -> None:
+    code = """
+import sys, time
+start = time.perf_counter()
+import ctrlreward
+print(time.perf_counter() - start)
+print({"torch", "transformers", "pytorch_lightning", "pandas"} & sys.modules.keys())"""
+    seconds = []
+    for _ in range(3):  # the first one also writes bytecode
+        lines = run("-c", code, cwd=tmp_path, python=bare).stdout.splitlines()
+        seconds.append(float(lines[0]))
+        assert lines[1] == "set()"
+    assert min(seconds) < 0.3
+
+
+def test_every_module_imports_without_extras(outcome: Callable[[str], str]) -> None:
+    code = """
+import pkgutil, importlib, ctrlreward
+def names(path, prefix):
+    for module in pkgutil.iter_modules(path, prefix):
+        if module.name in ("ctrlreward.__main__", "ctrlreward.lightning"):
+            continue
+        yield module.name
+        if module.ispkg:
+            yield from names(importlib.import_module(module.name).__path__, module.name + ".")
+found = list(names(ctrlreward.__path__, "ctrlreward."))
+for name in found:
+    importlib.import_module(name)
+print(len(found))"""
+    assert int(outcome(code)) > 100
+
+
+def test_texts_are_scored_without_extras(bare: Path, pegasus: str, tmp_path: Path) -> None:
+    code = f"""
+from ctrlreward import CTRLEval, Distinct, Reward
+ctrleval = CTRLEval({pegasus!r}, aspects=["attribute_relevance"])
+reward = Reward({{"relevance": (ctrleval["attribute_relevance"], 1.0)}})
+print(reward(["The food was good."], labels="positive").total)
+print(Distinct({pegasus!r}).score(["a a"], groups=["x"])["distinct_1"])"""
+    process = run("-c", code, cwd=tmp_path, python=bare)
+    assert re.fullmatch(r"\[0\.\d+\]\n\[0?\.\d+\]\n", process.stdout), process.stderr
+    (tmp_path / "texts.jsonl").write_text('{"text": "The food was good.", "label": "positive"}\n')
+    command = ["score", "texts.jsonl", "out.csv", "--scorers+=CTRLEval"]
+    options = [f"--scorers.model={pegasus}", "--scorers.aspects=[coherence]"]
+    process = run("-m", "ctrlreward", *command, *options, cwd=tmp_path, python=bare)
+    assert process.returncode == 0, process.stderr
+    assert (tmp_path / "out.csv").read_text().startswith("text,label,coherence\n")
+
+
+MISSING = {
+    "plots": ("from ctrlreward.plots.style import new_figure; new_figure(1, 1)", "a figure"),
+    "gguf": ("from ctrlreward import Perplexity; Perplexity().load()", "model = 'smollm2-135m' is"),
+    "sentences": (
+        "from ctrlreward import CTRLEval; CTRLEval(sentence_splitter='nltk')",
+        "sentence_splitter = 'nltk' needs nltk",
+    ),
+    "agreement": (
+        "from ctrlreward.functional import fleiss_kappa; fleiss_kappa([['a', 'b']])",
+        "Fleiss' κ needs statsmodels",
+    ),
+    "parquet": (
+        "import pathlib; pathlib.Path('a.parquet').touch();"
+        "from ctrlreward.cli import main;"
+        "main('score a.parquet b.csv --scorers+=Distinct'.split())",
+        "a.parquet needs pyarrow",
+    ),
+    "wandb": (
+        "import pathlib; pathlib.Path('w/run.wandb').mkdir(parents=True);"
+        "from ctrlreward.cli import main; main(['compare', 'w', 'w'])",
+        "run.wandb needs wandb",
+    ),
+    "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
+}
+
+
+@pytest.mark.parametrize("extra", MISSING)
+def test_what_a_missing_extra_costs_names_the_command(
+    extra: str, outcome: Callable[[str], str]
+) -> None:
+    code, reason = MISSING[extra]
+    message = outcome(code)
+    assert reason in message
+    assert message.endswith(f"pip install 'ctrlreward[{extra}]'")
+
+
+def test_training_without_the_logger_of_a_configuration(bare: Path, tmp_path: Path) -> None:
+    config = ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml"
+    process = run("-m", "ctrlreward", "train", "--config", str(config), cwd=tmp_path, python=bare)
+    assert process.stderr.splitlines()[-1] == (
+        "ImportError: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
+    )
+
+
+def test_every_extra_is_accounted_for() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert set(MISSING) == set(EXTRA_OF.values())
+    # The adapters of TRL import nothing of it; the others are collections.
+    assert set(extras) - set(MISSING) == {"all", "bench", "demo", "dev", "trl"}
+    for package, extra in EXTRA_OF.items():
+        assert package in {Requirement(line).name for line in extras[extra]}
+    (everything,) = map(Requirement, extras["all"])
+    assert everything.extras == {*MISSING, "trl"}
+
+
+# Metadata
+
+
+def test_the_version_stands_in_one_place(outcome: Callable[[str], str]) -> None:
+    assert outcome("import ctrlreward; print(ctrlreward.__version__)") == PROJECT["version"]
+    assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+
+
+def test_the_citation_file_is_valid() -> None:
+    """What version 1.2.0 of the Citation File Format requires; checked with cffconvert, too."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert isinstance(citation["message"], str)
+    assert PROJECT["name"] in citation["title"]
+    assert all(author["name"] for author in citation["authors"])
+    assert citation["license"] == PROJECT["license"]
+    assert citation["type"] == "software"
+    optional = {"keywords", "license", "type", "abstract", "repository-code", "references"}
+    assert set(citation) <= {"cff-version", "message", "title", "authors", *optional}
+
+
+def test_constraints_name_every_requirement_of_the_tests() -> None:
+    pinned = {
+        Requirement(line).name.replace("_", "-").lower()
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+        if not line.startswith("#")
+    }
+    lines = [*PROJECT["dependencies"], *chain(*PROJECT["optional-dependencies"].values())]
+    names = {Requirement(line).name.replace("_", "-").lower() for line in lines}
+    assert names - {"ctrlreward"} <= pinned

@@ -9,6 +9,8 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from transformers.utils import logging as transformers_logging
 
+from ctrlreward.extras import import_extra
+
 # Warnings at every start that a user can do nothing about.
 _KNOWN_WARNINGS = (
     ".*args parameter is intended to run.*",  # the command's name is already removed
@@ -30,6 +32,11 @@ class TrainCLI(LightningCLI):
             default=None,
             help="checkpoint to resume from; 'last' is the last one of this run",
         )
+
+    def before_instantiate_classes(self) -> None:
+        """Raise before anything is built if a logger of the configuration is not installed."""
+        if "WandbLogger" in str(self.config.trainer.logger):  # one logger, a list, a bool or None
+            import_extra("wandb", "WandbLogger")
 
 
 def build(arguments: list[str]) -> TrainCLI:
