@@ -1,36 +1,13 @@
-"""Lightning callbacks that let a training run act on scores."""
+"""Lightning callbacks that let a training run act on scores, for `pytorch_lightning`.
+
+`ctrlreward.lightning` has the same callbacks for `lightning.pytorch`. Names are imported at their
+first use (the list is in `__init__.pyi`), so that neither package loads the other.
+"""
+
+import lazy_loader
 
 # Imported from the repository root under its folder's name, every class would exist twice.
 if __name__ == "callbacks":
     raise ImportError("there is no package 'callbacks': import ctrlreward.callbacks instead")
 
-from ctrlreward.callbacks.checkpoint import RewardCheckpoint
-from ctrlreward.callbacks.completion import TextGenerator, generate
-from ctrlreward.callbacks.generation import GenerationScorer
-from ctrlreward.callbacks.guard import ProxyGuard
-from ctrlreward.callbacks.history import HistoryLogger
-from ctrlreward.callbacks.pareto import ParetoCheckpoint
-from ctrlreward.callbacks.report import BeforeAfter
-from ctrlreward.callbacks.rollout_samples import RolloutSamples
-from ctrlreward.callbacks.saving import AdapterExporter
-from ctrlreward.callbacks.shaping import RewardShaping
-from ctrlreward.callbacks.stopping import RewardEarlyStopping
-from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong
-
-__all__ = [
-    "AdapterExporter",
-    "BeforeAfter",
-    "GenerationScorer",
-    "HistoryLogger",
-    "LengthWindow",
-    "ParetoCheckpoint",
-    "Potential",
-    "ProxyGuard",
-    "RewardCheckpoint",
-    "RewardEarlyStopping",
-    "RewardShaping",
-    "RolloutSamples",
-    "SoftOverlong",
-    "TextGenerator",
-    "generate",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.callbacks.monitoring import check_mode, check_timely, read_metrics, rule_errors
-from ctrlreward.callbacks.saving import SelectingCheckpoint
+from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule, BestState
 
 
-class RewardCheckpoint(SelectingCheckpoint):
+class RewardCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
     Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without a
@@ -98,13 +98,13 @@ class RewardCheckpoint(SelectingCheckpoint):
             self.state = BestState.from_dict(state_dict)
             self._paths = dict(state_dict["paths"])
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the mode against the score's direction, and that no score comes late."""
         super().setup(trainer, pl_module, stage)
         check_mode(trainer, str(self.monitor), self.mode)
         check_timely(trainer, self, [str(self.monitor), *self.constraints])
 
-    def select(self, trainer: pl.Trainer) -> None:
+    def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is among the best, and remove those it replaces."""
         if self.save_top_k == 0:
             return

@@ -9,7 +9,6 @@ from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
-from pytorch_lightning.utilities.seed import isolate_rng
 
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.samples import Samples
@@ -103,9 +102,15 @@ def generate_across_ranks(
 @contextmanager
 def fixed_randomness(seed: int) -> Iterator[None]:
     """Seed Python, NumPy and PyTorch inside the context, and restore their states afterwards."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     # Reading the CUDA random state would initialise CUDA in a run that trains on the CPU.
-    with isolate_rng(include_cuda=torch.cuda.is_initialized()):
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator
         torch.manual_seed(seed)
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002

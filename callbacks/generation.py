@@ -6,11 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.trainer.states import TrainerFn
-
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate_across_ranks
 from ctrlreward.callbacks.lightning_internals import logged_step, state_key
 from ctrlreward.callbacks.logged_scores import (
@@ -23,12 +18,20 @@ from ctrlreward.callbacks.logged_scores import (
 )
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
 from ctrlreward.callbacks.records import log_sample_table, write_scored_samples
+from ctrlreward.lightning_package import (
+    CallbackMixin,
+    LightningModule,
+    ModelCheckpoint,
+    Trainer,
+    is_instance,
+    misconfigured,
+)
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
-class GenerationScorer(pl.Callback):
+class GenerationScorerMixin(CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
@@ -141,15 +144,17 @@ class GenerationScorer(pl.Callback):
         specs = {f"{self.name}/{key}": c.spec for key, c in self.scores.items()}
         return {**specs, f"{self.name}/{FAIL_RATE}": ScoreSpec(False, (0.0, 1.0))}
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Validate module, devices and checkpoint callbacks, and choose the folder."""
+        super().setup(trainer, pl_module, stage)
         if stage not in ("fit", "validate"):
             return
         if not isinstance(pl_module, TextGenerator):
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 f"GenerationScorer calls complete of the module, and {type(pl_module).__name__} "
                 "has none: define complete(self, prompts: Sequence[str]) -> list[str], which "
-                "returns one completion per prompt"
+                "returns one completion per prompt",
             )
         if stage == "fit":
             self._check_fit(trainer)
@@ -161,7 +166,7 @@ class GenerationScorer(pl.Callback):
             log_dir = trainer.log_dir or trainer.default_root_dir
             self.folder = Path(log_dir) / "samples" / self.name
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Score the pending texts of the checkpoint that the run resumes from."""
         if self._pending.samples is None:
             return
@@ -170,12 +175,12 @@ class GenerationScorer(pl.Callback):
             self._pending_means(trainer)
             self._pending.clear()
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate, score and log at every nth validation."""
         self.fresh = False
         if trainer.sanity_checking:
             return
-        fitting = trainer.state.fn == TrainerFn.FITTING
+        fitting = trainer.state.fn == "fit"
         if fitting:
             self.validations += 1
         now = not fitting or self._trial or self.validations % self.every_n_validations == 0
@@ -195,7 +200,7 @@ class GenerationScorer(pl.Callback):
             if fitting:
                 self.last_scored_step = step
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the last scores and pass them to the loggers; no callback can act on them.
 
         They stay in the state, so a run that resumes from here logs them at its next validation,
@@ -210,12 +215,12 @@ class GenerationScorer(pl.Callback):
                 step=logged_step(trainer),
             )
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the background thread and free the scorers' models."""
         self._release()
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """End the background thread and free the scorers' models."""
         self._release()
@@ -228,19 +233,21 @@ class GenerationScorer(pl.Callback):
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.scores.values()))
 
-    def _check_fit(self, trainer: pl.Trainer) -> None:
+    def _check_fit(self, trainer: Trainer) -> None:
         if not trainer.enable_validation:
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 "GenerationScorer scores at validation, and this run has none: define "
                 "validation_step, give the trainer val_dataloaders (one item is enough) and leave "
-                "limit_val_batches above 0"
+                "limit_val_batches above 0",
             )
         for callback in trainer.checkpoint_callbacks if self.overlap else ():
-            key = callback.monitor if isinstance(callback, ModelCheckpoint) else None
+            is_monitoring = is_instance(callback, "callbacks.ModelCheckpoint")
+            key = cast(ModelCheckpoint, callback).monitor if is_monitoring else None
             if key is not None and key in self.specs:
-                raise MisconfigurationException(late_score_error(callback, key))
+                raise misconfigured(trainer, late_score_error(callback, key))
 
-    def _log(self, module: pl.LightningModule, values: Mapping[str, float]) -> None:
+    def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
         module.log_dict(
             {f"{self.name}/{key}": value for key, value in values.items()},
             on_step=False,
@@ -261,7 +268,7 @@ class GenerationScorer(pl.Callback):
         on_rank_zero(load)
         self._pending.start(step, samples)
 
-    def _pending_means(self, trainer: pl.Trainer) -> dict[str, float] | None:
+    def _pending_means(self, trainer: Trainer) -> dict[str, float] | None:
         """Wait for pending scores, log their table and return their means; None without any."""
         step, samples = self._pending.step, self._pending.samples
         if samples is None:
@@ -269,7 +276,7 @@ class GenerationScorer(pl.Callback):
         scores = self._pending.result(lambda result: self._show(trainer, step, samples, result))
         return {**mean_scores(scores), SCORED_STEP: float(step)}
 
-    def _generate(self, trainer: pl.Trainer, module: TextGenerator) -> Samples:
+    def _generate(self, trainer: Trainer, module: TextGenerator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
         prompts = self.samples[:2] if self._trial else self.samples
         repeats = 1 if self._trial else self.generations_per_prompt
@@ -277,7 +284,7 @@ class GenerationScorer(pl.Callback):
         with trainer.precision_plugin.val_step_context():
             return generate_across_ranks(module, prompts, repeats, self.seed)
 
-    def _score_now(self, trainer: pl.Trainer, step: int, samples: Samples) -> dict[str, Scores]:
+    def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
         with fixed_randomness(self.seed):
             scores = self._score(step, samples)
         self._show(trainer, step, samples, scores)
@@ -291,7 +298,7 @@ class GenerationScorer(pl.Callback):
         return scores
 
     def _show(
-        self, trainer: pl.Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
+        self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
     ) -> None:
         key = f"{self.name}/{TABLE}"
         log_sample_table(trainer.loggers, key, samples, scores, self.table_rows, step)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
@@ -16,12 +14,19 @@ from ctrlreward.callbacks.monitoring import (
     read_metrics,
     rule_errors,
 )
+from ctrlreward.lightning_package import (
+    Callback,
+    CallbackMixin,
+    LightningModule,
+    Trainer,
+    misconfigured,
+)
 from ctrlreward.selection import AlarmRule, AlarmState
 from ctrlreward.selection.alarm import LEVEL, WINDOW
 from ctrlreward.selection.metrics import check_direction
 
 
-class ProxyGuard(pl.Callback):
+class ProxyGuardMixin(CallbackMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
     Optimise one metric (the proxy), select checkpoints by another that training never sees, and let
@@ -109,26 +114,28 @@ class ProxyGuard(pl.Callback):
         """Restore the state, but not the settings, of the run that wrote the checkpoint."""
         self.state = AlarmState.from_dict(state_dict)
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the modes against the scores' directions, and the order of callbacks."""
-        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        super().setup(trainer, pl_module, stage)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         rule = self.rule
         for key, mode in ((rule.proxy, rule.proxy_mode), (rule.held_out, rule.held_out_mode)):
             check_mode(trainer, key, mode)
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
-                raise MisconfigurationException(
+                raise misconfigured(
+                    trainer,
                     f"ProxyGuard reads {key!r}, which a later callback logs: list ProxyGuard after "
-                    f"the GenerationScorer named {scorer.name!r}"
+                    f"the GenerationScorer named {scorer.name!r}",
                 )
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that an alarm had stopped, if its settings still raise it."""
         if trainer.ckpt_path is not None and self.stop:
             self.state, decision = self.rule.resume(self.state, trainer.global_step)
             trainer.should_stop = trainer.should_stop or decision.alarm
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Test and log, if both metrics have a new value."""
         if not is_fitting(trainer):
             return

@@ -6,13 +6,13 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.loggers import Logger
-from pytorch_lightning.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.lightning_package import Logger
 
 
-class HistoryLogger(Logger):
+class HistoryLoggerMixin(Logger):
     """Lightning logger that appends metrics to `<folder>/metrics.jsonl`.
 
     Each call writes one JSON object with `step` and the logged values; NaN and infinite values

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+
+from ctrlreward.lightning_package import Callback, CallbackMixin, ModelCheckpoint, Trainer
 
 
-def state_key(callback: pl.Callback, **identity: Any) -> str:
+def state_key(callback: Callback, **identity: Any) -> str:
     """Return the key of a callback's state in a checkpoint.
 
     Args:
@@ -35,27 +35,27 @@ def state_key(callback: pl.Callback, **identity: Any) -> str:
     return callback._generate_state_key(**identity)
 
 
-def logged_step(trainer: pl.Trainer) -> int:
+def logged_step(trainer: Trainer) -> int:
     """Return the step under which the trainer logs metrics now, in batches that stepped."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-class CheckpointSteps(ModelCheckpoint):
+class CheckpointStepsMixin(CallbackMixin, ModelCheckpoint):
     """`ModelCheckpoint` with the steps of saving under public names.
 
     Subclasses override `before_saving` and `after_removal`, which run for every checkpoint.
     """
 
-    def skips_saving(self, trainer: pl.Trainer) -> bool:
+    def skips_saving(self, trainer: Trainer) -> bool:
         """Return True under `fast_dev_run`, outside of fitting, and if this step is saved."""
         return self._should_skip_saving_checkpoint(trainer)
 
-    def logged_metrics(self, trainer: pl.Trainer) -> dict[str, torch.Tensor]:
+    def logged_metrics(self, trainer: Trainer) -> dict[str, torch.Tensor]:
         """Return a copy of the logged metrics with `epoch` and `step`, for file names."""
         return self._monitor_candidates(trainer)
 
     def free_path(
-        self, metrics: dict[str, torch.Tensor], trainer: pl.Trainer, replaced: str | None
+        self, metrics: dict[str, torch.Tensor], trainer: Trainer, replaced: str | None
     ) -> str:
         """Return the path of a new checkpoint, with a version if a file of that name exists.
 
@@ -66,32 +66,32 @@ class CheckpointSteps(ModelCheckpoint):
         """
         return self._get_metric_interpolated_filepath_name(metrics, trainer, replaced)
 
-    def may_remove(self, trainer: pl.Trainer, path: str, saved: str) -> bool:
+    def may_remove(self, trainer: Trainer, path: str, saved: str) -> bool:
         """Return False for the file just saved, the one resumed from, and other folders."""
         return self._should_remove_checkpoint(trainer, path, saved)
 
-    def save(self, trainer: pl.Trainer, path: str) -> None:
+    def save(self, trainer: Trainer, path: str) -> None:
         """Write a checkpoint and notify the loggers. Every rank must call this."""
         self._save_checkpoint(trainer, path)
 
-    def save_last_checkpoint(self, trainer: pl.Trainer) -> None:
+    def save_last_checkpoint(self, trainer: Trainer) -> None:
         """Write `last.ckpt` if `save_last` is set. Every rank must call this."""
         self._save_last_checkpoint(trainer, self._monitor_candidates(trainer))
 
-    def remove(self, trainer: pl.Trainer, path: str) -> None:
+    def remove(self, trainer: Trainer, path: str) -> None:
         """Delete a checkpoint."""
         self._remove_checkpoint(trainer, path)
 
-    def before_saving(self, trainer: pl.Trainer, path: str) -> None:
+    def before_saving(self, trainer: Trainer, path: str) -> None:
         """Run on every rank before a checkpoint is written."""
 
-    def after_removal(self, trainer: pl.Trainer, path: str) -> None:
+    def after_removal(self, trainer: Trainer, path: str) -> None:
         """Run on every rank after a checkpoint was deleted."""
 
-    def _save_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+    def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         self.before_saving(trainer, filepath)
         super()._save_checkpoint(trainer, filepath)
 
-    def _remove_checkpoint(self, trainer: pl.Trainer, filepath: str) -> None:
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._remove_checkpoint(trainer, filepath)
         self.after_removal(trainer, filepath)

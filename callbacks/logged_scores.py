@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers.base import Component, Scores
 
@@ -38,7 +37,7 @@ def check_scores(scores: Mapping[str, Component]) -> None:
             )
 
 
-def check_devices(scores: Mapping[str, Component], trainer: pl.Trainer) -> None:
+def check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:
     """Raise if a scorer runs on one of several training devices.
 
     Raises:
@@ -51,7 +50,7 @@ def check_devices(scores: Mapping[str, Component], trainer: pl.Trainer) -> None:
     kind = trainer.strategy.root_device.type
     error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
     if error is not None:
-        raise MisconfigurationException(error)
+        raise misconfigured(trainer, error)
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:

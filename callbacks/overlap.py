@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import pytorch_lightning as pl
-
+from ctrlreward.lightning_package import Callback
 from ctrlreward.placement import Worker
 from ctrlreward.ranks import on_rank_zero, rank_and_ranks
 from ctrlreward.samples import Samples
@@ -97,7 +96,7 @@ class PendingScores:
             self.step, self.samples = state["step"], Samples(**state["columns"])
 
 
-def late_score_error(callback: pl.Callback, key: str) -> str:
+def late_score_error(callback: Callback, key: str) -> str:
     """Return the error message for a checkpoint callback that monitors an overlapped score."""
     return (
         f"{type(callback).__name__} chooses checkpoints by {key!r}, which is logged one validation "

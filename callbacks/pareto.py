@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import check_mode, check_timely, read_metrics, rule_errors
-from ctrlreward.callbacks.saving import SelectingCheckpoint
+from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.plots.curves import draw_front
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.selection import ParetoRule, ParetoState
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 PICTURE = "front.png"
 
 
-class ParetoCheckpoint(SelectingCheckpoint):
+class ParetoCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 
     Decides by `ctrlreward.selection.ParetoRule`. A checkpoint dominates another if it is at least
@@ -107,19 +106,20 @@ class ParetoCheckpoint(SelectingCheckpoint):
             self.last_model_path = state_dict["last_model_path"]
         self._show()
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check directions, that no score comes late, and that the folder is local."""
         super().setup(trainer, pl_module, stage)
         for key, direction in self.metrics.items():
             check_mode(trainer, key, direction)
         check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 f"dirpath = {str(self.dirpath)!r}: the front is kept and drawn in a local folder, "
-                "give one"
+                "give one",
             )
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remove from the front the files that were deleted before the run was resumed."""
         super().on_train_start(trainer, pl_module)
         paths = self._paths(self.state)
@@ -129,12 +129,12 @@ class ParetoCheckpoint(SelectingCheckpoint):
         self.state = self.state.without(lost)
         self._show()
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the front, also of a run that had nothing left to train."""
         if self.state.kept:
             on_rank_zero(self._draw)
 
-    def select(self, trainer: pl.Trainer) -> None:
+    def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is on the front, and remove those it dominates."""
         step = trainer.global_step
         metrics, stale = read_metrics(trainer)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from pytorch_lightning.loggers import Logger, WandbLogger
 
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.files import finite_or_none, write_whole
+from ctrlreward.lightning_package import Logger, is_instance
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -91,6 +91,6 @@ def log_sample_table(
 ) -> None:
     """Log the `sample_table` under a key and step to each Weights & Biases logger."""
     for logger in loggers:
-        if isinstance(logger, WandbLogger):
+        if is_instance(logger, "loggers.WandbLogger"):
             columns, data = sample_table(samples, scores, rows)
             logger.log_table(key=key, columns=columns, data=data, step=step)

@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import Timer
 
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.logged_scores import check_scores, mean_scores
 from ctrlreward.callbacks.records import read_scored_samples, write_scored_samples
-from ctrlreward.callbacks.saving import SelectingCheckpoint
-from ctrlreward.callbacks.stopping import RewardEarlyStopping
+from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.functional.bootstrap import paired_bootstrap
+from ctrlreward.lightning_package import (
+    CallbackMixin,
+    LightningModule,
+    Trainer,
+    is_instance,
+    misconfigured,
+)
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples
@@ -30,7 +34,7 @@ from ctrlreward.scorers.base import Component, Scores, score
 log = logging.getLogger(__name__)
 
 
-class BeforeAfter(pl.Callback):
+class BeforeAfterMixin(CallbackMixin):
     """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 
     Generates and scores texts before the first step, and again with the selected weights when
@@ -104,12 +108,13 @@ class BeforeAfter(pl.Callback):
         """Restore the seconds of the interrupted run."""
         self.seconds = dict(state_dict["seconds"])
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`."""
+        super().setup(trainer, pl_module, stage)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _checkpoint_callback(trainer)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -118,7 +123,7 @@ class BeforeAfter(pl.Callback):
             self._measure(trainer, pl_module, "before")
         self._mark = time.perf_counter()
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the selected weights, and write the summary."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
@@ -131,7 +136,7 @@ class BeforeAfter(pl.Callback):
         if trainer.is_global_zero:
             self._write_summary(trainer)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Free the scorers' models."""
         for component in self.scores.values():
             component.scorer.release()
@@ -139,7 +144,7 @@ class BeforeAfter(pl.Callback):
     def _train_seconds(self) -> float:
         return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
 
-    def _measure(self, trainer: pl.Trainer, module: pl.LightningModule, phase: str) -> None:
+    def _measure(self, trainer: Trainer, module: LightningModule, phase: str) -> None:
         """Generate, score and write the texts of a phase, and time it."""
         started = time.perf_counter()
 
@@ -159,12 +164,12 @@ class BeforeAfter(pl.Callback):
         module.train(training)
         self.seconds[phase] = time.perf_counter() - started
 
-    def _score(self, trainer: pl.Trainer, texts: Samples, name: str) -> None:
+    def _score(self, trainer: Trainer, texts: Samples, name: str) -> None:
         with fixed_randomness(self.seed):
             scores = score(self.scores, texts)
         write_scored_samples(Path(trainer.default_root_dir) / f"{name}.jsonl", texts, scores)
 
-    def _write_summary(self, trainer: pl.Trainer) -> None:
+    def _write_summary(self, trainer: Trainer) -> None:
         folder = Path(trainer.default_root_dir)
         summary = {
             **self._comparison(folder),
@@ -208,7 +213,7 @@ class BeforeAfter(pl.Callback):
         }
 
 
-def _selected_checkpoint(trainer: pl.Trainer) -> str:
+def _selected_checkpoint(trainer: Trainer) -> str:
     """Return the best checkpoint, or the last one if none qualified as the best."""
     callback = _checkpoint_callback(trainer)
     path = callback.best_model_path or callback.last_model_path
@@ -220,27 +225,28 @@ def _selected_checkpoint(trainer: pl.Trainer) -> str:
     return str(path)
 
 
-def _checkpoint_callback(trainer: pl.Trainer) -> SelectingCheckpoint:
+def _checkpoint_callback(trainer: Trainer) -> SelectingCheckpointMixin:
     for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, SelectingCheckpoint):
+        if isinstance(callback, SelectingCheckpointMixin):
             return callback
-    raise MisconfigurationException(
+    raise misconfigured(
+        trainer,
         "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the trainer "
-        "has none: add RewardCheckpoint to its callbacks"
+        "has none: add RewardCheckpoint to its callbacks",
     )
 
 
-def _adapter_or_checkpoint(trainer: pl.Trainer) -> str:
+def _adapter_or_checkpoint(trainer: Trainer) -> str:
     return _checkpoint_callback(trainer).best_adapter_path or _selected_checkpoint(trainer)
 
 
-def _stopped_by(trainer: pl.Trainer) -> str:
+def _stopped_by(trainer: Trainer) -> str:
     """Return a short reason why training ended."""
     for callback in trainer.early_stopping_callbacks:
-        if isinstance(callback, RewardEarlyStopping) and callback.stopped_by:
+        if isinstance(callback, RewardEarlyStoppingMixin) and callback.stopped_by:
             return f"RewardEarlyStopping: {callback.stopping_reason_message}"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, Timer) and (callback.time_remaining() or 1.0) <= 0:
+        if is_instance(callback, "callbacks.Timer") and (callback.time_remaining() or 1.0) <= 0:
             return "max_time"
     return "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "end of the data"
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
 from ctrlreward.callbacks.records import log_sample_table, write_scored_samples
+from ctrlreward.lightning_package import (
+    CallbackMixin,
+    LightningModule,
+    Trainer,
+    misconfigured,
+)
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples
 
@@ -24,7 +27,7 @@ class LearnsFromRollouts(Protocol):
     last_rollout: tuple[Samples, RewardBatch] | None
 
 
-class RolloutSamples(pl.Callback):
+class RolloutSamplesMixin(CallbackMixin):
     """Writes the texts of every nth rollout with their rewards, to make reward hacking visible.
 
     All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each reward
@@ -50,25 +53,27 @@ class RolloutSamples(pl.Callback):
         self.table_rows = table_rows
         self._step = 0
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the module does not expose its rollouts."""
+        super().setup(trainer, pl_module, stage)
         if stage == "fit" and not isinstance(pl_module, LearnsFromRollouts):
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 f"RolloutSamples reads last_rollout, and {type(pl_module).__name__} has none: set "
                 "self.last_rollout = (samples, self.reward(samples)) in training_step, and None "
-                "in __init__"
+                "in __init__",
             )
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Remember the step before the update."""
         self._step = trainer.global_step
 
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,

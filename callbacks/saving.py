@@ -10,13 +10,18 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.plugins import TorchCheckpointIO
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from ctrlreward.callbacks.lightning_internals import CheckpointSteps
+from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.lightning_package import (
+    LightningModule,
+    TorchCheckpointIO,
+    Trainer,
+    misconfigured,
+    mixed,
+    package_of,
+)
 from ctrlreward.ranks import on_rank_zero
 
 
@@ -38,7 +43,7 @@ def adapter_folder(checkpoint: str) -> str:
     return os.path.splitext(checkpoint)[0] + "-adapter"
 
 
-class WholeCheckpointIO(TorchCheckpointIO):
+class WholeCheckpointIOMixin(TorchCheckpointIO):
     """Checkpoint IO that writes next to the target and then renames.
 
     Lightning's default writes to the system's temporary folder. If that is another file system, the
@@ -57,7 +62,7 @@ class WholeCheckpointIO(TorchCheckpointIO):
         write_whole(Path(path), content.getvalue())
 
 
-class SelectingCheckpoint(CheckpointSteps, ABC):
+class SelectingCheckpointMixin(CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
 
     Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.
@@ -70,37 +75,39 @@ class SelectingCheckpoint(CheckpointSteps, ABC):
         return folder if self.best_model_path and os.path.isdir(folder) else ""
 
     @abstractmethod
-    def select(self, trainer: pl.Trainer) -> None:
+    def select(self, trainer: Trainer) -> None:
         """Decide on the checkpoint of the validation that just ended, save and remove files."""
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write local checkpoints atomically; check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = WholeCheckpointIO()
+        default_io = package_of(trainer).load("plugins.TorchCheckpointIO")
+        if type(trainer.strategy.checkpoint_io) is default_io:
+            trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, default_io)()
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
-            raise MisconfigurationException(
-                f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one"
+            raise misconfigured(
+                trainer,
+                f"dirpath = {str(self.dirpath)!r}: adapters are written to local folders, give one",
             )
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the checkpoint if it is selected, and `last.ckpt` in any case."""
         if not self.skips_saving(trainer):
             self.select(trainer)
             self.save_last_checkpoint(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write `last.ckpt` if no validation has, but not under `fast_dev_run`."""
         if not self.skips_saving(trainer):
             super().on_train_end(trainer, pl_module)
 
-    def before_saving(self, trainer: pl.Trainer, path: str) -> None:
+    def before_saving(self, trainer: Trainer, path: str) -> None:
         """Export the adapter first, so that an existing checkpoint always has its adapter."""
         module = trainer.lightning_module
         if isinstance(module, AdapterExporter):
             on_rank_zero(lambda: _export(module, adapter_folder(path)))
 
-    def after_removal(self, trainer: pl.Trainer, path: str) -> None:
+    def after_removal(self, trainer: Trainer, path: str) -> None:
         """Remove the adapter."""
         if trainer.is_global_zero:
             shutil.rmtree(adapter_folder(path), ignore_errors=True)

@@ -8,13 +8,17 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import Moments, adaptive_kl_coef, standardise_rewards
+from ctrlreward.lightning_package import (
+    CallbackMixin,
+    LightningModule,
+    Trainer,
+    misconfigured,
+)
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples
@@ -57,7 +61,7 @@ class KLWeighted(Protocol):
     kl_coef: float
 
 
-class RewardShaping(pl.Callback):
+class RewardShapingMixin(CallbackMixin):
     """Transforms the rewards that a policy learns from; the raw rewards are logged unchanged.
 
     The given transformations are always applied in this order:
@@ -150,20 +154,23 @@ class RewardShaping(pl.Callback):
         self.moments = Moments(*(state_dict[name] for name in ("count", "mean", "squares")))
         self.kl_coef = state_dict["kl_coef"]
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the module's `shape_rewards` for training."""
+        super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
         if not isinstance(pl_module, ShapedModule):
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 f"RewardShaping can't shape the rewards of {type(pl_module).__name__}: define "
                 "self.reward, a Reward, and self.shape_rewards = None, and where it is not None, "
-                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline)"
+                "compute advantages from self.shape_rewards(samples, scored, lengths, baseline)",
             )
         if pl_module.shape_rewards is not None:
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 f"the rewards of {type(pl_module).__name__} are already shaped by "
-                f"{pl_module.shape_rewards}: give the trainer only one RewardShaping"
+                f"{pl_module.shape_rewards}: give the trainer only one RewardShaping",
             )
         if self.weights is not None:
             self.weights.check(pl_module.reward)
@@ -172,7 +179,7 @@ class RewardShaping(pl.Callback):
         self._module = pl_module
         pl_module.shape_rewards = partial(self._shape, trainer, pl_module.reward)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the module's `kl_coef` to that of the checkpoint, if training is resumed."""
         if self.kl_target is not None and isinstance(pl_module, KLWeighted):
             self.kl_coef = pl_module.kl_coef if self.kl_coef is None else self.kl_coef
@@ -180,8 +187,8 @@ class RewardShaping(pl.Callback):
 
     def on_train_batch_end(
         self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        trainer: Trainer,
+        pl_module: LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -196,12 +203,12 @@ class RewardShaping(pl.Callback):
         for name, value in metrics.items():
             pl_module.log(f"shaping/{name}", value, batch_size=1)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Restore the module."""
         self._restore_module()
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Restore the module."""
         self._restore_module()
@@ -219,7 +226,7 @@ class RewardShaping(pl.Callback):
 
     def _shape(
         self,
-        trainer: pl.Trainer,
+        trainer: Trainer,
         reward: Reward,
         samples: Samples,
         scored: RewardBatch,
@@ -282,13 +289,14 @@ class RewardShaping(pl.Callback):
             self._metrics |= {"running_mean": self.moments.mean, "running_std": self.moments.std}
 
     def _adapt(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, target: float, kl_coef: float
+        self, trainer: Trainer, pl_module: LightningModule, target: float, kl_coef: float
     ) -> None:
         metrics = trainer.callback_metrics
         if KL not in metrics:
-            raise MisconfigurationException(
+            raise misconfigured(
+                trainer,
                 f"kl_target needs {KL!r}, and the module does not log it in training_step, only "
-                f"{sorted(metrics)}"
+                f"{sorted(metrics)}",
             )
         by_rank = on_every_rank(lambda: metrics[KL].item())
         kl = sum(by_rank) / len(by_rank)
@@ -307,8 +315,9 @@ def _clip_bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]
 
 def _kl_coef_of(module: object) -> float:
     if not isinstance(module, KLWeighted) or not module.kl_coef > 0:
-        raise MisconfigurationException(
+        raise misconfigured(
+            module,
             f"kl_target scales the kl_coef of {type(module).__name__}, which has none greater "
-            "than 0: define one to start with, such as 0.05"
+            "than 0: define one to start with, such as 0.05",
         )
     return module.kl_coef

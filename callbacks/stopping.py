@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping
-from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
-from pytorch_lightning.utilities.rank_zero import rank_zero_info
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.callbacks.monitoring import check_mode, is_fitting, read_metrics, rule_errors
+from ctrlreward.lightning_package import (
+    CallbackMixin,
+    EarlyStopping,
+    LightningModule,
+    Trainer,
+    package_of,
+)
 from ctrlreward.selection import StopRule, StopState
 
 
-class RewardEarlyStopping(EarlyStopping):
+class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     """Early stopping that counts each held-out score once.
 
     Decides by `ctrlreward.selection.StopRule` at the end of a validation, and only if that
@@ -113,12 +117,12 @@ class RewardEarlyStopping(EarlyStopping):
         self.stopped_epoch = plain.pop("stopped_epoch")
         self._take(StopState.from_dict(plain))
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the mode against the score's direction."""
         super().setup(trainer, pl_module, stage)
         check_mode(trainer, self.monitor, self.mode)
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that had stopped, if its settings would still stop it."""
         if trainer.ckpt_path is None:
             self._take(self.state.running())
@@ -128,7 +132,7 @@ class RewardEarlyStopping(EarlyStopping):
         if decision.stop:
             trainer.should_stop = True
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Decide, and stop training on all ranks if one decides to."""
         if trainer.fast_dev_run or not is_fitting(trainer):  # type: ignore[attr-defined]
             return
@@ -150,6 +154,7 @@ class RewardEarlyStopping(EarlyStopping):
         self.state = state
         self.best_score = torch.tensor(state.best)
         self.wait_count = state.wait_count
-        cause = state.stopped_by or EarlyStoppingReason.NOT_STOPPED.name
-        self.stopping_reason = EarlyStoppingReason[cause.upper()]
+        reasons = package_of(self).load("callbacks.early_stopping.EarlyStoppingReason")
+        cause = state.stopped_by or "not_stopped"
+        self.stopping_reason = reasons[cause.upper()]
         self.stopping_reason_message = state.stopping_reason or None

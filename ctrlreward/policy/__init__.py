@@ -1,10 +1,9 @@
-"""Reinforcement learning of a language model on a `Reward`."""
+"""Reinforcement learning of a language model on a `Reward`.
 
-from ctrlreward.policy.experience import Updates
-from ctrlreward.policy.model import LoRA
-from ctrlreward.policy.objectives import Objective
-from ctrlreward.policy.rollouts import Generation
-from ctrlreward.policy.tuner import PolicyTuner
-from ctrlreward.policy.value import Critic
+`PolicyTuner` is a module of `pytorch_lightning`; `ctrlreward.lightning` has it for
+`lightning.pytorch`.
+"""
 
-__all__ = ["Critic", "Generation", "LoRA", "Objective", "PolicyTuner", "Updates"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

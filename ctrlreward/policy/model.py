@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -19,6 +17,7 @@ from transformers import (
 )
 
 from ctrlreward.engine.output_layer import keep_contiguous
+from ctrlreward.lightning_package import CallbackMixin, LightningModule, Trainer
 from ctrlreward.reward import Reward
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.loading import load_config
@@ -93,7 +92,7 @@ def _plain_generation_config(model: str, base: PreTrainedModel) -> GenerationCon
 
 def adamw_with_warmup(
     parameters: Iterable[torch.nn.Parameter], learning_rate: float, warmup_steps: int
-) -> OptimizerLRSchedulerConfig:
+) -> dict[str, Any]:
     """Return AdamW on the trainable parameters, with a linear warm-up, in Lightning's format.
 
     Args:
@@ -113,7 +112,7 @@ def adamw_with_warmup(
 
 
 def step_optimizer(
-    module: pl.LightningModule,
+    module: LightningModule,
     microbatches: Iterable[dict[str, Tensor]],
     gradient_clip: float | None,
 ) -> dict[str, Tensor]:
@@ -141,7 +140,7 @@ def step_optimizer(
     return {name: torch.stack([terms[name] for terms in detached]).sum() for name in detached[0]}
 
 
-class ReleaseOnException(pl.Callback):
+class ReleaseOnExceptionMixin(CallbackMixin):
     """Stops a reward's worker and frees its models after an exception.
 
     Lightning calls `on_exception` of callbacks, but not of modules.
@@ -155,7 +154,7 @@ class ReleaseOnException(pl.Callback):
         self.reward = reward
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Wait for the batch that is being scored, and drop those that have not started."""
         self.reward.release()

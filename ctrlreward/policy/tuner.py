@@ -1,4 +1,4 @@
-"""`PolicyTuner`: a LightningModule that fine-tunes a language model on a `Reward`."""
+"""`PolicyTunerMixin`: a LightningModule that fine-tunes a language model on a `Reward`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from functools import partial
 from os import PathLike
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from peft import PeftModel
-from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 
+from ctrlreward.lightning_package import Callback, LightningModule, misconfigured, mixed, package_of
 from ctrlreward.placement import reserve_core, shared_device
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import (
     LoRA,
-    ReleaseOnException,
+    ReleaseOnExceptionMixin,
     adamw_with_warmup,
     load_policy,
     step_optimizer,
@@ -39,7 +37,7 @@ from ctrlreward.weights.loading import load_tokenizer
 _PROMPTS_PER_BATCH = 64  # in `complete`
 
 
-class PolicyTuner(pl.LightningModule):
+class PolicyTunerMixin(LightningModule):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
     A batch is `Samples` of prompts (see `Samples.as_prompts`). The policy reads `prompts` and
@@ -116,9 +114,10 @@ class PolicyTuner(pl.LightningModule):
         # A checkpoint has the adapter only; the base weights are loaded from `model`.
         self.strict_loading = False
 
-    def configure_callbacks(self) -> list[pl.Callback]:
+    def configure_callbacks(self) -> list[Callback]:
         """Return a callback that frees the reward's models when training fails."""
-        return [ReleaseOnException(self.reward)]
+        release = mixed(ReleaseOnExceptionMixin, package_of(self).load("callbacks.Callback"))
+        return [release(self.reward)]
 
     def setup(self, stage: str) -> None:
         """Check the devices.
@@ -135,7 +134,7 @@ class PolicyTuner(pl.LightningModule):
         device_ids, ranks = self.trainer.device_ids, self.trainer.world_size
         clash = shared_device(devices, self._device_type, device_ids, ranks)
         if clash is not None:
-            raise MisconfigurationException(clash)
+            raise misconfigured(self, clash)
 
     def configure_model(self) -> None:
         """Load the base model with a new adapter and, if needed, a value head; only once."""
@@ -151,7 +150,7 @@ class PolicyTuner(pl.LightningModule):
         options = (self.objective, self.critic, self.updates, self.generation)
         self.learner = Learner(self.policy, self.value_head, *options)
 
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+    def configure_optimizers(self) -> dict[str, Any]:
         """Return AdamW on the adapter and the value head, with a linear warm-up."""
         updates = self.updates
         return adamw_with_warmup(self.parameters(), updates.learning_rate, updates.warmup_steps)

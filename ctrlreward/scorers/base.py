@@ -47,6 +47,15 @@ class Scorer(ABC):
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        computes = cls.score_samples, cls.requests
+        if "score" in vars(cls) and computes != (Scorer.score_samples, Scorer.requests):
+            raise TypeError(
+                f"{cls.__name__} overrides score, which a Reward does not call: override "
+                "score_samples(samples)"
+            )
+
     @property
     @abstractmethod
     def specs(self) -> Mapping[str, ScoreSpec]:

@@ -54,7 +54,7 @@ class Slow(shared.Curve):
     """Scorer that is still running when the run is interrupted."""
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
-        scores = super().score(samples)
+        scores = super().score_samples(samples)
         time.sleep(0.5)
         return scores
 

@@ -18,7 +18,7 @@ from ctrlreward.callbacks import GenerationScorer, TextGenerator
 
 def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0, 0.25])
-    score = scorer.score
+    score = scorer.score_samples
 
     def failing_first(samples: Samples) -> dict[str, np.ndarray]:
         values = score(samples)
@@ -26,7 +26,7 @@ def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
         values["loss"][1] = 0.0
         return values
 
-    scorer.score = failing_first
+    scorer.score_samples = failing_first
     callback = GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out)
     trainer = fit(counter(), [callback], max_steps=1)
     assert trainer.callback_metrics["score/v"] == pytest.approx(0.25)
@@ -212,14 +212,14 @@ def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve,
 
 def test_an_error_in_the_scorer_ends_the_run(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
-    scorer.score = lambda samples: (_ for _ in ()).throw(RuntimeError("the model is gone"))
+    scorer.score_samples = lambda samples: (_ for _ in ()).throw(RuntimeError("the model is gone"))
     with pytest.raises(RuntimeError, match="the model is gone"):
         fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
 
 
 def test_a_scorer_must_return_one_value_per_sample(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
-    scorer.score = lambda samples: {"value": np.zeros(2)}
+    scorer.score_samples = lambda samples: {"value": np.zeros(2)}
     with pytest.raises(ValueError, match=r"Curve returned 'value' of shape \(2,\) for 3 samples"):
         fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
 

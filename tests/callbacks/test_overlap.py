@@ -66,7 +66,7 @@ def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out
         def score_samples(self, samples: Samples) -> Any:
             assert trained.wait(20)  # by the step after the generation
             assert not torch.is_grad_enabled()
-            return super().score(samples)
+            return super().score_samples(samples)
 
     scorer = Waiting([0.25])
     fit(Module(), [late(scorer, held_out)], max_steps=2)

@@ -35,7 +35,7 @@ def noisy(curve) -> type:
     class Noisy(curve):
         def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
             noise = np.array([float(text.split()[-1]) for text in samples.texts])
-            return {name: value * (1 + noise) for name, value in super().score(samples).items()}
+            return {name: value * (1 + noise) for name, value in super().score_samples(samples).items()}
 
     return Noisy
 

@@ -84,7 +84,7 @@ def test_the_ratio_is_to_the_policy_that_sampled(tuner, kept, algorithm: str) ->
 
 def test_scoring_runs_while_the_policy_learns(tuner, share, monkeypatch) -> None:
     """The second rollout is scored only after learning from the first has started."""
-    learning, score = threading.Event(), share.score
+    learning, score = threading.Event(), share.score_samples
     waited: list[bool] = []
 
     def waits(samples: Samples) -> dict[str, Scores]:
@@ -92,7 +92,7 @@ def test_scoring_runs_while_the_policy_learns(tuner, share, monkeypatch) -> None
             waited.append(learning.wait(timeout=60))
         return score(samples)
 
-    share.score = waits
+    share.score_samples = waits
     module = tuner(overlap=True)
     learn = module._learn
     monkeypatch.setattr(module, "_learn", lambda e: learning.set() or learn(e))
@@ -112,14 +112,14 @@ def test_random_numbers_are_those_of_a_serial_run(tuner, share) -> None:
 
 
 def test_a_scorers_exception_is_raised_a_step_later(tuner, share) -> None:
-    score = share.score
+    score = share.score_samples
 
     def fails(samples: Samples) -> dict[str, Scores]:
         if "cd" in samples.prefixes:
             raise ValueError("no scores")
         return score(samples)
 
-    share.score = fails
+    share.score_samples = fails
     module = tuner(overlap=True)
     with pytest.raises(ValueError, match="no scores"):
         fit(module)

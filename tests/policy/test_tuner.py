@@ -175,7 +175,7 @@ def test_only_the_adapter_learns(tuner, fit) -> None:
 
 @pytest.mark.parametrize("algorithm", ALL_ALGORITHMS)
 def test_a_sample_that_failed_gets_no_advantage(tuner, monkeypatch, share, algorithm) -> None:
-    score = share.score
+    score = share.score_samples
 
     def fails_third(samples: Samples):
         return {name: _with_nan(values, 2) for name, values in score(samples).items()}

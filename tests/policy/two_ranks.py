@@ -81,7 +81,7 @@ class FailsForPrompts(shared.Share):
         self.broken, self.unknown = broken, unknown
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        scores = super().score(samples)
+        scores = super().score_samples(samples)
         prefixes = samples.prefixes or ()
         if self.broken in prefixes:
             raise ValueError("no scores")

@@ -1,0 +1,15 @@
+from .completion import TextGenerator as TextGenerator
+from .completion import generate as generate
+from .pytorch_lightning import BeforeAfter as BeforeAfter
+from .pytorch_lightning import GenerationScorer as GenerationScorer
+from .pytorch_lightning import HistoryLogger as HistoryLogger
+from .pytorch_lightning import ParetoCheckpoint as ParetoCheckpoint
+from .pytorch_lightning import ProxyGuard as ProxyGuard
+from .pytorch_lightning import RewardCheckpoint as RewardCheckpoint
+from .pytorch_lightning import RewardEarlyStopping as RewardEarlyStopping
+from .pytorch_lightning import RewardShaping as RewardShaping
+from .pytorch_lightning import RolloutSamples as RolloutSamples
+from .saving import AdapterExporter as AdapterExporter
+from .terms import LengthWindow as LengthWindow
+from .terms import Potential as Potential
+from .terms import SoftOverlong as SoftOverlong

@@ -1,0 +1,128 @@
+"""The two packages of Lightning: `pytorch_lightning` and `lightning.pytorch`.
+
+They have the same classes under the same names, but without a common base: a callback for one is
+none for the other. So the callbacks of this project and `PolicyTuner` are mixins that import
+neither, and `ctrlreward.pytorch_lightning` and `ctrlreward.lightning` mix them into the classes of
+each. A mixin finds names of its package with `package_of`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the types of one package stand for both
+    from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+    from pytorch_lightning.loggers import Logger
+    from pytorch_lightning.plugins import TorchCheckpointIO
+else:
+    Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
+    TorchCheckpointIO = Trainer = object
+
+__all__ = [
+    "Callback",
+    "CallbackMixin",
+    "EarlyStopping",
+    "LightningModule",
+    "LightningPackage",
+    "Logger",
+    "ModelCheckpoint",
+    "TorchCheckpointIO",
+    "Trainer",
+    "is_instance",
+    "misconfigured",
+    "package_of",
+]
+
+
+@dataclass(frozen=True)
+class LightningPackage:
+    """One of the two packages.
+
+    Attributes:
+        name: Name of the package.
+        fabric: The package of Lightning Fabric that it is built on.
+        ours: Package with the callbacks of this project for it.
+    """
+
+    name: str
+    fabric: str
+    ours: str
+
+    def load(self, path: str) -> Any:
+        """Return a public name of the package: `load("callbacks.ModelCheckpoint")`."""
+        module, _, attribute = path.rpartition(".")
+        return getattr(import_module(f"{self.name}.{module}"), attribute)
+
+    @property
+    def misconfiguration(self) -> type[Exception]:
+        """The package's `MisconfigurationException`."""
+        module = import_module(f"{self.fabric}.utilities.exceptions")
+        return module.MisconfigurationException
+
+
+PACKAGES = (
+    LightningPackage("pytorch_lightning", "lightning_fabric", "ctrlreward.callbacks"),
+    LightningPackage("lightning.pytorch", "lightning.fabric", "ctrlreward.lightning"),
+)
+
+
+def package_of(instance: object) -> LightningPackage:
+    """Return the package of a trainer, module, callback or logger.
+
+    Raises:
+        TypeError: The object is of neither package.
+    """
+    return _package_of(type(instance))
+
+
+@cache
+def _package_of(kind: type) -> LightningPackage:
+    for base in kind.__mro__:
+        for package in PACKAGES:
+            if f"{base.__module__}.".startswith(f"{package.name}."):
+                return package
+    raise TypeError(
+        f"{kind.__name__} is a class of neither {PACKAGES[0].name} nor {PACKAGES[1].name}: derive "
+        "it from a class of one of them"
+    )
+
+
+@cache
+def mixed(mixin: type, *bases: type) -> type[Any]:
+    """Return the class that mixes a mixin of this project into classes of a package."""
+    return type(mixin.__name__.removesuffix("Mixin"), (mixin, *bases), {"__doc__": mixin.__doc__})
+
+
+def is_instance(instance: object, path: str) -> bool:
+    """Return whether an object is of a class of either package: `"loggers.WandbLogger"`."""
+    loaded = [package for package in PACKAGES if package.name in sys.modules]
+    return any(isinstance(instance, package.load(path)) for package in loaded)
+
+
+def misconfigured(instance: object, message: str) -> Exception:
+    """Return a `MisconfigurationException` of an object's package, to be raised."""
+    return package_of(instance).misconfiguration(message)
+
+
+class CallbackMixin(Callback):
+    """Base of all callbacks: checks that they are used with the package they are made for."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the packages of trainer and callback.
+
+        Raises:
+            MisconfigurationException: They differ.
+        """
+        super().setup(trainer, pl_module, stage)
+        ours, theirs = package_of(self), package_of(trainer)
+        if ours is not theirs:
+            name = type(self).__name__
+            raise theirs.misconfiguration(
+                f"this {name} is a callback of {ours.name}, but the trainer is one of "
+                f"{theirs.name}: use `from {theirs.ours} import {name}`"
+            )
