@@ -92,9 +92,10 @@ def as_async_reward_funcs(
 def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None) -> ComponentFuncs:
     """Return one function per component, for TRL to combine.
 
-    Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum,
-    `as_reward_funcs` is enough. The functions score a batch once between them. A sample that fails
-    in one component is None in all, because TRL would sum the others.
+    Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
+    for `AsyncGRPOTrainer`, which takes no weights, use `as_reward_funcs`. The functions score a
+    batch once between them. A sample that fails in one component is None in all, because TRL would
+    sum the others.
 
     Args:
         reward: A reward with `aggregate="weighted"`.

@@ -54,7 +54,12 @@ class Findings(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of findings upheld, 0 to 1, higher is better; NaN if there are none."""
+        """Share of findings upheld, 0 to 1, higher is better; NaN if there are none.
+
+        Examples:
+            >>> Findings(upheld=3, total=4).share
+            0.75
+        """
         return self.upheld / self.total if self.total else nan
 
 
