@@ -18,8 +18,8 @@ import pytest
 
 PACKAGES = ["ctrlreward.functional", "ctrlreward.selection"]
 
-# Packages whose modules are public: examples are also required of their functions.
-PUBLIC_MODULES = ["ctrlreward.functional"]
+# Packages whose modules are public: not only the names of `__all__` need an example.
+PUBLIC_MODULES = ["ctrlreward.functional", "ctrlreward.selection"]
 
 
 @cache
@@ -37,11 +37,12 @@ def examples_of(module: ModuleType) -> Iterator[doctest.DocTest]:
             yield test
 
 
-def public_functions(module: ModuleType) -> list[str]:
+def own_names(module: ModuleType) -> list[str]:
+    """The public functions and classes that a module defines."""
     return [
         name
         for name, item in vars(module).items()
-        if inspect.isfunction(item) and item.__module__ == module.__name__ and name[0] != "_"
+        if name[0] != "_" and getattr(item, "__module__", "") == module.__name__
     ]
 
 
@@ -58,7 +59,7 @@ def without_example(package: str) -> list[str]:
     root, *modules = modules_of(package)
     public = {f"{package}.{name}": getattr(root, name) for name in getattr(root, "__all__", ())}
     for module in modules if package in PUBLIC_MODULES else ():
-        for name in public_functions(module):
+        for name in own_names(module):
             public[f"{module.__name__}.{name}"] = getattr(module, name)
     assert public
     return [

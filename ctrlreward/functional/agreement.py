@@ -34,6 +34,11 @@ class Correlation(NamedTuple):
         pearson: Linear correlation, -1 to 1.
         spearman: Rank correlation, -1 to 1.
         n: Number of pairs behind the two values.
+
+    Examples:
+        >>> reversed_order = correlate([1, 2, 3], [3, 2, 1])
+        >>> round(reversed_order.pearson, 3), reversed_order.n
+        (-1.0, 3)
     """
 
     pearson: float

@@ -37,6 +37,10 @@ class RatingCorrelations:
         spearman: Spearman's ρ.
         kendall: Kendall's τ-b.
         note: Reason for a NaN value or interval; empty if there is none.
+
+    Examples:
+        >>> sample_correlations([0.1, 0.2, None], [1, 2, 3]).note
+        '2 rows: a correlation takes 3 or more'
     """
 
     n: int

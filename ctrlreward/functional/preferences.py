@@ -30,6 +30,10 @@ class PairwiseAgreement(NamedTuple):
     Attributes:
         agreed: Share of pairs whose preferred side has the higher GM, 0 to 1; higher is better.
         tied: Share of pairs whose sides have the same GM, usually 0. They do not count as agreed.
+
+    Examples:
+        >>> pairwise_agreement([[0.9, 0.9, 50]], [[0.9, 0.9, 50]])
+        PairwiseAgreement(agreed=0.0, tied=1.0)
     """
 
     agreed: float
@@ -46,6 +50,11 @@ class GMFit(NamedTuple):
             the scale was fitted.
         agreement: Agreement under the fitted thresholds.
         default_agreement: Agreement under the paper's thresholds, `GM_THRESHOLDS`.
+
+    Examples:
+        >>> fit = fit_gm([[0.9, 0.9, 50]], [[0.7, 0.9, 50]])
+        >>> fit.default_agreement.agreed, fit.agreement.agreed
+        (1.0, 1.0)
     """
 
     thresholds: Thresholds

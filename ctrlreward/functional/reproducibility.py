@@ -30,6 +30,10 @@ class Gap(NamedTuple):
         metric: Name of the metric.
         system: Name of the system.
         reason: Why it was left out, in words.
+
+    Examples:
+        >>> compare_tables([{"sim": {"A": 0.5, "B": 0.6}}, {"sim": {"A": 0.5}}]).gaps
+        (Gap(metric='sim', system='B', reason='missing in run 2'),)
     """
 
     metric: str
@@ -47,6 +51,12 @@ class MetricAgreement:
         correlation: Correlation of the systems' values in two runs; for more than two runs the
             mean over pairs of runs.
         findings: Pairs of systems that the runs order in the same way, summed over pairs of runs.
+
+    Examples:
+        >>> first, second = {"A": 0.5, "B": 0.9}, {"A": 0.5, "B": 1.1}
+        >>> agreement = compare_tables([{"sim": first}, {"sim": second}]).metrics["sim"]
+        >>> {system: round(value, 1) for system, value in agreement.cv_star.items()}
+        {'A': 0.0, 'B': 19.9}
     """
 
     cv_star: Mapping[str, float]
@@ -67,6 +77,13 @@ class StudyAgreement:
             metrics share a scale.
         findings: Findings of all metrics together.
         gaps: Values left out.
+
+    Examples:
+        >>> sim, accuracy = {"A": 0.5, "B": 0.6, "C": 0.7}, {"A": 0.9, "B": 0.8, "C": 0.7}
+        >>> table = {"sim": sim, "accuracy": accuracy}
+        >>> study = compare_tables([table, table])
+        >>> study.mean_cv_star, study.findings.share, study.correlation.n
+        (0.0, 1.0, 2)
     """
 
     metrics: Mapping[str, MetricAgreement]

@@ -23,6 +23,10 @@ class Divergence(NamedTuple):
             (intersection-union test, Berger 1982).
         proxy: One-sided p-value of an improvement of the proxy.
         held_out: One-sided p-value of a decline of the held-out metric.
+
+    Examples:
+        >>> divergence(proxy=[0.1, 0.2, 0.4], held_out=[0.5, 0.6, 0.7])  # both rise
+        Divergence(p_value=1.0, proxy=0.25, held_out=1.0)
     """
 
     p_value: float
@@ -91,14 +95,14 @@ def divergence(
         Both p-values and the larger of them.
 
     Raises:
-        ValueError: The lengths differ, or as in `rising_p_value`.
+        ValueError: Unknown mode, the lengths differ, or as in `rising_p_value`.
 
     Examples:
         >>> divergence(proxy=[0.1, 0.2, 0.4], held_out=[0.9, 0.7, 0.6])
         Divergence(p_value=0.25, proxy=0.25, held_out=0.25)
     """
-    better = _signed(proxy, proxy_mode)
-    worse = -_signed(held_out, held_out_mode)
+    better = _signed("proxy_mode", proxy_mode, proxy)
+    worse = -_signed("held_out_mode", held_out_mode, held_out)
     if better.shape != worse.shape:
         raise ValueError(
             f"proxy has shape {better.shape} and held_out {worse.shape}: give one value of each "
@@ -108,7 +112,11 @@ def divergence(
     return Divergence(max(rise, fall), rise, fall)
 
 
-def _signed(values: npt.ArrayLike, mode: str) -> Floats:
+def _signed(argument: str, mode: str, values: npt.ArrayLike) -> Floats:
+    if mode not in ("max", "min"):
+        raise ValueError(
+            f"{argument} = {mode!r}: give 'max' if higher is better, 'min' if lower is better"
+        )
     return np.asarray(values, dtype=np.float64) * (1.0 if mode == "max" else -1.0)
 
 

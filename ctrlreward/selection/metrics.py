@@ -11,6 +11,11 @@ def check_direction(argument: str, direction: str) -> None:
     Args:
         argument: Name of the argument in the message.
         direction: Value given by the user.
+
+    Examples:
+        >>> check_direction("mode", "higher")
+        Traceback (most recent call last):
+        ValueError: mode = 'higher': give 'max' if higher is better, 'min' if lower is better
     """
     if direction not in ("max", "min"):
         raise ValueError(
@@ -19,12 +24,22 @@ def check_direction(argument: str, direction: str) -> None:
 
 
 def sign_of(direction: str) -> float:
-    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min"."""
+    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min".
+
+    Examples:
+        >>> sign_of("max"), sign_of("min")
+        (1.0, -1.0)
+    """
     return 1.0 if direction == "max" else -1.0
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
-    """Return why there is nothing to decide; "" if all keys have a new value."""
+    """Return why there is nothing to decide; "" if all keys have a new value.
+
+    Examples:
+        >>> no_new_value(["score/sim", "score/pp"], stale=["score/pp"])
+        'no new value of score/pp'
+    """
     old = [key for key in keys if key in stale]
     return f"no new value of {', '.join(old)}" if old else ""
 
@@ -34,6 +49,10 @@ def read(metrics: Mapping[str, float], key: str) -> float:
 
     Raises:
         ValueError: The key is not logged; lists those that are.
+
+    Examples:
+        >>> read({"score/sim": 0.5}, "score/sim")
+        0.5
     """
     if key not in metrics:
         raise ValueError(f"{key!r} is not logged: choose one of {sorted(metrics)}")

@@ -92,3 +92,5 @@ def test_bad_input() -> None:
         ValueError, match=r"proxy has shape \(3,\) and held_out \(2,\): give one value of each"
     ):
         divergence([1, 2, 3], [1, 2])
+    with pytest.raises(ValueError, match="held_out_mode = 'Max': give 'max' if higher is better"):
+        divergence([1, 2], [1, 2], held_out_mode="Max")
