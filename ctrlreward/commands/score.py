@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import ArgumentParser
 from rich.table import Table
 
-import ctrlreward.scorers  # lets the parser accept scorers by their short names
 from ctrlreward.commands.chunked_scoring import ScoreLog, output_lock, score_in_chunks
+from ctrlreward.commands.command_parser import command_parser, gather_words, known_scorers
+from ctrlreward.commands.formats.parsing import read_bytes
 from ctrlreward.commands.formats.tables import (
     Columns,
     Row,
     check_suffix,
     encode_rows,
+    explained_columns,
     parse_rows,
     read_rows,
     to_samples,
@@ -28,26 +31,41 @@ from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.scorers.base import Scores
 
+_DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file.
+
+Repeat the command to resume an interrupted run."""
+
+_EXAMPLES = (
+    "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval Perplexity",
+    "ctrlreward score texts.csv scored.csv --columns.text=output --scorers Perplexity",
+    "ctrlreward score texts.jsonl topic.jsonl --scorers CTRLEval --scorers.task=topic "
+    "--columns.label=topic",
+)
+
 # Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
 
 
 def run(arguments: list[str]) -> None:
-    """Score a file, or resume an interrupted run."""
-    parser = ArgumentParser(
-        prog="ctrlreward score",
-        parser_mode="yaml",
-        description="Score the texts of a JSONL, CSV or Parquet file. Repeat the command to resume "
-        "an interrupted run.",
-    )
+    """Score a file, or resume an interrupted run.
+
+    Raises:
+        SystemExit: With status 2 after an error of the user, 130 after an interruption.
+    """
+    usage = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
+    parser = command_parser("ctrlreward score", usage, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
-    config = parser.parse_args(arguments)
+    config = parser.parse_args(gather_words(arguments, {"--scorers", "--names"}))
     identity = _identity(config.as_dict()["scorers"])
     with user_errors(parser):
         options = parser.instantiate(config).as_dict()
         options.pop("config")
-        score_file(**options, identity=identity)
+        try:
+            score_file(**options, identity=identity)
+        except KeyboardInterrupt:
+            print("interrupted: repeat the command to resume", file=sys.stderr)
+            raise SystemExit(130) from None
 
 
 def score_file(
@@ -66,10 +84,11 @@ def score_file(
         input: The texts: a .jsonl, .csv or .parquet file.
         output: File for the input's columns and the scores: .jsonl, .csv or .parquet. Until it is
             complete, scores are kept in OUTPUT.partial.jsonl.
-        scorers: The scorers and their options: `--scorers+=CTRLEval --scorers.task=topic
-            --scorers+=Perplexity`, or a list in the YAML file.
-        names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
-            Needed where two scorers have scores of the same name.
+        scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
+            `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
+            file.
+        names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
+            `--names small large`. Needed where two scorers have scores of the same name.
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
         chunk: Rows to score before their scores are saved.
         identity: Configuration of the scorers, which a resumed run must share.
@@ -81,9 +100,9 @@ def score_file(
     """
     if chunk < 1:
         raise ValueError(f"chunk = {chunk}: give a positive number of rows")
-    check_suffix(output)
+    _check_files(input, output)
     components = name_components(scorers, names)
-    content = input.read_bytes()
+    content = read_bytes(input)
     rows = parse_rows(content, input)
     samples = to_samples(rows, columns)
     _refuse_score_columns(input, rows, components)
@@ -98,11 +117,13 @@ def score_file(
             )
             return
         settings = {
+            "version": version("ctrlreward"),  # another one may score differently
             "input": hashlib.sha256(content).hexdigest(),
             "columns": asdict(columns),
             "scorers": [identity, list(components)],
         }
-        scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, settings))
+        with explained_columns(rows):
+            scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, settings))
         write_whole(output, encode_rows(output.suffix, rows, scores))
         partial.unlink()
     plain_console().print(_means_table(scores, components))
@@ -121,7 +142,7 @@ def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> d
             same name.
     """
     if not scorers:
-        raise ValueError(f"scorers is empty: give one or more of {', '.join(_known_scorers())}")
+        raise ValueError(f"scorers is empty: give one or more of {', '.join(known_scorers())}")
     if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
         raise ValueError(
             f"names = {list(names)} for {len(scorers)} scorers: give one distinct name per scorer"
@@ -139,11 +160,6 @@ def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> d
     return components
 
 
-def _known_scorers() -> list[str]:
-    members = vars(ctrlreward.scorers).items()
-    return [n for n, m in members if isinstance(m, type) and issubclass(m, Scorer) and m != Scorer]
-
-
 def _identity(configuration: Any) -> Any:
     """Drop the options that don't change the scores from a configuration."""
     if isinstance(configuration, dict):
@@ -151,6 +167,25 @@ def _identity(configuration: Any) -> Any:
     if isinstance(configuration, list | tuple):
         return [_identity(item) for item in configuration]
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
+
+
+def _check_files(input: Path, output: Path) -> None:
+    """Raise if the files are given in the wrong order, are one file, or can't be written.
+
+    Raises:
+        ValueError: See above; or the output has an unknown suffix.
+        ImportError: The output is Parquet, and pyarrow is not installed.
+    """
+    if not input.exists() and output.is_file():
+        raise ValueError(
+            f"there is no file {input}: give the texts first, then the output, as in `ctrlreward "
+            f"score {output} {input}`"
+        )
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder: give a file for the scores")
+    if output.exists() and output.samefile(input):
+        raise ValueError(f"{output} is the input: give another file for the scores")
+    check_suffix(output)
 
 
 def _refuse_score_columns(
@@ -161,7 +196,8 @@ def _refuse_score_columns(
     if clashing:
         raise ValueError(
             f"{path} already has columns with the names of scores ({', '.join(clashing)}): give "
-            "--names, one per scorer, to prefix the names of their scores"
+            "--names, one per scorer, to prefix the names of their scores. If this is the output, "
+            "give it after the texts"
         )
 
 

@@ -148,7 +148,7 @@ def test_scores_are_the_scorers_own(tiny_llama: Callable[[str], str], one_thread
         {"text": f"{a} {b}.", "group": a} for a in ("Tea", "a cat") for b in ("is", "is", "so")
     ]
     write_jsonl("in.jsonl", records)
-    options = [f"--scorers.model={folder}", "--scorers+=Distinct", f"--scorers.tokenizer={folder}"]
+    options = [f"--scorers.model={folder}", "--scorers+=Distinct", f"--scorers.model={folder}"]
     main(["score", "in.jsonl", "out.jsonl", "--scorers+=Perplexity", *options, "--chunk=4"])
     samples = Samples(
         *([r[k] for r in records] for k in ("text",)), groups=[r["group"] for r in records]
@@ -166,7 +166,7 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
         "class_path": "ctrlreward.scorers.CTRLEval",
         "init_args": {**model, "aspects": ["attribute_relevance"]},
     }
-    accuracy = {"class_path": "Accuracy", "init_args": {"classifier": evaluators}}
+    accuracy = {"class_path": "Accuracy", "init_args": {"model": evaluators}}
     config = {
         "scorers": [
             {"class_path": "stubs.Letters", "init_args": {"letter": "o"}},
@@ -186,7 +186,7 @@ def test_nested_scorers_from_yaml(tiny_llama: Callable[[str], str], one_thread: 
 
 def test_transfer_quality_is_read_from_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     parts = {
-        "accuracy": {"class_path": "Accuracy", "init_args": {"classifier": "some/folder"}},
+        "accuracy": {"class_path": "Accuracy", "init_args": {"model": "some/folder"}},
         "similarity": {"class_path": "Similarity"},
         "perplexity": {"class_path": "Perplexity", "init_args": {"model": "another/folder"}},
     }
@@ -354,7 +354,7 @@ def test_a_second_process_is_refused(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (
             ["none.jsonl", "o.csv", "--scorers+=stubs.Letters"],
-            "No such file or directory: 'none.jsonl'",
+            "there is no file or folder none.jsonl",
         ),
     ],
 )

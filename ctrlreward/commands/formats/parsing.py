@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +14,28 @@ from typing import Any, TypeAlias
 CsvRow: TypeAlias = tuple[int, dict[str, str]]
 
 _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter than some documents
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        FileNotFoundError: There is no such file; see `no_such_file`.
+        ValueError: It is a folder.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a file")
+    if not path.exists():
+        raise no_such_file(path)
+    return path.read_bytes()
+
+
+def no_such_file(path: Path) -> FileNotFoundError:
+    """Return the error for a path that doesn't exist, with the most similar name beside it."""
+    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    similar = get_close_matches(path.name, beside, n=1)
+    hint = f" (did you mean {path.with_name(similar[0])}?)" if similar else ""
+    return FileNotFoundError(f"there is no file or folder {path}{hint}")
 
 
 def decode_utf8(content: bytes, path: Path, line: int = 1) -> str:

@@ -15,6 +15,7 @@ from ctrlreward.commands.formats.parsing import (
     numbered_lines,
     parse_csv,
     parse_json,
+    read_bytes,
 )
 from ctrlreward.commands.formats.tables import number_column
 from ctrlreward.samples import Samples
@@ -53,7 +54,7 @@ def read_ctrleval(path: Path) -> Rated:
     """
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
-    for number, line in numbered_lines(decode_utf8(path.read_bytes(), path)):
+    for number, line in numbered_lines(decode_utf8(read_bytes(path), path)):
         if not line.strip():
             continue
         cells = line.split("\t")
@@ -83,7 +84,7 @@ def read_ctc(path: Path) -> Rated:
     Raises:
         ValueError: The rows have the keys of neither file, or a text is null.
     """
-    rows = parse_json(decode_utf8(path.read_bytes(), path), path)
+    rows = parse_json(decode_utf8(read_bytes(path), path), path)
     if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"{path} is not a JSON list of objects: give a list of rated texts")
     names: tuple[str, ...]
@@ -114,7 +115,7 @@ def read_li2018(path: Path) -> Rated:
     Raises:
         ValueError: A column is missing, or a rating is not a number.
     """
-    rows = [row for _, row in parse_csv(decode_utf8(path.read_bytes(), path), path)[1]]
+    rows = [row for _, row in parse_csv(decode_utf8(read_bytes(path), path), path)[1]]
     if not rows:
         raise ValueError(f"{path} has no rows")
     sources = _strings(rows, "source", path)

@@ -15,7 +15,7 @@ from ctrlreward.commands.formats.csv_results import (
     split_selection,
     to_studies,
 )
-from ctrlreward.commands.formats.parsing import CsvRow, decode_utf8, parse_json
+from ctrlreward.commands.formats.parsing import CsvRow, decode_utf8, no_such_file, parse_json
 from ctrlreward.commands.formats.wandb_file import read_wandb_history
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.reproducibility import Table
@@ -68,7 +68,7 @@ def read_run(
     if path.is_dir():
         return _read_folder(name, path)
     if not path.is_file():
-        raise FileNotFoundError(f"{name}: there is no such file or folder")
+        raise no_such_file(path)
     if path.suffix == ".json":
         return Run(name, {"": _read_json_table(path)})
     if path.suffix != ".csv":

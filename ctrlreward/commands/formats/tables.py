@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +20,7 @@ from ctrlreward.commands.formats.parsing import (
     numbered_lines,
     parse_csv,
     parse_json,
+    read_bytes,
 )
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
@@ -74,7 +77,7 @@ def check_suffix(path: Path) -> None:
 def read_rows(path: Path) -> list[Row]:
     """Read a table from a file; see `parse_rows`."""
     check_suffix(path)
-    return parse_rows(path.read_bytes(), path)
+    return parse_rows(read_bytes(path), path)
 
 
 def parse_rows(content: bytes, path: Path) -> list[Row]:
@@ -117,7 +120,7 @@ def to_samples(rows: Sequence[Row], columns: Columns) -> Samples:
         elif key == "text" or (name is not None and name != key):
             raise ValueError(
                 f"there is no column {name!r} for {key}: the file has {', '.join(rows[0])}; "
-                f"name it with --columns.{key}"
+                f"name it with --columns.{key}=COLUMN"
             )
     return Samples(
         **{
@@ -126,6 +129,28 @@ def to_samples(rows: Sequence[Row], columns: Columns) -> Samples:
             if key in present
         }
     )
+
+
+@contextmanager
+def explained_columns(rows: Sequence[Row]) -> Iterator[None]:
+    """Say how a file can have a column that a scorer lacks; `Samples` says it for Python.
+
+    Raises:
+        ValueError: As raised inside, with this explanation if a column is absent.
+    """
+    try:
+        yield
+    except ValueError as error:
+        lacking = re.match(r"(\w+)(.*) needs the column '(\w+)'", str(error))
+        if lacking is None:
+            raise
+        scorer, score, column = lacking.groups()
+        key = JSON_KEYS[column]
+        raise ValueError(
+            f"{scorer}{score} needs a column {key!r}: the file has {', '.join(rows[0])}. Add it, "
+            f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
+            "lists the options"
+        ) from None
 
 
 def number_column(rows: Sequence[Row], name: str) -> Scores:

@@ -1,0 +1,135 @@
+"""Parser of the commands: short usage, examples in the help, errors that suggest names."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import RawDescriptionHelpFormatter
+from collections import deque
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from inspect import isabstract
+from pathlib import Path
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+import ctrlreward.scorers  # lets the parser accept scorers by their short names
+from ctrlreward.scorers import Scorer
+
+# Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
+_FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
+
+
+# The option that an error of the parser is about, or its group and its name in the group.
+_UNKNOWN_OPTION = re.compile(
+    r"^(?:unrecognized arguments:.*?--|Option '|Group ')([\w.]+)"
+    r"(?:' does not accept option '(\w+))?",
+    re.IGNORECASE,
+)
+
+
+class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Help with wrapped options, and with description and examples as they are written."""
+
+
+class CommandParser(ArgumentParser):
+    """Parser whose errors suggest the nearest option or scorer."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the error with a hint, and exit with status 2."""
+        unknown = _UNKNOWN_OPTION.search(message)
+        if unknown:
+            name = ".".join(filter(None, unknown.groups()))
+            options = [option.lstrip("-") for option in self._option_string_actions]
+            similar = get_close_matches(name, options, n=1)
+            message += f" (did you mean --{similar[0]}?)" if similar else ""
+        elif re.search(r'Parser key "scorers"|required:.*\bscorers\b', message):
+            message += _scorer_hint(message)
+        elif 'Parser key "columns"' in message:
+            message += "\nname one column at a time: --columns.text=COLUMN"
+        super().error(message, ex)
+
+
+def command_parser(
+    command: str, usage: str, description: str, examples: Sequence[str]
+) -> CommandParser:
+    """Return a parser without options.
+
+    Args:
+        command: The command as it is typed: `"ctrlreward score"`.
+        usage: Its arguments in short: `"INPUT OUTPUT --scorers NAME [NAME ...]"`.
+        description: Its purpose, in lines as they are to be shown.
+        examples: Complete command lines, which end the help.
+    """
+    return CommandParser(
+        prog=command,
+        usage=f"{command} {usage}",
+        description=description,
+        epilog=examples_epilog(examples),
+        formatter_class=ExampleFormatter,
+        allow_abbrev=False,
+    )
+
+
+def examples_epilog(examples: Sequence[str]) -> str:
+    """Return the end of a command's help: one line per example."""
+    return "\n".join(["examples:", *(f"  {example}" for example in examples)])
+
+
+def known_scorers() -> list[str]:
+    """Return the short names of the scorers."""
+    members = {name: getattr(ctrlreward.scorers, name) for name in ctrlreward.scorers.__all__}
+    return [
+        name
+        for name, member in members.items()
+        if isinstance(member, type) and issubclass(member, Scorer) and not isabstract(member)
+    ]
+
+
+def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
+    """Write list options as the parser reads them: `--names a b` as `--names=["a", "b"]`.
+
+    An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
+    separate words too. An option that is given again adds to its list. A value in brackets or
+    braces and `null` are left as they are.
+
+    Args:
+        arguments: Options and positional arguments of a command.
+        lists: The options that take lists: `{"--scorers", "--names"}`.
+    """
+    gathered: list[str] = []
+    given: set[str] = set()
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        option, equals, value = argument.partition("=")
+        words = [value] if equals else []
+        if option in lists and not equals:
+            while rest and not _ends_words(rest[0]):
+                words.append(rest.popleft())
+        if option not in lists:
+            gathered.append(argument)
+        elif words and (words[0][:1] in tuple("[{") or words[0] == "null"):
+            gathered += [f"{option}={words[0]}", *words[1:]]
+        else:
+            items = [item for word in words for item in word.split(",") if item]
+            gathered.append(f"{option}{'+' if option in given else ''}={json.dumps(items)}")
+        given.add(option.removesuffix("+"))
+    return gathered
+
+
+def _ends_words(argument: str) -> bool:
+    return argument.startswith("-") or Path(argument).suffix in _FILES
+
+
+def _scorer_hint(message: str) -> str:
+    """Return the known scorers, the most similar one apart if the message names an unknown one."""
+    known = known_scorers()
+    unknown = re.search(r"import path string: (\S+)", message)
+    similar = get_close_matches(unknown[1], known, n=1) if unknown else []
+    meant = f" (did you mean {similar[0]}?)" if similar else ""
+    return (
+        f"{meant}\nscorers: {', '.join(known)}, or the import path of your own. The options of a "
+        "scorer follow its name; --scorers.help=NAME lists them"
+    )
