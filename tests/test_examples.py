@@ -16,10 +16,10 @@ from types import ModuleType
 
 import pytest
 
-PACKAGES = ["ctrlreward.functional", "ctrlreward.selection"]
+PACKAGES = ["ctrlreward.functional", "ctrlreward.selection", "ctrlreward.adapters"]
 
 # Packages whose modules are public: not only the names of `__all__` need an example.
-PUBLIC_MODULES = ["ctrlreward.functional", "ctrlreward.selection"]
+PUBLIC_MODULES = ["ctrlreward.functional", "ctrlreward.selection", "ctrlreward.adapters"]
 
 
 @cache

@@ -19,6 +19,11 @@ def check_reward(reward: object) -> None:
 
     Raises:
         TypeError: It is a scorer, a component or anything else.
+
+    Examples:
+        >>> check_reward({"similarity": 1.0})
+        Traceback (most recent call last):
+        TypeError: reward is a dict: give Reward({name: scorer[score]})
     """
     if not isinstance(reward, Reward):
         raise TypeError(
@@ -32,6 +37,10 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     Raises:
         TypeError: It is not a mapping.
         ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
+
+    Examples:
+        >>> check_columns({"labels": "sentiment"})
+        {'labels': 'sentiment'}
     """
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
@@ -57,6 +66,12 @@ def check_pointwise(reward: Reward, caller: str) -> None:
 
     Raises:
         ValueError: A component's score depends on several samples.
+
+    Examples:
+        >>> from ctrlreward import Distinct
+        >>> check_pointwise(Reward({"variety": Distinct()["distinct_2"]}), "reward_func")
+        Traceback (most recent call last):
+        ValueError: variety is computed over several samples at once, but reward_func gets one ...
     """
     for name, component in reward.components.items():
         if not component.scorer.pointwise:
@@ -76,6 +91,12 @@ def check_failed_score(reward: Reward, failed_score: float, keys: Sequence[str])
 
     Raises:
         ValueError: The score is not finite, or a component has the name of one of the keys.
+
+    Examples:
+        >>> from ctrlreward import Similarity
+        >>> check_failed_score(Reward({"similarity": Similarity()}), math.nan, keys=["failed"])
+        Traceback (most recent call last):
+        ValueError: failed_score = nan: give a finite number; ...
     """
     if not math.isfinite(failed_score):
         raise ValueError(
@@ -110,6 +131,12 @@ def build_samples(
     Raises:
         ValueError: A name is not in the table.
         TypeError: An item is not a string.
+
+    Examples:
+        >>> columns = {"labels": "tone", "prefixes": "prompt"}
+        >>> samples = build_samples([" good."], ["The food was"], {"tone": ["glad"]}, columns)
+        >>> samples.texts, samples.labels
+        (('The food was good.',), ('glad',))
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
     for name, source in columns.items():
@@ -138,6 +165,11 @@ def plain_text(chat: str | list[Mapping[str, Any]], role: str | None = None) -> 
 
     Raises:
         TypeError: A message is not a mapping.
+
+    Examples:
+        >>> chat = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "So."}]
+        >>> plain_text(chat, role="assistant")
+        'So.'
     """
     if isinstance(chat, str):
         return chat

@@ -58,6 +58,14 @@ def as_reward_func(
         ValueError: An unknown column, a score that is not finite, a component named `failed`, or
             a component that depends on several samples. When called: a query that does not start
             with its prompt.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> reward = Reward({"similarity": similarity})
+        >>> reward_func = as_reward_func(reward, ["<eos>"], -1.0, {"sources": "label"})
+        >>> reward_func(["Reword: broth<eos>"], ["Reword: "], ["soup"])["rewards"]
+        tensor([0.6000])
     """
     check_reward(reward)
     check_pointwise(reward, "OpenRLHF's reward_func")

@@ -133,6 +133,15 @@ class ScoreMean(_ScoreSums):
 
     Raises:
         ValueError: The score depends on several samples, or the scorer has several scores.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> mean = ScoreMean(similarity)
+        >>> mean.update(["broth", "soup"], sources="soup")
+        >>> mean.update(["soup", "lake"], sources="soup")  # no vector: not in the mean
+        >>> round(mean.compute().item(), 3)  # (0.6 + 1 + 1) / 3
+        0.867
     """
 
     def compute(self) -> Tensor:
@@ -150,6 +159,14 @@ class FailRate(_ScoreSums):
 
     Raises:
         ValueError: The score depends on several samples, or the scorer has several scores.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> fail_rate = FailRate(similarity)
+        >>> fail_rate.update(["broth", "lake"], sources="soup")  # no vector of the second
+        >>> fail_rate.compute().item()
+        0.5
     """
 
     @property
@@ -173,6 +190,15 @@ class ScoreOfAll(_ScoreMetric):
 
     Raises:
         ValueError: The scorer has several scores.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> mean = ScoreOfAll(similarity)
+        >>> mean.update(["broth", "soup"], sources="soup", ids=[0, 1])
+        >>> mean.update(["soup"], sources="soup", ids=[1])  # repeated by a sampler: counts once
+        >>> mean.compute().item()
+        0.8
     """
 
     records: list[Tensor] | Tensor

@@ -46,6 +46,12 @@ class ComponentFuncs(NamedTuple):
         functions: One function per component, with the component's name, for `reward_funcs`.
         weights: For `GRPOConfig(reward_weights=...)`. Without them TRL weights all functions by 1,
             which rewards the wrong direction of a score that is better when lower.
+
+    Examples:
+        >>> from ctrlreward import Perplexity
+        >>> functions, weights = as_component_funcs(Reward({"pp": Perplexity()["perplexity"]}))
+        >>> functions[0].__name__, weights  # better when lower
+        ('pp', [-1.0])
     """
 
     functions: list[RewardFunc]
@@ -73,6 +79,14 @@ def as_reward_funcs(
         TypeError: `reward` is a scorer or a component, not a `Reward`.
         ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
             doesn't have.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> reward = Reward({"similarity": similarity})
+        >>> (function,) = as_reward_funcs(reward, {"sources": "original"}, name="similarity")
+        >>> function(["Reword."] * 2, ["broth", ""], original=["soup", "soup"])  # as TRL calls it
+        [0.6, None]
     """
     check_reward(reward)
     return [_Total(check_columns(columns), name, reward)]
@@ -84,6 +98,14 @@ def as_async_reward_funcs(
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
     Worth it with several rewards, each on a device of its own.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> reward = Reward({"similarity": similarity})
+        >>> (function,) = as_async_reward_funcs(reward, {"sources": "original"})
+        >>> asyncio.run(function(["Reword."], ["broth"], original=["soup"]))
+        [0.6]
     """
     check_reward(reward)
     return [_AsyncTotal(check_columns(columns), name, reward)]
@@ -103,6 +125,14 @@ def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None)
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
+
+    Examples:
+        >>> from ctrlreward import CTRLEval, Perplexity
+        >>> coherence, perplexity = CTRLEval()["coherence"], Perplexity()["perplexity"]
+        >>> reward = Reward({"coherence": coherence, "perplexity": (perplexity, -0.001)})
+        >>> functions, weights = as_component_funcs(reward)
+        >>> [function.__name__ for function in functions], weights
+        (['coherence', 'perplexity'], [1.0, -0.001])
     """
     check_reward(reward)
     if reward.weights is None:

@@ -60,6 +60,14 @@ def as_batch_compute_score(
         TypeError: `reward` is a scorer or a component, not a `Reward`.
         ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
             component named `score` or `failed`. When called: a key that the sample doesn't have.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> reward = Reward({"similarity": similarity})
+        >>> compute_score = as_batch_compute_score(reward, -1.0, {"sources": "original"})
+        >>> compute_score(["menu"], ["broth"], [""], [{"original": "soup"}])
+        [{'score': 0.6, 'failed': 0.0, 'similarity': 0.6}]
     """
     return _BatchComputeScore(reward, failed_score, _check(reward, failed_score, columns))
 
@@ -77,6 +85,16 @@ def as_compute_score(
     Raises:
         TypeError: As in `as_batch_compute_score`.
         ValueError: As in `as_batch_compute_score`, or a component depends on several samples.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> reward = Reward({"similarity": similarity})
+        >>> compute_score = as_compute_score(reward, -1.0, {"sources": "original"})
+        >>> compute_score("menu", "broth", ground_truth="", extra_info={"original": "soup"})
+        {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
+        >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
+        {'score': -1.0, 'failed': 1.0, 'similarity': None}
     """
     mapping = _check(reward, failed_score, columns)
     check_pointwise(reward, "as_compute_score")
@@ -101,6 +119,14 @@ def as_async_compute_score(
         TypeError: As in `as_batch_compute_score`.
         ValueError: As in `as_batch_compute_score`, or a component depends on several samples:
             which samples share a batch is up to chance.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
+        >>> reward = Reward({"similarity": similarity})
+        >>> compute_score = as_async_compute_score(reward, -1.0, {"sources": "original"})
+        >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
+        {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
     """
     mapping = _check(reward, failed_score, columns)
     check_pointwise(reward, "as_async_compute_score")
