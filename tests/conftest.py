@@ -22,6 +22,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+# Scripts that tests start import our helpers, too.
+_paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
+os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _paths if path)
 
 # Loggers of Lightning's startup messages; Lightning sets no level on them itself.
 for name in ("pytorch_lightning", "lightning_fabric"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples

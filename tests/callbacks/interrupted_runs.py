@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint, pl
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
 assert spec is not None

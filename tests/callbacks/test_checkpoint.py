@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
-from ctrlreward.callbacks import AdapterExporter, GenerationScorer, RewardCheckpoint
+from lightning_choice import (
+    AdapterExporter,
+    GenerationScorer,
+    MisconfigurationException,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+)
 
 VALUES = [0.0, 0.1, 0.3, 0.2, 0.5, 0.4]
 
@@ -160,14 +165,45 @@ def test_adapters_need_a_local_folder(fit, tuned, curve, held_out) -> None:
         fit(tuned(), [keeper, watch(curve(VALUES), held_out)])
 
 
+def test_the_best_checkpoint_is_the_trainers(fit, counter, curve, held_out, tmp_path) -> None:
+    class Tested(counter):
+        def test_step(self, batch: object, batch_idx: int) -> None:
+            tested.append(self.weight.item())
+
+        def test_dataloader(self) -> list[int]:
+            return [0]
+
+    tested: list[float] = []
+    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
+    stopper = RewardEarlyStopping("score/v", patience=99)
+    # Built without `fit`: the trainer may add a checkpoint callback of its own.
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[keeper, stopper, watch(curve(VALUES), held_out)],
+        check_val_every_n_epoch=None,
+        default_root_dir=tmp_path,
+        logger=False,
+        max_steps=6,
+        val_check_interval=1,
+    )
+    module = Tested()
+    trainer.fit(module)
+    assert trainer.checkpoint_callbacks == [keeper]
+    assert trainer.early_stopping_callbacks == [stopper]
+    (best,) = (path for path in (tmp_path / "kept").iterdir() if "0.500" in path.name)
+    weight = torch.load(best, weights_only=True)["state_dict"]["weight"].item()
+    assert weight != module.weight.item()  # training went on after it
+    trainer.test(module, ckpt_path="best")
+    assert tested == [weight]
+
+
 KILLED = """
 import importlib.util, os, signal, sys
 spec = importlib.util.spec_from_file_location("shared", sys.argv[1])
 shared = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(shared)
-import pytorch_lightning as pl
+from lightning_choice import GenerationScorer, RewardCheckpoint, RewardEarlyStopping, pl
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
 
 
 class Killed(shared.Counter):
@@ -193,8 +229,6 @@ pl.Trainer(
 def test_resumes_from_the_last_validation_after_sigkill(
     fit, counter, curve, held_out, tmp_path
 ) -> None:
-    from ctrlreward.callbacks import RewardEarlyStopping
-
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     shared = Path(__file__).with_name("conftest.py")

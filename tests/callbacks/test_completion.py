@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning_choice import generate
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import generate
 
 
 class Echo:

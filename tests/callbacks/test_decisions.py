@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from decision_cases import CASES, TABLE, Case, HandDriven, eighths, values
-
-from ctrlreward.callbacks import (
+from lightning_choice import (
     GenerationScorer,
     ParetoCheckpoint,
     RewardCheckpoint,
     RewardEarlyStopping,
+    pl,
 )
+
 from ctrlreward.callbacks import pareto as pareto_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory", "ignore:the checkpoint of")

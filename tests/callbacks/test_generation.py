@@ -5,13 +5,17 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.loggers import CSVLogger, WandbLogger
+from lightning_choice import (
+    CSVLogger,
+    GenerationScorer,
+    MisconfigurationException,
+    TextGenerator,
+    WandbLogger,
+    pl,
+)
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, TextGenerator
 
 # Logging
 

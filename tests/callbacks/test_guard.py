@@ -8,11 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
+from lightning_choice import (
+    GenerationScorer,
+    MisconfigurationException,
+    ProxyGuard,
+    RewardCheckpoint,
+    pl,
+)
 
 from ctrlreward import Samples
-from ctrlreward.callbacks import GenerationScorer, ProxyGuard, RewardCheckpoint
 from ctrlreward.functional.trend import divergence
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 

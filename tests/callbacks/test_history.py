@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
+from lightning_choice import GenerationScorer, HistoryLogger, RewardCheckpoint
 
-from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
 from ctrlreward.files import JsonLog
 from ctrlreward.plots.curves import curve
 

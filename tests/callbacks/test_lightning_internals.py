@@ -5,16 +5,24 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
-from pytorch_lightning.loggers import Logger
-from pytorch_lightning.loggers.logger import DummyLogger
-from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning_choice import (
+    FABRIC,
+    LIGHTNING,
+    EarlyStopping,
+    Logger,
+    ModelCheckpoint,
+    RewardCheckpoint,
+    pl,
+)
 
-from ctrlreward.callbacks import RewardCheckpoint, lightning_internals
+from ctrlreward.callbacks import lightning_internals
+
+DummyLogger = import_module(f"{LIGHTNING}.loggers.logger").DummyLogger
+TrainingEpochLoop = import_module(f"{LIGHTNING}.loops.training_epoch_loop")._TrainingEpochLoop
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("callbacks", "recipes", "ctrlreward/policy", "ctrlreward/commands")
@@ -45,9 +53,9 @@ def private_names(path: Path) -> set[str]:
 def lightnings() -> Iterator[str]:
     """Yield the private names of the Lightning classes that we subclass or hold."""
     held = (pl.Trainer, pl.LightningModule, pl.LightningDataModule, pl.Callback, Logger)
-    for kind in (*held, EarlyStopping, ModelCheckpoint, _TrainingEpochLoop):
+    for kind in (*held, EarlyStopping, ModelCheckpoint, TrainingEpochLoop):
         for base in kind.__mro__:
-            if base.__module__.startswith(("pytorch_lightning", "lightning_fabric")):
+            if base.__module__.startswith((LIGHTNING, FABRIC)):
                 yield from private_names(Path(inspect.getfile(base)))
 
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import ModelCheckpoint
-
-from ctrlreward import Samples
-from ctrlreward.callbacks import (
+from lightning_choice import (
     GenerationScorer,
     HistoryLogger,
+    MisconfigurationException,
+    ModelCheckpoint,
     ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
+    pl,
 )
+
+from ctrlreward import Samples
 from ctrlreward.files import JsonLog
 
 CURVE = [0.0, 0.1, 0.2, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]

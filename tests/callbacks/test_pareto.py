@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
-from ctrlreward import Samples
-from ctrlreward.callbacks import (
+from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
+    MisconfigurationException,
     ParetoCheckpoint,
     RewardCheckpoint,
 )
+
+from ctrlreward import Samples
 from ctrlreward.callbacks import pareto as module_under_test
 from ctrlreward.plots.curves import draw_front
 

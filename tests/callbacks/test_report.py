@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
-from ctrlreward import Samples
-from ctrlreward.callbacks import (
+from lightning_choice import (
     BeforeAfter,
     GenerationScorer,
     HistoryLogger,
+    MisconfigurationException,
     RewardCheckpoint,
     RewardEarlyStopping,
+    pl,
 )
+
+from ctrlreward import Samples
 from ctrlreward.functional.bootstrap import paired_bootstrap
 
 VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # best at step 3
@@ -35,7 +35,9 @@ def noisy(curve) -> type:
     class Noisy(curve):
         def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
             noise = np.array([float(text.split()[-1]) for text in samples.texts])
-            return {name: value * (1 + noise) for name, value in super().score_samples(samples).items()}
+            return {
+                name: value * (1 + noise) for name, value in super().score_samples(samples).items()
+            }
 
     return Noisy
 

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.loggers import WandbLogger
+from lightning_choice import MisconfigurationException, RolloutSamples, WandbLogger, pl
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.callbacks import RolloutSamples
 from ctrlreward.callbacks.records import read_scored_samples
 
 

@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentParser
-from lightning_fabric.utilities.exceptions import MisconfigurationException
+from lightning_choice import (
+    LengthWindow,
+    MisconfigurationException,
+    Potential,
+    RewardShaping,
+    SoftOverlong,
+    pl,
+)
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
-from ctrlreward.callbacks import LengthWindow, Potential, RewardShaping, SoftOverlong
 from ctrlreward.policy import learner
 from ctrlreward.scorers.base import Scorer, ScoreSpec
 
@@ -381,21 +386,21 @@ def test_bad_arguments(build: Callable[[], object], message: str) -> None:
 
 # From a file
 
-FILE = """
+FILE = f"""
 shaping:
-  class_path: ctrlreward.callbacks.RewardShaping
+  class_path: {RewardShaping.__module__}.RewardShaping
   init_args:
     weights:
       similarity: [[0, 0.2], [100, 1.0]]
     potential:
       component:
-        scorer: {class_path: ctrlreward.scorers.Perplexity, init_args: {model: smollm2-135m}}
+        scorer: {{class_path: ctrlreward.scorers.Perplexity, init_args: {{model: smollm2-135m}}}}
         name: log_likelihood
       weight: 0.3
       start: sources
     clip: [null, 2.0]
-    window: {low: 4, high: 40, cost: 0.01}
-    overlong: {longest: 64, cache: 16}
+    window: {{low: 4, high: 40, cost: 0.01}}
+    overlong: {{longest: 64, cache: 16}}
     normalise: true
     kl_target: 0.05
 """

@@ -4,13 +4,16 @@ import math
 from collections.abc import Callable, Iterator
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-from pytorch_lightning.callbacks import EarlyStopping
+from lightning_choice import (
+    EarlyStopping,
+    GenerationScorer,
+    MisconfigurationException,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+)
 from torch.utils.data import DataLoader, IterableDataset
-
-from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint, RewardEarlyStopping
 
 RISES_THEN_FALLS = [0.0, 0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.2, 0.1, 0.0]
 

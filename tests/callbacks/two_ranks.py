@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-
-from ctrlreward import Reward, RewardBatch, Samples
-from ctrlreward.callbacks import (
+from lightning_choice import (
     GenerationScorer,
     ParetoCheckpoint,
     ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
     RewardShaping,
+    pl,
 )
+
+from ctrlreward import Reward, RewardBatch, Samples
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
 assert spec is not None

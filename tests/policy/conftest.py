@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import Generation, LoRA, Objective, PolicyTuner, Updates, pl
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import (
@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"

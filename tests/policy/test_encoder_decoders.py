@@ -9,14 +9,13 @@ from pathlib import Path
 
 import peft
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import LoRA, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Samples
 from ctrlreward.functional.policy import kl_estimate, sequence_mean
-from ctrlreward.policy import LoRA, PolicyTuner
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Rollout, log_probs, sample
 

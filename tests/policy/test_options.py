@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lightning_choice import Critic, Generation, LoRA, Objective, PolicyTuner, Updates
 
 from ctrlreward import Reward
 from ctrlreward.commands.train import build
-from ctrlreward.policy import Critic, Generation, LoRA, Objective, PolicyTuner, Updates
 
 FILE = """
 model:

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.exceptions import MisconfigurationException
+from lightning_choice import MisconfigurationException, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy import PolicyTuner
 from ctrlreward.policy.experience import Experience
 from ctrlreward.policy.rollouts import log_probs
 from ctrlreward.scorers.base import Scores

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import peft
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import Generation, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
-from ctrlreward.policy import Generation, PolicyTuner, learner
+from ctrlreward.policy import learner
 from ctrlreward.policy.objectives import ALGORITHMS as CHOICES
 from ctrlreward.policy.rollouts import Rollout, log_probs
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytorch_lightning as pl
 import torch
+from lightning_choice import Critic, Objective, PolicyTuner, pl
 from safetensors.torch import load_file
 
 from ctrlreward import Samples
-from ctrlreward.policy import Critic, Objective, PolicyTuner
 from ctrlreward.policy.experience import Experience
 from ctrlreward.policy.objectives import NO_CLIP
 

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
+from lightning_choice import PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy import PolicyTuner
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.scorers.base import Scores
 

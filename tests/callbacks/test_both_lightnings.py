@@ -1,0 +1,135 @@
+"""The two packages of Lightning side by side: the same names, and an error where they meet."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from torch import Tensor
+
+import ctrlreward.callbacks
+import ctrlreward.lightning
+import ctrlreward.policy
+from ctrlreward import Samples
+from ctrlreward.files import JsonLog
+from ctrlreward.lightning_package import is_instance, package_of
+
+HERE = {name: getattr(ctrlreward.callbacks, name) for name in ctrlreward.callbacks.__all__} | {
+    name: getattr(ctrlreward.policy, name) for name in ctrlreward.policy.__all__
+}
+THERE = {name: getattr(ctrlreward.lightning, name) for name in ctrlreward.lightning.__all__}
+FACES = sorted(name for name in HERE if HERE[name] is not THERE.get(name))
+
+
+def build(name: str, faces: dict[str, type], curve: type) -> object:
+    scorer = curve([0.0, 1.0])
+    build = {
+        "BeforeAfter": lambda kind: kind({"v": scorer["value"]}, Samples(["The food"]), "v"),
+        "GenerationScorer": lambda kind: kind({"v": scorer["value"]}, Samples(["The food"])),
+        "ParetoCheckpoint": lambda kind: kind({"score/v": "max", "score/l": "min"}),
+        "ProxyGuard": lambda kind: kind("score/v", "score/l", held_out_mode="min"),
+        "RewardShaping": lambda kind: kind(clip=(0.0, 1.0)),
+    }.get(name, lambda kind: kind())
+    return build(faces[name])
+
+
+def test_both_have_the_same_names() -> None:
+    assert sorted(HERE) == sorted(THERE)
+    for name in FACES:
+        assert inspect.signature(HERE[name]) == inspect.signature(THERE[name])
+        assert HERE[name].__doc__ == THERE[name].__doc__
+        assert len(HERE[name].__doc__) > 50
+        assert package_of_class(HERE[name]) == "pytorch_lightning"
+        assert package_of_class(THERE[name]) == "lightning.pytorch"
+    assert "GenerationScorer" in FACES
+    assert "PolicyTuner" in FACES
+
+
+def package_of_class(kind: type) -> str:
+    return package_of(kind.__new__(kind)).name
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "right"),
+    [
+        (HERE, lightning.pytorch, "ctrlreward.lightning"),
+        (THERE, pytorch_lightning, "ctrlreward.callbacks"),
+    ],
+)
+@pytest.mark.parametrize("name", [n for n in FACES if n not in ("PolicyTuner", "HistoryLogger")])
+def test_a_callback_of_the_other_package_is_refused(
+    name: str, ours: dict[str, type], theirs: object, right: str, curve, tmp_path
+) -> None:
+    trainer = trainer_of(theirs, tmp_path, callbacks=[build(name, ours, curve)], logger=False)
+    with pytest.raises(Exception, match=f"use `from {right} import {name}`") as error:
+        trainer.fit(module_of(theirs))
+    assert type(error.value).__name__ == "MisconfigurationException"
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(HERE, lightning.pytorch), (THERE, pytorch_lightning)]
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(HERE, lightning.pytorch), (THERE, pytorch_lightning)]
+)
+def test_the_logger_needs_no_package(ours: dict[str, type], theirs: object, tmp_path) -> None:
+    logger = ours["HistoryLogger"](str(tmp_path))
+    trainer_of(theirs, tmp_path, logger=logger).fit(module_of(theirs))
+    assert [row["weight"] for row in JsonLog(logger.path).read()] == [0.0]
+
+
+def module_of(package: object) -> object:
+    class Module(package.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+        def training_step(self, batch: object, batch_idx: int) -> Tensor:
+            self.log("weight", self.weight.detach())
+            return self.weight * 1.0
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def train_dataloader(self) -> list[int]:
+            return [0]
+
+    return Module()
+
+
+def trainer_of(package: object, folder: Path, **options: object) -> object:
+    return package.Trainer(
+        accelerator="cpu", default_root_dir=folder, log_every_n_steps=1, max_steps=1, **options
+    )
+
+
+def test_types_are_told_apart(tmp_path) -> None:
+    for faces, package in ((HERE, "pytorch_lightning"), (THERE, "lightning.pytorch")):
+        logger = faces["HistoryLogger"](str(tmp_path))
+        assert package_of(logger).name == package
+        assert is_instance(logger, "loggers.Logger")
+        assert not is_instance(logger, "loggers.CSVLogger")
+    with pytest.raises(TypeError, match="object is a class of neither pytorch_lightning nor"):
+        package_of(object())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("from ctrlreward.callbacks import *; from ctrlreward.policy import *", "lightning"),
+        ("from ctrlreward.lightning import *", "pytorch_lightning"),
+    ],
+)
+def test_neither_imports_the_other(statement: str, absent: str) -> None:
+    code = (
+        f"import sys; {statement}; GenerationScorer; PolicyTuner; print({absent!r} in sys.modules)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert printed.stdout.strip() == "False"
