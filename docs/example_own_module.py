@@ -1,12 +1,13 @@
 """A LightningModule of your own, scored while it trains: it only needs a method `complete`."""
 
-import pytorch_lightning as pl
+import pytorch_lightning as pl  # or: import lightning as pl
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctrlreward import Samples
+from ctrlreward import CTRLEval, Samples
+
+# or: from ctrlreward.lightning import GenerationScorer, RewardEarlyStopping
 from ctrlreward.callbacks import GenerationScorer, RewardEarlyStopping
-from ctrlreward.scorers import CTRLEval
 from ctrlreward.weights import resolve
 
 REVIEWS = ["The soup was warm and rich.", "Lovely staff, we felt at home.", "I adored the garden."]

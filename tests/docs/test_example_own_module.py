@@ -12,9 +12,30 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "example_own_module.py"
 
 
-def test_the_example_trains_and_logs_its_scores(tmp_path, monkeypatch, capsys) -> None:
+# The two lines that decide on the package, as the example has them and as its comments say.
+OURS = {
+    "import pytorch_lightning as pl": "import lightning as pl",
+    "from ctrlreward.callbacks import GenerationScorer, RewardEarlyStopping": (
+        "from ctrlreward.lightning import GenerationScorer, RewardEarlyStopping"
+    ),
+}
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning"])
+def test_the_example_trains_and_logs_its_scores(
+    package, tmp_path, monkeypatch, capsys, request
+) -> None:
+    if package == "lightning":  # with a tiny model, since the other takes a minute
+        request.getfixturevalue("workplace")
+    code = SCRIPT.read_text()
+    for line, other in OURS.items():
+        assert code.count(line) == code.count(f"# or: {other}") == 1
+        code = code.replace(line, other) if package == "lightning" else code
+    script = tmp_path / "own.py"
+    script.write_text(code)
     monkeypatch.chdir(tmp_path)
-    variables = runpy.run_path(str(SCRIPT), run_name="__main__")
+    variables = runpy.run_path(str(script), run_name="__main__")
+    assert type(variables["trainer"]).__module__.startswith(package)
     run = tmp_path / "runs" / "own" / "lightning_logs" / "version_0"
     with open(run / "metrics.csv") as file:
         rows = [row["score/attribute_relevance"] for row in csv.DictReader(file)]

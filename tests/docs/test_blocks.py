@@ -1,0 +1,247 @@
+"""Every code block of README.md, CONTRIBUTING.md and docs/ runs, or says why not.
+
+- ```python: the blocks of a page run in one namespace, in order, with tiny models in place of those
+  with a short name. `GIVEN` has the names that a page takes from other pages.
+- ```console, ```bash and ```sh: `ctrlreward` commands are parsed, as are options of `pip install`
+  and targets of `make`. In ```console blocks, lines without `$` are output.
+- ```yaml: parsed by the command or class that reads it.
+
+A block after the line `<!-- not run: REASON -->` is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+from jsonargparse import ArgumentParser
+from packaging.requirements import Requirement
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+)
+
+from ctrlreward.cli import main
+from ctrlreward.commands.train import TrainCLI, build
+from ctrlreward.scorers import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+SHELL = {"console", "bash", "sh", "shell"}
+TEXT = {"", "text", "diff", "bibtex"}  # the diff is applied by test_write_your_own_scorer.py
+
+BLOCK = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n+)?"
+    r"^(?P<indent> *)```(?P<language>\S*)\n(?P<code>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    code: str
+    reason: str | None
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            page,
+            text.count("\n", 0, match.start("language")) + 1,
+            match["language"],
+            re.sub(f"^{match['indent']}", "", match["code"], flags=re.MULTILINE),
+            match["reason"],
+        )
+        for match in BLOCK.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+
+
+def runnable(*languages: str) -> list[Any]:
+    return [
+        pytest.param(block, id=block.place)
+        for block in BLOCKS
+        if block.language in languages and block.reason is None
+    ]
+
+
+def test_every_block_is_found() -> None:
+    for page in PAGES:
+        fences = re.findall(r"^ *```", page.read_text("utf-8"), re.MULTILINE)
+        assert len(fences) == 2 * len(blocks_of(page)), page
+
+
+def test_every_language_is_run_or_the_block_says_why_not(record_property) -> None:
+    known = {"python", "yaml", *SHELL, *TEXT}
+    assert [b.place for b in BLOCKS if b.language not in known and b.reason is None] == []
+    reasons = {block.place: block.reason for block in BLOCKS if block.reason is not None}
+    assert all(len(reason.split()) > 1 for reason in reasons.values())
+    print("\n".join(f"{place} is not run: {reason}" for place, reason in reasons.items()))
+    record_property("not_run", reasons)
+
+
+# Python
+
+
+SCORERS = """
+import pytorch_lightning as pl
+from ctrlreward import CTRLEval, Perplexity, Reward, Samples
+ctrleval = CTRLEval("smollm2-135m", task="sentiment")
+reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
+held_out = held_out_prompts = Samples(["The hotel", "Our guide"], labels=["positive"] * 2)
+"""
+GIVEN = {
+    "training.md": SCORERS
+    + """
+from types import SimpleNamespace
+from ctrlreward.callbacks import GenerationScorer
+samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
+""",
+}
+
+
+def the_demos_result(small: dict[str, str]) -> None:
+    """Write what `make demo` leaves: a summary that names an adapter."""
+    model = AutoModelForCausalLM.from_pretrained(small["smollm2-135m"])
+    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM")).save_pretrained("runs/demo/best")
+    Path("runs/demo/summary.json").write_text(json.dumps({"best_checkpoint": "runs/demo/best"}))
+
+
+PYTHON_PAGES = [page for page in PAGES if any(b.language == "python" for b in blocks_of(page))]
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
+def test_python(page: Path, workplace: dict[str, str], request: pytest.FixtureRequest) -> None:
+    if page.name == "README.md":
+        the_demos_result(workplace)
+    if page.name == "write_your_own_scorer.md":
+        request.getfixturevalue("changed")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(GIVEN.get(page.name, ""), names)
+    for block in blocks_of(page):
+        if block.language == "python" and block.reason is None:
+            lines = "\n" * block.line + block.code  # so that a traceback names the page's line
+            exec(compile(lines, str(page), "exec"), names)
+
+
+# Shell
+
+
+class Parsed(BaseException):
+    """Raised once a command has parsed its arguments, in place of its work."""
+
+
+def parse_only(arguments: list[str]) -> None:
+    """Raise SystemExit unless a command takes these arguments."""
+    parse = ArgumentParser.parse_args
+
+    def parse_and_stop(self: ArgumentParser, *arguments: Any, **options: Any) -> None:
+        parse(self, *arguments, **options)
+        raise Parsed
+
+    with pytest.MonkeyPatch.context() as patch:
+        if arguments[:1] == ["train"]:
+            patch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
+            build(arguments[1:])
+        else:
+            patch.setattr(ArgumentParser, "parse_args", parse_and_stop)
+            with pytest.raises(Parsed):
+                main(arguments)
+
+
+def commands_of(block: Block) -> list[str]:
+    """Return the commands of a block, with continued lines joined and variables filled in."""
+    lines = block.code.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    variables: dict[str, str] = {}
+    commands = []
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words and all(re.match(r"\w+=", word) for word in words):
+            variables |= dict(word.split("=", 1) for word in words)
+        elif words:
+            commands.append(Template(line).safe_substitute(variables))
+    assert commands, f"{block.place} has no command"
+    return commands
+
+
+def check(command: str) -> None:
+    """Raise unless a command of ours would start."""
+    words = shlex.split(command, comments=True)
+    while re.match(r"[A-Z_]+=", words[0]):  # NAME=value before the command
+        words = words[1:]
+    program, *arguments = words
+    if program.endswith("ctrlreward"):
+        parse_only(arguments)
+    elif program == "make":
+        targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        assert {word for word in arguments if "=" not in word} <= {*targets}
+    elif program.endswith("pip"):
+        check_installed_extras(arguments)
+    elif program.endswith("python"):
+        assert (ROOT / arguments[0]).is_file()
+    elif program.endswith("pytest"):
+        assert all((ROOT / word).exists() for word in arguments if word.startswith("tests"))
+    else:
+        pytest.fail(f"{program} is none of ours: put <!-- not run: REASON --> before the block")
+
+
+def check_installed_extras(arguments: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    for word in arguments:
+        if re.match(r"(ctrlreward|\.)\b|\.\[", word):
+            extras = Requirement(re.sub(r"^\.", "ctrlreward", word)).extras
+            assert extras <= project["optional-dependencies"].keys()
+
+
+@pytest.mark.parametrize("block", runnable(*SHELL))
+def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) -> None:
+    if block.page.name == "write_your_own_scorer.md":
+        request.getfixturevalue("changed")
+    for command in commands_of(block):
+        check(command)
+
+
+def test_a_wrong_command_fails(workplace: None) -> None:
+    with pytest.raises(SystemExit):
+        check("ctrlreward score texts.jsonl out.csv --scorers+=Perplexity --no-such-option 1")
+    for command in ("make coffee", "pip install 'ctrlreward[coffee]'", "tests/no.py"):
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            check(command)
+
+
+# YAML
+
+EXAMPLE = ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml"
+
+
+@pytest.mark.parametrize("block", runnable("yaml"))
+def test_yaml(block: Block, workplace: None) -> None:
+    keys = yaml.safe_load(block.code).keys()
+    file = Path("block.yaml")
+    file.write_text(block.code)
+    if keys <= {"model", "data", "trainer"}:  # laid over a whole configuration
+        build(["--config", str(EXAMPLE), "--config", str(file)])
+    elif "verbalizers" in keys:
+        Task.load(file)
+    elif "scorers" in keys:
+        parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])
+    else:
+        pytest.fail(f"no command reads a YAML file with the keys {', '.join(keys)}")
