@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 EXTRA_OF = {
+    "bitsandbytes": "quantization",
     "gguf": "gguf",
     "krippendorff": "agreement",
     "lightning": "lightning",

@@ -228,7 +228,7 @@ print(Distinct({pegasus!r}).score(["a a"], groups=["x"])["distinct_1"])"""
     process = run("-c", code, cwd=tmp_path, python=bare)
     assert re.fullmatch(r"\[0\.\d+\]\n\[0?\.\d+\]\n", process.stdout), process.stderr
     (tmp_path / "texts.jsonl").write_text('{"text": "The food was good.", "label": "positive"}\n')
-    command = ["score", "texts.jsonl", "out.csv", "--scorers+=CTRLEval"]
+    command = ["score", "texts.jsonl", "out.csv", "--scorers", "CTRLEval"]
     options = [f"--scorers.model={pegasus}", "--scorers.aspects=[coherence]"]
     process = run("-m", "ctrlreward", *command, *options, cwd=tmp_path, python=bare)
     assert process.returncode == 0, process.stderr
@@ -249,13 +249,17 @@ MISSING = {
     "parquet": (
         "import pathlib; pathlib.Path('a.parquet').touch();"
         "from ctrlreward.cli import main;"
-        "main('score a.parquet b.csv --scorers+=Distinct'.split())",
+        "main('score a.parquet b.csv --scorers Distinct'.split())",
         "a.parquet needs pyarrow",
     ),
     "wandb": (
         "import pathlib; pathlib.Path('w/run.wandb').mkdir(parents=True);"
         "from ctrlreward.cli import main; main(['compare', 'w', 'w'])",
         "run.wandb needs wandb",
+    ),
+    "quantization": (
+        "from ctrlreward.policy.base_model import load_base; load_base('m', None, 'nf4', 'cpu')",
+        "lora.quantization = 'nf4' needs bitsandbytes",
     ),
     "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
 }
