@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal, Unpack
 
-from jsonargparse import ArgumentParser, auto_cli
-
-import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
+from ctrlreward.arguments import one_of
+from ctrlreward.commands.command_parser import command_parser, gather_words
 from ctrlreward.commands.formats.rated_files import Rated, read_ctc, read_ctrleval, read_li2018
 from ctrlreward.commands.formats.tables import (
     Columns,
     Row,
+    explained_columns,
     number_column,
     read_rows,
     to_samples,
@@ -27,9 +28,10 @@ from ctrlreward.commands.score import name_components
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.alignment import Alignment
+from ctrlreward.scorers.alignment import Alignment, Method
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.ctrleval import CTRLEval
+from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.transfer import TransferQuality
@@ -37,14 +39,47 @@ from ctrlreward.scorers.transfer import TransferQuality
 _DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
 ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals."""
 
+_COMMAND = "ctrlreward meta-eval"
+_EXAMPLES = {
+    "ctrleval": f"{_COMMAND} ctrleval data_senti.txt --task sentiment",
+    "ctc": f"{_COMMAND} ctc persona_chat.json --output correlations.json",
+    "li2018": f"{_COMMAND} li2018 human_ratings_yelp.csv --aligner minilm-l6",
+    "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
+}
+
 
 def run(arguments: list[str]) -> None:
     """Score a rated file, and report the correlations of scores and ratings."""
-    commands: dict[str, Any] = {"ctrleval": ctrleval, "ctc": ctc, "li2018": li2018, "rated": rated}
-    prog = "ctrlreward meta-eval"
-    given = ["--fit_gm=true" if argument == "--fit_gm" else argument for argument in arguments]
-    with user_errors(ArgumentParser(prog=prog)):
-        auto_cli(commands, args=given, prog=prog, description=_DESCRIPTION, as_positional=False)
+    evaluations = {"ctrleval": ctrleval, "ctc": ctc, "li2018": li2018, "rated": rated}
+    purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
+    kinds = "\n".join(f"  {name:<10}{purpose}" for name, purpose in purposes.items())
+    usage = f"{{{','.join(evaluations)}}} FILE [options]"
+    overview = command_parser(_COMMAND, usage, f"{_DESCRIPTION}\n\n{kinds}", [*_EXAMPLES.values()])
+    overview.add_argument("kind", type=str, help="kind of file")
+    with user_errors(overview):
+        kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, evaluations)
+    ratings = "--ratings COLUMN [COLUMN ...] " if kind == "rated" else ""
+    parser = command_parser(
+        f"{_COMMAND} {kind}", f"FILE {ratings}[options]", purposes[kind], [_EXAMPLES[kind]]
+    )
+    parser.add_argument("--config", action="config", help="YAML file with options")
+    parser.add_function_arguments(evaluations[kind], as_group=False, as_positional=True)
+    config = parser.parse_args(_as_parsed(arguments[1:]))
+    with user_errors(parser):
+        options = parser.instantiate(config).as_dict()
+        options.pop("config")
+        evaluations[kind](**options)
+
+
+def _as_parsed(arguments: Sequence[str]) -> list[str]:
+    """Write `--data FILE` as the positional argument that it is, and a flag and lists in full."""
+    given = []
+    for argument in arguments:
+        if argument == "--fit_gm":
+            given.append("--fit_gm=true")
+        elif argument != "--data":
+            given.append(argument.removeprefix("--data="))
+    return gather_words(given, {"--ratings", "--scorers", "--names", "--metrics"})
 
 
 def ctrleval(
@@ -52,14 +87,12 @@ def ctrleval(
     task: str = "sentiment",
     model: str = "smollm2-135m",
     iwf: str | None = None,
-    device: str = "cpu",
-    dtype: str | None = None,
-    batch_tokens: int | None = None,
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate CTRLEval on its rated files (label, prefix, text and three ratings).
 
@@ -68,17 +101,15 @@ def ctrleval(
         task: Task that defines the file's labels: sentiment, topic, or a YAML file.
         model: Encoder-decoder or decoder-only model: a local folder, Hugging Face id or short name.
         iwf: Table of inverse word frequencies; by default from the wordfreq package.
-        device: Device of the model.
-        dtype: float32, bfloat16 or float16; by default chosen for the device.
-        batch_tokens: Token budget of a forward pass; by default chosen for the device.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
+        options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed)
-    scorer = CTRLEval(model, task, iwf=iwf, device=device, dtype=dtype, batch_tokens=batch_tokens)
+    scorer = CTRLEval(model, task, iwf=iwf, **options)
     file = read_ctrleval(data)
     components = name_components([scorer], None)
     report_correlations(file, score_rated(file, components, outputs), components, outputs)
@@ -87,17 +118,15 @@ def ctrleval(
 def ctc(
     data: Path,
     model: str = "minilm-l6",
-    method: str = "embedding",
+    method: Method = "embedding",
     stop_words: str | None = None,
-    aggregate: str | None = None,
-    device: str = "cpu",
-    dtype: str | None = None,
-    batch_tokens: int | None = None,
+    aggregate: Literal["mean", "sum"] | None = None,
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate CTC on its rated files (dialog responses or summaries).
 
@@ -111,22 +140,20 @@ def ctc(
         method: Alignment method: embedding, discriminative or regression.
         stop_words: File of words that engagingness and groundedness ignore, one per line.
         aggregate: mean or sum over tokens; by default the paper's choice for each aspect.
-        device: Device of the model.
-        dtype: float32, bfloat16 or float16; by default chosen for the device.
-        batch_tokens: Token budget of a forward pass; by default chosen for the device.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
+        options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed)
     file = read_ctc(data)
     dialog = file.samples.histories is not None
     aspects = ("engagingness", "groundedness") if dialog else ("consistency",)
 
-    def alignment(fold: str | None) -> Alignment:
-        return Alignment(aspects, model, method, stop_words, fold, device, dtype, batch_tokens)
+    def alignment(fold: Literal["mean", "sum"] | None) -> Alignment:
+        return Alignment(model, aspects, method, stop_words, fold, **options)
 
     components = name_components([alignment(aggregate)], None)
     if dialog and aggregate is None:
@@ -141,16 +168,14 @@ def li2018(
     model: str = "smollm2-135m",
     similarity: str = "minilm-l6",
     aligner: str = "minilm-l6",
-    method: str = "embedding",
+    method: Method = "embedding",
     fit_gm: bool = False,
-    device: str = "cpu",
-    dtype: str | None = None,
-    batch_tokens: int | None = None,
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate preservation and GM on the rated style transfers of Li et al. (2018).
 
@@ -164,34 +189,23 @@ def li2018(
         method: Alignment method: embedding, discriminative or regression.
         fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
             with the paper's on the rest.
-        device: Device of the models.
-        dtype: float32, bfloat16 or float16; by default chosen for the device.
-        batch_tokens: Token budget of a forward pass; by default chosen for the device.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap, and of the search for thresholds.
+        options: Device, dtype and token budget of the models.
     """
     if fit_gm and classifier is None:
         raise ValueError("--fit-gm needs GM: give a --classifier")
     outputs = Outputs(output, scores, plot, resamples, seed)
-    scorers: list[Scorer] = [
-        Alignment(
-            ("preservation",),
-            aligner,
-            method,
-            device=device,
-            dtype=dtype,
-            batch_tokens=batch_tokens,
-        )
-    ]
+    scorers: list[Scorer] = [Alignment(aligner, "preservation", method, **options)]
     if classifier is not None:
         scorers.append(
             TransferQuality(
-                Accuracy(classifier, device, dtype, batch_tokens),
-                Similarity(similarity, device, dtype, batch_tokens),
-                Perplexity(model, device, dtype, batch_tokens),
+                Accuracy(classifier, **options),
+                Similarity(similarity, **options),
+                Perplexity(model, **options),
             )
         )
     file = read_li2018(data)
@@ -206,10 +220,10 @@ def li2018(
 
 def rated(
     data: Path,
-    ratings: list[str],
-    scorers: list[Scorer] | None = None,
+    ratings: Sequence[str] = (),
+    scorers: Sequence[Scorer] = (),
     names: list[str] | None = None,
-    metrics: list[str] | None = None,
+    metrics: Sequence[str] = (),
     columns: Columns = Columns(),  # noqa: B008 — it is frozen
     cluster: str | None = None,
     system: str | None = None,
@@ -223,7 +237,7 @@ def rated(
 
     Args:
         data: The texts and ratings: a .jsonl, .csv or .parquet file.
-        ratings: Columns of the ratings: `--ratings=[fluency,overall]`.
+        ratings: Columns of the ratings: `--ratings fluency overall`.
         scorers: The scorers and their options, as in `ctrlreward score`.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
         metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
@@ -243,7 +257,7 @@ def rated(
         raise ValueError("--scores needs --scorers: the file already has its --metrics")
     outputs = Outputs(output, scores, plot, resamples, seed)
     rows = read_rows(data)
-    existing = {name: number_column(rows, name) for name in metrics or ()}
+    existing = {name: number_column(rows, name) for name in metrics}
     components = name_components(scorers, names) if scorers else {}
     duplicates = sorted(existing.keys() & components.keys())
     if duplicates:
@@ -255,7 +269,8 @@ def rated(
         _clusters(rows, cluster) if cluster else None,
         _optional_cells(rows, system) if system else None,
     )
-    values = existing | score_rated(file, components, outputs)
+    with explained_columns(rows):
+        values = existing | score_rated(file, components, outputs)
     report_correlations(file, values, components, outputs)
 
 

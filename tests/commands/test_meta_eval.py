@@ -48,7 +48,9 @@ class Stub(Length):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         Stub.built.append((*arguments, options))
-        names = arguments[0] if isinstance(arguments[0], tuple) else CTRLEVAL
+        _, chosen, *_ = arguments  # a task or aspects
+        names = chosen if isinstance(chosen, tuple) else (chosen,)
+        names = CTRLEVAL if chosen in ("sentiment", "topic") else names
         both = {"preservation": ("preservation", "preservation_output", "preservation_source")}
         super().__init__(sum((both.get(name, (name,)) for name in names), ()))
 
@@ -230,9 +232,9 @@ def test_ctrleval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     stub_scorers(monkeypatch)
     rows = [("world", "The sea", f"The sea {'rose' * i}", i % 3, i, 4 - i % 2) for i in range(5)]
     Path("topic.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    options = ["--task=topic", "--model=some", "--output=found.json"]
+    options = ["--task=topic", "--model=some", "--batch-tokens=64", "--output=found.json"]
     main(["meta-eval", "ctrleval", "--data=topic.txt", *options])
-    assert Stub.built[0][:2] == ("some", "topic")
+    assert Stub.built == [("some", "topic", {"iwf": None, "batch_tokens": 64})]
     rows = rows_of("found.json")
     assert set(rows) == {(a, b, "sample") for a in CTRLEVAL for b in CTRLEVAL}
     assert rows["coherence", "consistency", "sample"]["kendall"]["value"] == pytest.approx(1)
@@ -277,7 +279,7 @@ def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatc
     main(["meta-eval", "ctc", "--data=chat.json", *options])
     aspects = ("engagingness", "groundedness")
     assert [built[:5] for built in Stub.built] == [
-        (aspects, "minilm-l6", "embedding", "words.txt", how) for how in (None, "mean")
+        ("minilm-l6", aspects, "embedding", "words.txt", how) for how in (None, "mean")
     ]
     scores = {*aspects, *(f"{aspect}_mean" for aspect in aspects)}
     assert set(rows_of("found.json")) == {
@@ -397,7 +399,7 @@ def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ctrleval", "--data=none.txt"], "No such file or directory: 'none.txt'"),
+        (["ctrleval", "--data=none.txt"], "there is no file or folder none.txt"),
         (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells: give label, prefix, text"),
         (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document': it has text"),
         (["ctc", "--data=null.json"], "null.json: summary[0] is null: give a text"),
