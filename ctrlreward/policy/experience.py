@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from ctrlreward.arguments import one_of, positive
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
+
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
 class PolicyOutput(NamedTuple):
@@ -109,8 +112,8 @@ class Experience:
         rollout: n completions.
         advantages: Shape (n,), or (n, tokens) if each token has its own.
         mask: 1 on the tokens to learn from, shape (n, tokens).
-        reference: Log-probabilities under the reference policy, which is the untuned model,
-            shape (n, tokens).
+        reference: Log-probabilities under the reference policy (`Objective.reference`), shape
+            (n, tokens).
         old: Log-probabilities under the policy that sampled, shape (n, tokens); None if the only
             update is made by that same policy.
         estimates: Values at sampling and their targets; None without a value head.
@@ -156,9 +159,23 @@ class Updates:
             importance ratio corrects for the delay of one step.
         learning_rate: Learning rate of AdamW after the warm-up.
         warmup_steps: Updates over which the learning rate rises linearly.
+        schedule: After the warm-up the learning rate is `"constant"`, or falls to 0 at the end of
+            training in a line (`"linear"`) or half a cosine (`"cosine"`). The end is the trainer's
+            `max_steps`, or `max_epochs` of a dataloader with a length.
+        gradient_checkpointing: Whether to recompute activations in the backward pass instead of
+            keeping them: less memory, more time, the same gradients.
 
     Raises:
-        ValueError: A number is not positive.
+        ValueError: A number is not positive, or the schedule is unknown.
+
+    Example:
+        >>> Updates(epochs=2, minibatches=4).per_rollout
+        8
+        >>> Updates(learning_rate=1e-5, schedule="cosine").automatic
+        True
+        >>> Updates(schedule="cos")
+        Traceback (most recent call last):
+        ValueError: updates.schedule = 'cos': give one of constant, linear, cosine
     """
 
     epochs: int = 1
@@ -168,12 +185,13 @@ class Updates:
     overlap: bool = False
     learning_rate: float = 1e-4
     warmup_steps: int = 5
+    schedule: Schedule = "constant"
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "microbatch_size", "gradient_clip"):
-            number = getattr(self, name)
-            if number is not None and number <= 0:
-                raise ValueError(f"updates.{name} = {number}: give a positive number")
+        for name in ("epochs", "minibatches", "microbatch_size", "gradient_clip", "learning_rate"):
+            positive(f"updates.{name}", getattr(self, name))
+        one_of("updates.schedule", self.schedule, get_args(Schedule))
 
     @property
     def per_rollout(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ctrlreward.functional.policy import token_weights
 from ctrlreward.policy.distributed import share_of_mean
 from ctrlreward.policy.experience import Experience, PolicyOutput, Updates
+from ctrlreward.policy.model import reference_policy
 from ctrlreward.policy.objectives import (
     Objective,
     advantages_over_ranks,
@@ -55,7 +56,8 @@ class Learner:
 
     @torch.no_grad()
     def evaluate(self, rollout: Rollout) -> PolicyOutput:
-        """Compute the same without gradients, a microbatch at a time."""
+        """Compute the same without gradients and dropout, a microbatch at a time."""
+        self.policy.eval()
         batches = self.updates.microbatch_rows(len(rollout.completions))
         outputs = [self.forward(rollout[rows]) for rows in batches]
         values = [output.values for output in outputs if output.values is not None]
@@ -81,7 +83,7 @@ class Learner:
             output: Output of the policy that sampled; None if it is the current policy.
         """
         choices = self.objective.choices
-        with self.policy.disable_adapter():
+        with reference_policy(self.policy):
             reference = self.evaluate(rollout).log_probs
         if output is None and (self.updates.off_policy or self.value_head):
             output = self.evaluate(rollout)
@@ -128,6 +130,7 @@ class Learner:
         Returns:
             See `objectives.loss_terms`; with a value head also `value_loss`.
         """
+        self.policy.train()  # the adapter's dropout, and gradient checkpointing
         log_probs, values = self.forward(experience.rollout)
         terms = loss_terms(self.objective.choices, log_probs, experience, weights, kl_coef)
         if values is None or experience.estimates is None:

@@ -1,143 +1,249 @@
-"""The models of `PolicyTuner`: loading with a LoRA adapter, optimising, releasing."""
+"""The models of `PolicyTuner`: a base model with an adapter, its reference policy, releasing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
-import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    GenerationConfig,
-    PreTrainedModel,
-)
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from ctrlreward.engine.output_layer import keep_contiguous
+from ctrlreward.arguments import one_of, positive
 from ctrlreward.lightning_package import CallbackMixin, LightningModule, Trainer
+from ctrlreward.policy.base_model import Quantization, load_base
 from ctrlreward.reward import Reward
-from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.loading import load_config
+from ctrlreward.scorers.model_scorer import Dtype
 from ctrlreward.weights.sources import resolve
+
+_ALL_LINEAR = "all-linear"
+_START = "start"  # name of the frozen copy of the adapter that training starts from
 
 
 @dataclass(frozen=True)
 class LoRA:
-    """The adapter on all linear layers, and the precision of the frozen weights under it.
+    """The adapter, and the precision of the frozen base weights under it.
+
+    Adapter weights are float32. Dropout layers of the base model stay off, and the adapter's are
+    on only while the loss is computed: sampling, the reference policy and the log-probabilities at
+    sampling have none.
 
     Args:
-        rank: Rank of the adapter; alpha is twice the rank.
-        dtype: Data type of the frozen base weights; None picks one by device. The adapter is
-            always float32.
+        rank: Rank of the adapter. None: 16.
+        dtype: Data type of the base weights, or of the computations if they are quantised. None
+            picks one by device.
+        alpha: Scale of the adapter, which is multiplied by alpha / rank. None: twice the rank.
+        targets: Names of the linear layers to adapt, such as `["q_proj", "v_proj"]`, as in peft's
+            `target_modules`; a single string is one name. `"all-linear"` and None: all except the
+            output layer, which is never adapted.
+        dropout: Dropout rate of the adapter's inputs, in [0, 1). None: 0, with which the ratio to
+            the policy that sampled is exactly 1 at the first update.
+        quantization: `"nf4"` (4 bits, double quantisation, as in QLoRA) or `"int8"` quantises the
+            base weights with bitsandbytes while loading; None does not.
+        adapter: Folder of a trained LoRA adapter to continue from, as `PolicyTuner.export_adapter`
+            or peft's `save_pretrained` writes it; safetensors only. Rank, alpha, targets and
+            dropout are the adapter's. None: a new adapter, which changes nothing at first.
 
     Raises:
-        ValueError: The rank is not positive.
+        ValueError: A number is out of range, or the quantisation is unknown.
+
+    Example:
+        >>> LoRA(rank=8).scale
+        16
+        >>> LoRA(targets=["q_proj", "v_proj"], quantization="int4")
+        Traceback (most recent call last):
+        ValueError: lora.quantization = 'int4': give one of nf4, int8 (did you mean 'int8'?)
     """
 
-    rank: int = 16
-    dtype: str | None = None
+    rank: int | None = None
+    dtype: Dtype | None = None
+    alpha: int | None = None
+    targets: str | Sequence[str] | None = None
+    dropout: float | None = None
+    quantization: Quantization | None = None
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"lora.rank = {self.rank}: give a positive number")
+        positive("lora.rank", self.rank)
+        positive("lora.alpha", self.alpha)
+        if self.dropout is not None and not 0 <= self.dropout < 1:
+            raise ValueError(f"lora.dropout = {self.dropout}: give a number from 0 to below 1")
+        if self.quantization is not None:
+            one_of("lora.quantization", self.quantization, get_args(Quantization))
+
+    @property
+    def scale(self) -> int:
+        """The alpha of a new adapter."""
+        return 2 * (self.rank or 16) if self.alpha is None else self.alpha
 
 
 def load_policy(model: str, lora: LoRA, device: str) -> PeftModel:
-    """Load a causal or encoder-decoder language model and add a new LoRA adapter to it.
+    """Load a causal or encoder-decoder language model with a new or a trained LoRA adapter.
 
     Args:
         model: Local folder, Hugging Face id or short name.
-        lora: Rank of the adapter and dtype of the base weights.
-        device: Type of the device that the model will run on. It is loaded to the CPU.
+        lora: The adapter, and dtype and quantisation of the base weights.
+        device: Device that the model will run on, as in torch. Quantised weights are loaded to it,
+            others to the CPU.
 
     Raises:
-        ValueError: An encoder-decoder does not define the token that its decoder starts with.
+        ValueError: An encoder-decoder does not define the token that its decoder starts with; a
+            target is no linear layer of the model; the adapter cannot be read, is not for this
+            model, or contradicts the other options.
+        ImportError: bitsandbytes is needed and not installed.
     """
-    is_encoder_decoder = load_config(model).is_encoder_decoder
-    auto_class = AutoModelForSeq2SeqLM if is_encoder_decoder else AutoModelForCausalLM
-    base = auto_class.from_pretrained(
-        resolve(model), dtype=pick_dtype(lora.dtype, device), use_safetensors=True
-    )
-    base.generation_config = _plain_generation_config(model, base)
-    keep_contiguous(base)
+    base = load_base(model, lora.dtype, lora.quantization, device)
+    linear = _linear_layers(base)
+    if lora.adapter is not None:
+        return _continued(base, model, lora, lora.adapter, linear).train()
     config = LoraConfig(
-        r=lora.rank,
-        lora_alpha=2 * lora.rank,
-        target_modules="all-linear",
-        task_type="SEQ_2_SEQ_LM" if is_encoder_decoder else "CAUSAL_LM",
+        r=lora.rank or 16,
+        lora_alpha=lora.scale,
+        target_modules=_target_modules(lora.targets, linear),
+        lora_dropout=lora.dropout or 0.0,
+        task_type="SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM",
         # Lets plain peft find the base model of an exported adapter.
         base_model_name_or_path=resolve(model),
     )
     return get_peft_model(base, config).train()
 
 
-def _plain_generation_config(model: str, base: PreTrainedModel) -> GenerationConfig:
-    """Keep only the start and end tokens of a model's generation config.
+def _linear_layers(base: PreTrainedModel) -> list[str]:
+    """Return the full names of the linear layers, except the output layer.
 
-    Its other settings (repetition penalty, beams, forced first and last tokens) would sample from
-    a distribution other than the one that is trained.
+    The output layer's product is computed from its own weights (`engine.output_layer`), past any
+    adapter.
     """
-    published = base.generation_config
-    start = published.decoder_start_token_id
-    if base.config.is_encoder_decoder and start is None:
+    return [
+        name
+        for name, layer in base.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not base.get_output_embeddings()
+    ]
+
+
+def _target_modules(targets: str | Sequence[str] | None, linear: Sequence[str]) -> str | list[str]:
+    """Return the targets of an adapter as peft takes them, after checking each."""
+    if targets is None or targets == _ALL_LINEAR:
+        return _ALL_LINEAR
+    names = [targets] if isinstance(targets, str) else list(targets)
+    known = sorted({name.rpartition(".")[2] for name in linear})
+    for name in names or [""]:
+        if not _matching([name], linear):
+            one_of("lora.targets", name, known)
+    return names
+
+
+def _matching(targets: Sequence[str], linear: Sequence[str]) -> set[str]:
+    """Return the layers that peft adapts for some targets: those whose name ends in one."""
+    return {name for name in linear for t in targets if f".{name}".endswith(f".{t}")}
+
+
+def _continued(
+    base: PreTrainedModel, model: str, lora: LoRA, folder: str, linear: Sequence[str]
+) -> PeftModel:
+    """Add a trained adapter, to be trained further."""
+    config = _adapter_config(folder)
+    fits = f"lora.adapter = {folder!r}, trained on {config.base_model_name_or_path!r},"
+    config.base_model_name_or_path = resolve(model)
+    try:
+        policy = get_peft_model(base, config)
+        missing = _load_adapter(policy, folder, "default")
+    except (RuntimeError, ValueError) as error:  # other shapes, or other names of layers
+        raise ValueError(f"{fits} does not fit model = {model!r}: {error}") from error
+    if missing:
+        raise ValueError(f"{fits} does not fit model = {model!r}: it differs in {missing[:3]}")
+    tuner: Any = policy.base_model
+    adapted = set(tuner.targeted_module_names)
+    if not adapted <= set(linear):
         raise ValueError(
-            f"model = {model!r} has no decoder_start_token_id: set it in its "
-            "generation_config.json to the token that the decoder starts with"
+            f"{fits} adapts {', '.join(sorted(adapted - set(linear)))}: give one of linear layers "
+            "other than the output layer"
         )
-    return GenerationConfig(eos_token_id=published.eos_token_id, decoder_start_token_id=start)
+    _check_agreement(lora, config, adapted, linear)
+    return policy
 
 
-def adamw_with_warmup(
-    parameters: Iterable[torch.nn.Parameter], learning_rate: float, warmup_steps: int
-) -> dict[str, Any]:
-    """Return AdamW on the trainable parameters, with a linear warm-up, in Lightning's format.
+def _adapter_config(folder: str) -> LoraConfig:
+    path = Path(folder).expanduser()
+    needed = [path / "adapter_config.json", path / "adapter_model.safetensors"]
+    absent = [file.name for file in needed if not file.is_file()]
+    if absent:
+        raise ValueError(
+            f"lora.adapter = {folder!r} has no {' and no '.join(absent)}: give a folder written by "
+            "PolicyTuner.export_adapter or by peft's save_pretrained, which has both"
+        )
+    config = PeftConfig.from_pretrained(str(path))
+    if not isinstance(config, LoraConfig):
+        raise ValueError(f"lora.adapter = {folder!r} is of type {config.peft_type}: give a LoRA")
+    if config.modules_to_save or config.bias != "none":
+        raise ValueError(
+            f"lora.adapter = {folder!r} has whole layers or biases (modules_to_save = "
+            f"{config.modules_to_save}, bias = {config.bias!r}): give one of low-rank weights "
+            "alone, or merge it into its base model first"
+        )
+    config.inference_mode = False
+    return config
 
-    Args:
-        parameters: All parameters; frozen ones are skipped.
-        learning_rate: Learning rate after the warm-up.
-        warmup_steps: Number of updates over which the learning rate rises linearly.
-    """
-    trainable = [p for p in parameters if p.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=learning_rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / max(1, warmup_steps))
-    )
-    return {
-        "optimizer": optimizer,
-        "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-    }
+
+def _load_adapter(policy: PeftModel, folder: str, name: str) -> list[str]:
+    """Load the weights of an adapter; return the names that only model or file has."""
+    weights = load_file(Path(folder).expanduser() / "adapter_model.safetensors")
+    result: Any = set_peft_model_state_dict(policy, weights, adapter_name=name)
+    lost = [key for key in result.missing_keys if "lora_" in key and f".{name}" in key]
+    return [*lost, *result.unexpected_keys]
 
 
-def step_optimizer(
-    module: LightningModule,
-    microbatches: Iterable[dict[str, Tensor]],
-    gradient_clip: float | None,
-) -> dict[str, Tensor]:
-    """Make one update with the summed gradients of some microbatches.
+def _check_agreement(
+    lora: LoRA, config: LoraConfig, adapted: set[str], linear: Sequence[str]
+) -> None:
+    """Raise if options of a new adapter differ from those of the trained one."""
+    has = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
+    for name, value in has.items():
+        given = getattr(lora, name)
+        if given is not None and given != value:
+            raise ValueError(
+                f"lora.{name} = {given}, but lora.adapter = {lora.adapter!r} has {value}: leave "
+                f"lora.{name} out"
+            )
+    if lora.targets is None:
+        return
+    targets = _target_modules(lora.targets, linear)
+    if adapted != (set(linear) if targets == _ALL_LINEAR else _matching(targets, linear)):
+        raise ValueError(
+            f"lora.targets = {lora.targets!r}, but lora.adapter = {lora.adapter!r} adapts "
+            f"{', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
+        )
 
-    Args:
-        module: A module under manual optimisation, with one optimizer and one schedule.
-        microbatches: The terms of each; `loss` has gradients. The next one is computed after the
-            backward pass of the previous one.
-        gradient_clip: Largest gradient norm; None for no clipping.
 
-    Returns:
-        The terms, summed over the microbatches, without gradients.
-    """
-    optimizer: Any = module.optimizers()
-    schedule: Any = module.lr_schedulers()
-    optimizer.zero_grad()
-    detached = []
-    for terms in microbatches:
-        module.manual_backward(terms["loss"])
-        detached.append({name: value.detach() for name, value in terms.items()})
-    module.clip_gradients(optimizer, gradient_clip, "norm")
-    optimizer.step()
-    schedule.step()
-    return {name: torch.stack([terms[name] for terms in detached]).sum() for name in detached[0]}
+def keep_start(policy: PeftModel, folder: str) -> None:
+    """Add a frozen copy of the trained adapter, the reference policy of `reference_policy`."""
+    policy.add_adapter(_START, policy.peft_config["default"])
+    _load_adapter(policy, folder, _START)
+    policy.set_adapter("default")  # which also freezes every other adapter
+
+
+@contextmanager
+def reference_policy(policy: PeftModel) -> Iterator[None]:
+    """Turn a policy into its reference: the adapter of `keep_start`, else the base model."""
+    if _START not in policy.peft_config:
+        with policy.disable_adapter():
+            yield
+        return
+    policy.set_adapter(_START, inference_mode=True)
+    try:
+        yield
+    finally:
+        policy.set_adapter("default")
+
+
+def export_adapter(policy: PeftModel, folder: str) -> None:
+    """Write the adapter that is trained in peft's format."""
+    policy.save_pretrained(folder, selected_adapters=["default"])
 
 
 class ReleaseOnExceptionMixin(CallbackMixin):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
+from ctrlreward.arguments import one_of
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import gather_values
@@ -23,6 +24,7 @@ Scale = Literal["group", "batch", "none"]
 Ratio = Literal["token", "sequence", "none"]
 Aggregation = Literal["sequence", "token", "constant", "sum"]
 KLEstimator = Literal["k1", "k2", "k3"]
+Reference = Literal["start", "base"]
 
 NO_CLIP = (1.0, math.inf)
 
@@ -37,13 +39,6 @@ _BASELINES: dict[Baseline, Callable[[Tensor, Tensor], Tensor]] = {
 _DEVIATIONS: dict[Scale, Callable[[Tensor, Tensor], Tensor]] = {
     "group": formulas.group_deviation,
     "batch": formulas.batch_deviation,
-}
-_NAMES = {
-    "baseline": get_args(Baseline),
-    "scale": get_args(Scale),
-    "ratio": get_args(Ratio),
-    "aggregation": get_args(Aggregation),
-    "kl_estimator": get_args(KLEstimator),
 }
 # Scales whose deviation can be 0 only where the advantages are 0 too.
 _SCALES: dict[Baseline, tuple[Scale, ...]] = {
@@ -99,6 +94,8 @@ class Choices:
             )
 
 
+_NAMES = {name: get_args(h) for name, h in get_type_hints(Choices).items() if name != "clip"}
+
 ALGORITHMS: dict[Algorithm, Choices] = {
     # Shao et al. 2024
     "grpo": Choices("group", "group", "token", (0.2, 0.2), "sequence"),
@@ -143,15 +140,26 @@ class Objective:
         aggregation: Mean over completions of the mean over tokens (`"sequence"`), mean over all
             tokens (`"token"`), or mean over completions of the sum over tokens, divided by
             `max_new_tokens` (`"constant"`) or by nothing (`"sum"`).
-        kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the untuned model. k1
+        kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the reference. k1
             has the gradient of k2, since its own has mean 0.
         kl_coef: Weight of the KL divergence, per token, in the loss.
+        reference: Policy that the KL divergence is measured from, if training starts from a trained
+            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model. From
+            the start the divergence is 0 at first, as with a new adapter, and the term keeps what
+            the adapter has learned; from the base model it would undo it. Same as TRL's reference.
         mask_truncated: Whether to exclude completions that were cut off by their length from the
             loss. Their rewards still count in the baselines.
 
     Raises:
         ValueError: An unknown algorithm or choice, choices that cannot be combined, or clip
             bounds out of range.
+
+    Example:
+        >>> Objective("dapo").choices.clip
+        (0.2, 0.28)
+        >>> Objective("gpro")
+        Traceback (most recent call last):
+        ValueError: objective.algorithm = 'gpro': give one of grpo, ... (did you mean 'grpo'?)
     """
 
     algorithm: Algorithm = "grpo"
@@ -163,16 +171,15 @@ class Objective:
     kl_estimator: KLEstimator | None = None
     kl_coef: float = 0.05
     mask_truncated: bool = False
+    reference: Reference = "start"
 
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise ValueError(
-                f"objective.algorithm = {self.algorithm!r}: give one of {', '.join(ALGORITHMS)}"
-            )
+        one_of("objective.algorithm", self.algorithm, ALGORITHMS)
+        one_of("objective.reference", self.reference, get_args(Reference))
         for name, names in _NAMES.items():
             choice = getattr(self, name)
-            if choice is not None and choice not in names:
-                raise ValueError(f"objective.{name} = {choice!r}: give one of {', '.join(names)}")
+            if choice is not None:
+                one_of(f"objective.{name}", choice, names)
         _ = self.choices  # raises if they cannot be combined
 
     @property
@@ -286,7 +293,7 @@ def loss_terms(
         kl_coef: Weight of the KL term.
 
     Returns:
-        `loss`, with gradients. Without gradients: `kl` from the untuned model and `entropy`, in
+        `loss`, with gradients. Without gradients: `kl` from the reference and `entropy`, in
         nats per token, as means over completions of the mean over tokens; `ratio` to the policy
         that sampled, `clip_fraction` in [0, 1], and `update_kl`, the KL divergence of the current
         policy from the one that sampled, as means over tokens.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ctrlreward.arguments import positive
 from ctrlreward.engine.output_layer import hidden_states, token_log_probs
 from ctrlreward.functional.policy import completion_mask, ended
 
@@ -26,12 +27,41 @@ class Generation:
         temperature: Sampling temperature.
         stop: A string that ends completions, in addition to the model's end tokens, and is removed
             from the text. It has to be a single token, such as a newline.
+        chat: Whether the policy reads each prompt as a user's message, through the tokenizer's chat
+            template with its start of an answer, as TRL's trainers do with conversations. The
+            template's end of turn ends completions. A text is still prefix + completion: since an
+            answer is a text of its own, use `""` as prefix.
+        system: System message of each conversation; None for the template's own, if any.
+        chat_template_kwargs: Further variables of the template, such as `enable_thinking`.
+
+    Raises:
+        ValueError: A number is not positive, or an option of chats is given without `chat`.
+
+    Example:
+        >>> Generation(group_size=4, chat=True, system="Answer in one sentence.").temperature
+        1.0
+        >>> Generation(system="Answer in one sentence.")
+        Traceback (most recent call last):
+        ValueError: generation.system = 'Answer in one sentence.' is part of a chat: ...
     """
 
     group_size: int = 8
     max_new_tokens: int = 32
     temperature: float = 1.0
     stop: str | None = None
+    chat: bool = False
+    system: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "max_new_tokens", "temperature"):
+            positive(f"generation.{name}", getattr(self, name))
+        for name in ("system", "chat_template_kwargs"):
+            given = getattr(self, name)
+            if given is not None and not self.chat:
+                raise ValueError(
+                    f"generation.{name} = {given!r} is part of a chat: set generation.chat to True"
+                )
 
 
 @dataclass(frozen=True)
@@ -72,6 +102,7 @@ def sample(
     prompts: Sequence[str],
     max_new_tokens: int,
     temperature: float,
+    special_tokens: bool = True,
 ) -> Rollout:
     """Sample one completion per prompt, with torch's global generator.
 
@@ -86,10 +117,12 @@ def sample(
         prompts: n prompts, which a causal model continues or an encoder reads.
         max_new_tokens: Longest completion.
         temperature: Sampling temperature; 0 decodes greedily.
+        special_tokens: Whether an encoder reads the tokenizer's special tokens too; False if a chat
+            template has put them into the prompts.
     """
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     family = _family(model)
-    batch = family.encode(tokenizer, list(prompts))
+    batch = family.encode(tokenizer, list(prompts), special_tokens)
     prompt = torch.tensor(batch.input_ids, device=model.device)
     attention = torch.tensor(batch.attention_mask, device=model.device)
     with torch.no_grad():
@@ -144,12 +177,12 @@ class _Family(NamedTuple):
     """Differences between causal models and encoder-decoders.
 
     Attributes:
-        encode: Tokenizes prompts.
+        encode: Tokenizes prompts, with special tokens if asked to and if the model reads them.
         prefix_length: Number of tokens that `generate` returns before the first new one.
         states: See `states_before`.
     """
 
-    encode: Callable[[PreTrainedTokenizerBase, list[str]], BatchEncoding]
+    encode: Callable[[PreTrainedTokenizerBase, list[str], bool], BatchEncoding]
     prefix_length: Callable[[Tensor], int]
     states: Callable[[Any, Rollout], Tensor]
 
@@ -183,7 +216,7 @@ def _decoder_states(model: Any, rollout: Rollout) -> Tensor:
 
 _CAUSAL = _Family(
     # No special tokens: an end token after the prompt would end the text.
-    lambda tokenizer, prompts: tokenizer(
+    lambda tokenizer, prompts, _: tokenizer(
         prompts, add_special_tokens=False, padding=True, padding_side="left"
     ),
     lambda prompt: prompt.shape[1],
@@ -191,17 +224,19 @@ _CAUSAL = _Family(
 )
 _ENCODER_DECODER = _Family(
     # BART counts positions from the left, padding included.
-    lambda tokenizer, prompts: tokenizer(prompts, padding=True, padding_side="right"),
+    lambda tokenizer, prompts, special: tokenizer(
+        prompts, add_special_tokens=special, padding=True, padding_side="right"
+    ),
     lambda prompt: 1,  # the decoder's start token
     _decoder_states,
 )
 
 
-def add_stop_token(model: Any, tokenizer: PreTrainedTokenizerBase, stop: str) -> None:
-    """Add a string to the end tokens of a model.
+def stop_token(tokenizer: PreTrainedTokenizerBase, stop: str) -> int:
+    """Return the id of a string that is a single token.
 
     Raises:
-        ValueError: The string is not a single token.
+        ValueError: It is not.
     """
     ids = tokenizer.encode(stop, add_special_tokens=False)
     if len(ids) != 1:
@@ -209,7 +244,13 @@ def add_stop_token(model: Any, tokenizer: PreTrainedTokenizerBase, stop: str) ->
             f"generation.stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string "
             "that is a single token"
         )
-    model.generation_config.eos_token_id = [*_end_tokens(model).tolist(), *ids]
+    return ids[0]
+
+
+def add_end_tokens(model: Any, tokens: Sequence[int]) -> None:
+    """Add tokens to those that end a model's completions."""
+    known = _end_tokens(model).tolist()
+    model.generation_config.eos_token_id = [*known, *(t for t in tokens if t not in known)]
 
 
 def _end_tokens(model: Any) -> Tensor:

@@ -13,26 +13,29 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from ctrlreward.lightning_package import Callback, LightningModule, misconfigured, mixed, package_of
+from ctrlreward.lightning_package import (
+    Callback,
+    LightningModule,
+    check_strategy,
+    misconfigured,
+    mixed,
+    package_of,
+)
 from ctrlreward.placement import reserve_core, shared_device
+from ctrlreward.policy.chat import check_beginnings, conversations
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
 from ctrlreward.policy.learner import Learner
-from ctrlreward.policy.model import (
-    LoRA,
-    ReleaseOnExceptionMixin,
-    adamw_with_warmup,
-    load_policy,
-    step_optimizer,
-)
+from ctrlreward.policy.loading import load_with_tokenizer
+from ctrlreward.policy.model import LoRA, ReleaseOnExceptionMixin, export_adapter
 from ctrlreward.policy.objectives import Objective, check_sampling
-from ctrlreward.policy.rollouts import Generation, Rollout, add_stop_token, sample
+from ctrlreward.policy.optimizer import adamw, number_of_updates, step_optimizer
+from ctrlreward.policy.rollouts import Generation, Rollout, sample
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together, rank_and_ranks
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.weights.loading import load_tokenizer
 
 _PROMPTS_PER_BATCH = 64  # in `complete`
 
@@ -44,7 +47,7 @@ class PolicyTunerMixin(LightningModule):
     completes each `group_size` times; the reward scores prefix + completion, with all other columns
     as they are. In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the
     decoder generates the completion; if that is the whole text, as in style transfer, use `""` as
-    prefix.
+    prefix. With `generation.chat` an instruction-tuned model reads each prompt as a user's message.
 
     By default each rollout makes one update, by Lightning's automatic optimisation. Under manual
     optimisation (see `Updates`) leave out the trainer's `gradient_clip_val` and
@@ -107,7 +110,7 @@ class PolicyTunerMixin(LightningModule):
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._waiting: PendingExperience | None = None
-        self._device_type: str | None = None
+        self._training_device: torch.device | None = None  # of training
         self.policy: PeftModel  # set by configure_model, as the next two
         self.learner: Learner
         self.value_head: ValueHead | None = None
@@ -116,44 +119,56 @@ class PolicyTunerMixin(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a callback that frees the reward's models when training fails."""
-        release = mixed(ReleaseOnExceptionMixin, package_of(self).load("callbacks.Callback"))
+        release = mixed(ReleaseOnExceptionMixin, package_of(self), "callbacks.Callback")
         return [release(self.reward)]
 
     def setup(self, stage: str) -> None:
-        """Check the devices.
+        """Check the strategy and the devices.
 
         Raises:
-            MisconfigurationException: A scorer shares one of several training devices.
+            MisconfigurationException: The strategy shards the weights, or a scorer shares one of
+                several training devices.
         """
+        check_strategy(self.trainer)
         devices = {
             f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices
             for name, c in self.reward.components.items()
         }
         # configure_model runs before Lightning moves the module there.
-        self._device_type = self.trainer.strategy.root_device.type
+        self._training_device = self.trainer.strategy.root_device
         device_ids, ranks = self.trainer.device_ids, self.trainer.world_size
-        clash = shared_device(devices, self._device_type, device_ids, ranks)
+        clash = shared_device(devices, self._training_device.type, device_ids, ranks)
         if clash is not None:
             raise misconfigured(self, clash)
 
     def configure_model(self) -> None:
-        """Load the base model with a new adapter and, if needed, a value head; only once."""
+        """Load the base model with its adapter and, if needed, a value head; only once.
+
+        Raises:
+            ValueError: An option does not fit the model; see `LoRA` and `Generation`.
+            ImportError: The base weights are to be quantised, without bitsandbytes.
+        """
         if "policy" in dict(self.named_children()):
             return
-        self.tokenizer = load_tokenizer(self.base_model)
-        device_type = self._device_type or self.device.type
-        self.policy = load_policy(self.base_model, self.lora, device_type)
-        if self.generation.stop is not None:
-            add_stop_token(self.policy, self.tokenizer, self.generation.stop)
+        device = str(self._training_device or self.device)
+        groups = (self.objective, self.generation, self.updates, self.lora)
+        self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *groups)
         if self.objective.choices.baseline == "value":
             self.value_head = ValueHead(self.policy.get_output_embeddings().weight.shape[1])
         options = (self.objective, self.critic, self.updates, self.generation)
         self.learner = Learner(self.policy, self.value_head, *options)
 
-    def configure_optimizers(self) -> dict[str, Any]:
-        """Return AdamW on the adapter and the value head, with a linear warm-up."""
+    def configure_optimizers(self) -> Any:
+        """Return AdamW on the adapter and the value head, with its learning-rate schedule.
+
+        Raises:
+            MisconfigurationException: The schedule needs a number of steps that is unknown.
+        """
         updates = self.updates
-        return adamw_with_warmup(self.parameters(), updates.learning_rate, updates.warmup_steps)
+        falls = updates.schedule != "constant"
+        return adamw(
+            self.parameters(), updates, number_of_updates(self, updates) if falls else None
+        )
 
     def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
         """Return the batch; text needs no device."""
@@ -192,8 +207,9 @@ class PolicyTunerMixin(LightningModule):
     def validation_step(self, batch: Samples, batch_idx: int) -> None:
         """Do nothing: `GenerationScorer` scores held-out generations at each validation."""
 
-    def complete(self, prompts: Sequence[str]) -> list[str]:
+    def complete(self, prompts: str | Sequence[str]) -> list[str]:
         """Sample one completion per prompt, with the settings of `generation`."""
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         return [
             completion
             for start in range(0, len(prompts), _PROMPTS_PER_BATCH)
@@ -203,7 +219,7 @@ class PolicyTunerMixin(LightningModule):
     def export_adapter(self, folder: str | PathLike[str]) -> None:
         """Write the adapter in peft's format, for `PeftModel.from_pretrained`."""
         self.configure_model()
-        self.policy.save_pretrained(str(folder))
+        export_adapter(self.policy, str(folder))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remove the frozen base model from the checkpoint."""
@@ -230,16 +246,23 @@ class PolicyTunerMixin(LightningModule):
 
     def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
         self.configure_model()
-        self.policy.eval()  # dropout would make the update's log-probabilities differ
+        self.policy.eval()  # no dropout; checkpointed layers would keep no key-value cache
         options = self.generation
+        if options.chat:
+            prompts = conversations(self.tokenizer, options, prompts)
         temperature = options.temperature if temperature is None else temperature
         shares_cores = self.updates.overlap and self.device.type == "cpu"
         with reserve_core() if shares_cores else nullcontext():
-            return sample(self.policy, self.tokenizer, prompts, options.max_new_tokens, temperature)
+            return sample(
+                *(self.policy, self.tokenizer, prompts, options.max_new_tokens, temperature),
+                special_tokens=not options.chat,
+            )
 
     def _collect(self, batch: Samples) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""
         prompts = batch.as_prompts()
+        if self.generation.chat:
+            check_beginnings(prompts)
         rows = [i for i in range(len(batch)) for _ in range(self.generation.group_size)]
         start = partial(PendingRollout.start, reward=self.reward, overlap=self.updates.overlap)
         sampled = start(prompts[rows], self._sample)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ctrlreward.arguments import positive
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import gather_values
@@ -28,6 +29,13 @@ class Critic:
 
     Raises:
         ValueError: A number is out of range.
+
+    Example:
+        >>> Critic(gae_lambda=1.0, clip=None).gamma
+        1.0
+        >>> Critic(gamma=2)
+        Traceback (most recent call last):
+        ValueError: critic.gamma = 2: give a number in [0, 1]
     """
 
     gamma: float = 1.0
@@ -41,10 +49,7 @@ class Critic:
                 raise ValueError(f"critic.{name} = {number}: give a number in [0, 1]")
         if self.coef < 0:
             raise ValueError(f"critic.coef = {self.coef}: give 0 or a positive number")
-        if self.clip is not None and self.clip <= 0:
-            raise ValueError(
-                f"critic.clip = {self.clip}: give a positive number, or null for no clipping"
-            )
+        positive("critic.clip", self.clip)
 
 
 class ValueHead(nn.Module):

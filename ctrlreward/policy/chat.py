@@ -1,0 +1,91 @@
+"""Chat templates: prompts as a conversation, and the token that ends an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from jinja2 import TemplateError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from ctrlreward.policy.rollouts import Generation
+    from ctrlreward.samples import Samples
+
+_ANSWER = "Answer"
+
+
+def conversations(
+    tokenizer: PreTrainedTokenizerBase, options: Generation, prompts: Sequence[str]
+) -> list[str]:
+    """Return the texts that the model reads for some prompts.
+
+    Each prompt is one user message, after the system message if there is one; the template's
+    start of an answer follows. The texts have all special tokens.
+    """
+    return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: str) -> list[int]:
+    """Return the special token that ends an answer in the chat template, if it has one.
+
+    Raises:
+        ValueError: The tokenizer has no chat template, or it refuses or drops the system message.
+    """
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"generation.chat = True, but the tokenizer of model = {model!r} has no chat template: "
+            "give an instruction-tuned model, or leave generation.chat out"
+        )
+    messages = _messages(options, "Question")
+    try:
+        _rendered(tokenizer, options, messages)
+        answered = [*messages, {"role": "assistant", "content": _ANSWER}]
+        text = _rendered(tokenizer, options, answered, add_generation_prompt=False)
+    except TemplateError as error:
+        raise ValueError(
+            f"the chat template of model = {model!r} refuses a conversation with "
+            f"generation.system = {options.system!r}: {error}"
+        ) from error
+    if (options.system or "").strip() not in text:
+        raise ValueError(
+            f"the chat template of model = {model!r} drops generation.system = "
+            f"{options.system!r}: leave it out, and put it into the prompts"
+        )
+    after = text.rpartition(_ANSWER)[2].lstrip()
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [i for i in tokenizer.encode(after, add_special_tokens=False)[:1] if i in special]
+
+
+def check_beginnings(prompts: Samples) -> None:
+    """Raise if a text begins with its own prompt, which is the user's message.
+
+    Raises:
+        ValueError: Names the first such text.
+    """
+    for prompt, beginning in zip(prompts.prompts or (), prompts.prefixes or (), strict=True):
+        if beginning and prompt == beginning:
+            raise ValueError(
+                f"generation.chat = True, and {prompt!r} is both the user's message and the "
+                "beginning of the text that is scored: give Samples(texts=[''], prefixes=[''], "
+                "prompts=[...]), whose texts are the answers alone"
+            )
+
+
+def _messages(options: Generation, prompt: str) -> list[dict[str, str]]:
+    system = [] if options.system is None else [{"role": "system", "content": options.system}]
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def _rendered(
+    tokenizer: PreTrainedTokenizerBase,
+    options: Generation,
+    messages: list[dict[str, str]],
+    add_generation_prompt: bool = True,
+) -> str:
+    extra: Mapping[str, Any] = options.chat_template_kwargs or {}
+    text = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=add_generation_prompt, **extra
+    )
+    return cast(str, text)  # since it is not tokenised
