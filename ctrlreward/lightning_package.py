@@ -33,6 +33,7 @@ __all__ = [
     "ModelCheckpoint",
     "TorchCheckpointIO",
     "Trainer",
+    "check_strategy",
     "is_instance",
     "misconfigured",
     "package_of",
@@ -109,14 +110,39 @@ def misconfigured(instance: object, message: str) -> Exception:
     return package_of(instance).misconfiguration(message)
 
 
+SHARDING = ("FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy")
+
+
+def check_strategy(trainer: Trainer) -> None:
+    """Check that every rank has the whole model.
+
+    Under FSDP, tensor parallelism and DeepSpeed a rank has a part of it, or of its optimizer. To
+    generate, all ranks would have to run every layer the same number of times, whereas the texts of
+    each rank end at a length of their own. Adapters and checkpoints, which rank 0 writes alone,
+    would have to be gathered first. Lightning runs FSDP and DeepSpeed on GPUs only.
+
+    Raises:
+        MisconfigurationException: They do not; names the strategy to use instead.
+    """
+    if any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING):
+        raise misconfigured(
+            trainer,
+            f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
+            "over the ranks, but PolicyTuner and the callbacks of ctrlreward generate texts and "
+            "write checkpoints with the whole model: use Trainer(strategy='ddp'); to save memory, "
+            "PolicyTuner has updates.gradient_checkpointing, updates.microbatch_size and "
+            "lora.quantization",
+        )
+
+
 class CallbackMixin(Callback):
-    """Base of all callbacks: checks that they are used with the package they are made for."""
+    """Base of all callbacks: checks that the package and the strategy are those they work with."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the packages of trainer and callback.
+        """Check the packages of trainer and callback, and the strategy.
 
         Raises:
-            MisconfigurationException: They differ.
+            MisconfigurationException: The packages differ, or the strategy splits the model.
         """
         super().setup(trainer, pl_module, stage)
         ours, theirs = package_of(self), package_of(trainer)
@@ -126,3 +152,4 @@ class CallbackMixin(Callback):
                 f"this {name} is a callback of {ours.name}, but the trainer is one of "
                 f"{theirs.name}: use `from {theirs.ours} import {name}`"
             )
+        check_strategy(trainer)
