@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.monitoring import check_mode, check_timely, read_metrics, rule_errors
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
@@ -58,7 +59,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     def __init__(
         self,
         monitor: str = "score/attribute_relevance",
-        mode: str = "max",
+        mode: Mode = "max",
         dirpath: str | None = None,
         filename: str | None = None,
         save_top_k: int = 1,
@@ -85,7 +86,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     @property
     def rule(self) -> BestRule:
         """The rule that decides."""
-        return BestRule(str(self.monitor), self.mode, self.save_top_k, self.constraints)
+        mode = cast(Mode, self.mode)
+        return BestRule(str(self.monitor), mode, self.save_top_k, self.constraints)
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""

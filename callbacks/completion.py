@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 
 
 @runtime_checkable
@@ -34,7 +34,9 @@ class TextGenerator(Protocol):
         ...
 
 
-def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: int = 0) -> Samples:
+def generate(
+    module: TextGenerator, prompts: SamplesLike, repeats: int = 1, seed: int = 0
+) -> Samples:
     """Complete each prompt.
 
     A prompt is a sample whose text is only a beginning. `Samples(texts=["The food"])` requests
@@ -44,10 +46,10 @@ def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: in
 
     Args:
         module: The generator; the caller puts it in eval mode.
-        prompts: n samples. The beginning of each text is `prefixes` if given, else `texts`. With
-            prefixes, the rest of each text is ignored, so earlier generations can be passed
-            again. The model reads `prompts` if given, else the beginnings. Labels, sources and
-            other columns are kept.
+        prompts: n samples, or anything that `as_samples` converts. The beginning of each text is
+            `prefixes` if given, else `texts`. With prefixes, the rest of each text is ignored, so
+            earlier generations can be passed again. The model reads `prompts` if given, else the
+            beginnings. Labels, sources and other columns are kept.
         repeats: Completions per prompt.
         seed: Seeds the global generators during the call. Their previous state is restored.
 
@@ -59,7 +61,8 @@ def generate(module: TextGenerator, prompts: Samples, repeats: int = 1, seed: in
     Raises:
         ValueError: The module does not return one string per prompt.
     """
-    rows = prompts.as_prompts()[[i for i in range(len(prompts)) for _ in range(repeats)]]
+    starts = as_samples(prompts).as_prompts()
+    rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
     inputs = cast(Sequence[str], rows.prompts)

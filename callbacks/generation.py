@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from ctrlreward.arguments import positive
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate_across_ranks
 from ctrlreward.callbacks.lightning_internals import logged_step, state_key
 from ctrlreward.callbacks.logged_scores import (
@@ -13,7 +14,7 @@ from ctrlreward.callbacks.logged_scores import (
     SCORED_STEP,
     TABLE,
     check_devices,
-    check_scores,
+    components_by_name,
     mean_scores,
 )
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
@@ -27,7 +28,7 @@ from ctrlreward.lightning_package import (
     misconfigured,
 )
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
@@ -55,9 +56,10 @@ class GenerationScorerMixin(CallbackMixin):
     If training has several devices, the scorer needs another one.
 
     Args:
-        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`. A
-            scorer with several of the scores runs once per validation.
-        samples: The held-out prompts, as for `generate`.
+        scores: Name → score to log: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or
+            a scorer with a single score. A scorer with several of the scores runs once per
+            validation.
+        samples: The held-out prompts, as for `generate`; anything that `as_samples` converts.
         every_n_validations: Interval; the n-th validation is the first one to be scored.
         generations_per_prompt: Completions per prompt.
         name: Prefix of each logged key. Two such callbacks in one trainer need different names.
@@ -74,7 +76,7 @@ class GenerationScorerMixin(CallbackMixin):
         folder: Folder of the sample files; None before `setup` and with `fast_dev_run`.
 
     Raises:
-        TypeError: A value of `scores` is not a component of a scorer.
+        TypeError: A value of `scores` is not a component or a scorer.
         ValueError: There are no scores or no samples, a count is not positive, or a name is
             reserved.
         MisconfigurationException: In `setup`: the module is not a `TextGenerator`, the run has no
@@ -84,8 +86,8 @@ class GenerationScorerMixin(CallbackMixin):
 
     def __init__(
         self,
-        scores: Mapping[str, Component],
-        samples: Samples,
+        scores: Mapping[str, Component | Scorer],
+        samples: Samples | Sequence[str],
         every_n_validations: int = 1,
         generations_per_prompt: int = 1,
         name: str = "score",
@@ -94,22 +96,14 @@ class GenerationScorerMixin(CallbackMixin):
         overlap: bool = False,
     ) -> None:
         super().__init__()
-        check_scores(scores)
-        if len(samples) == 0:
+        self.scores = components_by_name(scores)
+        self.samples = as_samples(samples).as_prompts()
+        if len(self.samples) == 0:
             raise ValueError("samples has no items: give at least one held-out prompt")
-        for argument, count in (
-            ("every_n_validations", every_n_validations),
-            ("generations_per_prompt", generations_per_prompt),
-            ("table_rows", table_rows),
-        ):
-            if count < 1:
-                raise ValueError(f"{argument} = {count}: give a positive number")
-        self.scores = dict(scores)
-        self.samples = samples.as_prompts()
-        self.every_n_validations = every_n_validations
-        self.generations_per_prompt = generations_per_prompt
+        self.every_n_validations = positive("every_n_validations", every_n_validations)
+        self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.name = name
-        self.table_rows = table_rows
+        self.table_rows = positive("table_rows", table_rows)
         self.seed = seed
         self.fresh = False
         self.validations = 0

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
     check_mode,
@@ -70,8 +71,8 @@ class ProxyGuardMixin(CallbackMixin):
         self,
         proxy: str,
         held_out: str,
-        proxy_mode: str = "max",
-        held_out_mode: str = "max",
+        proxy_mode: Mode = "max",
+        held_out_mode: Mode = "max",
         window: int = WINDOW,
         level: float = LEVEL,
         stop: bool = False,

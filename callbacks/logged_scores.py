@@ -9,32 +9,33 @@ import numpy as np
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.base import Component, Scorer, Scores, as_component
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
 
 
-def check_scores(scores: Mapping[str, Component]) -> None:
-    """Raise if the `scores` of a callback cannot be computed or logged.
+def components_by_name(scores: Mapping[str, Component | Scorer]) -> dict[str, Component]:
+    """Return the `scores` of a callback as components.
 
     Raises:
-        TypeError: A value is not a component of a scorer.
-        ValueError: There are no scores, or a name is reserved.
+        TypeError: `scores` is not a mapping, or a value is not a component or a scorer.
+        ValueError: There are no scores, a scorer has several, or a name is reserved.
     """
+    if not isinstance(scores, Mapping):
+        raise TypeError(
+            f"scores is a {type(scores).__name__}: give a mapping, "
+            '{"coherence": ctrleval["coherence"]}'
+        )
     if not scores:
         raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
-    for key, component in scores.items():
-        if not isinstance(component, Component):
-            raise TypeError(
-                f"scores[{key!r}] is a {type(component).__name__}: give one score of a scorer, "
-                'such as ctrleval["coherence"]'
-            )
+    for key in scores:
         if key in (FAIL_RATE, TABLE, SCORED_STEP):
             raise ValueError(
                 f"scores has the key {key!r}, which the callback logs itself: give another name"
             )
+    return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
 
 
 def check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:

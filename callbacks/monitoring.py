@@ -24,7 +24,8 @@ def rule_errors(callback: Callback) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        rule_error = mixed(RuleErrorMixin, package_of(callback).misconfiguration)
+        base = "utilities.exceptions.MisconfigurationException"
+        rule_error = mixed(RuleErrorMixin, package_of(callback), base)
         raise rule_error(f"{type(callback).__name__}: {error}") from error
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
 from ctrlreward.columns import JSON_KEYS
-from ctrlreward.files import finite_or_none, write_whole
-from ctrlreward.lightning_package import Logger, is_instance
+from ctrlreward.files import finite_or_none, json_line, write_whole
+from ctrlreward.lightning_package import Logger, WandbLogger, is_instance
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -34,7 +34,7 @@ def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scor
     for i in range(len(samples)):
         record: dict[str, object] = {JSON_KEYS[name]: c[i] for name, c in columns.items()}
         record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
-        lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+        lines.append(json_line(record))
     write_whole(path, "".join(lines))
 
 
@@ -93,4 +93,4 @@ def log_sample_table(
     for logger in loggers:
         if is_instance(logger, "loggers.WandbLogger"):
             columns, data = sample_table(samples, scores, rows)
-            logger.log_table(key=key, columns=columns, data=data, step=step)
+            cast(WandbLogger, logger).log_table(key=key, columns=columns, data=data, step=step)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
+from ctrlreward.arguments import positive
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
-from ctrlreward.callbacks.logged_scores import check_scores, mean_scores
+from ctrlreward.callbacks.logged_scores import components_by_name, mean_scores
 from ctrlreward.callbacks.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
@@ -28,8 +29,8 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.samples import Samples, as_samples
+from ctrlreward.scorers.base import Component, Scorer, Scores, score
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class BeforeAfterMixin(CallbackMixin):
         seconds: Phase → seconds so far, as in `summary.json` without `total`.
 
     Raises:
-        TypeError: A value of `scores` is not a component of a scorer.
+        TypeError: A value of `scores` is not a component or a scorer.
         ValueError: There are no scores, a name is reserved, or `others` has a different number of
             texts than `samples`.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`.
@@ -78,23 +79,22 @@ class BeforeAfterMixin(CallbackMixin):
 
     def __init__(
         self,
-        scores: Mapping[str, Component],
-        samples: Samples,
+        scores: Mapping[str, Component | Scorer],
+        samples: Samples | Sequence[str],
         generations_per_prompt: int = 4,
         seed: int = 1,
         others: Mapping[str, Samples] | None = None,
     ) -> None:
         super().__init__()
-        check_scores(scores)
-        self.scores = dict(scores)
-        self.samples = samples.as_prompts()
-        self.generations_per_prompt = generations_per_prompt
+        self.scores = components_by_name(scores)
+        self.samples = as_samples(samples).as_prompts()
+        self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
         self.others = dict(others or {})
         for name, texts in self.others.items():
-            if len(texts) != len(samples):
+            if len(texts) != len(self.samples):
                 raise ValueError(
-                    f"others[{name!r}] has {len(texts)} texts for {len(samples)} samples: "
+                    f"others[{name!r}] has {len(texts)} texts for {len(self.samples)} samples: "
                     "give one text per sample"
                 )
         self.seconds: dict[str, float] = {}

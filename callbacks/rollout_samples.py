@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ctrlreward.arguments import positive
 from ctrlreward.callbacks.records import log_sample_table, write_scored_samples
 from ctrlreward.lightning_package import (
     CallbackMixin,
@@ -46,11 +47,8 @@ class RolloutSamplesMixin(CallbackMixin):
 
     def __init__(self, every_n_batches: int = 10, table_rows: int = 16) -> None:
         super().__init__()
-        for name, count in (("every_n_batches", every_n_batches), ("table_rows", table_rows)):
-            if count < 1:
-                raise ValueError(f"{name} = {count}: give a positive number")
-        self.every_n_batches = every_n_batches
-        self.table_rows = table_rows
+        self.every_n_batches = positive("every_n_batches", every_n_batches)
+        self.table_rows = positive("table_rows", table_rows)
         self._step = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -81,9 +81,9 @@ class SelectingCheckpointMixin(CheckpointStepsMixin, ABC):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write local checkpoints atomically; check that adapters can be written."""
         super().setup(trainer, pl_module, stage)
-        default_io = package_of(trainer).load("plugins.TorchCheckpointIO")
-        if type(trainer.strategy.checkpoint_io) is default_io:
-            trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, default_io)()
+        package, default_io = package_of(trainer), "plugins.TorchCheckpointIO"
+        if type(trainer.strategy.checkpoint_io) is package.load(default_io):
+            trainer.strategy.checkpoint_io = mixed(WholeCheckpointIOMixin, package, default_io)()
         if isinstance(pl_module, AdapterExporter) and "://" in str(self.dirpath):
             raise misconfigured(
                 trainer,

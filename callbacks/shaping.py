@@ -13,12 +13,7 @@ from torch import Tensor
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import Moments, adaptive_kl_coef, standardise_rewards
-from ctrlreward.lightning_package import (
-    CallbackMixin,
-    LightningModule,
-    Trainer,
-    misconfigured,
-)
+from ctrlreward.lightning_package import CallbackMixin, LightningModule, Trainer, misconfigured
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples
@@ -221,7 +216,7 @@ class RewardShapingMixin(CallbackMixin):
         if self.kl_target is not None and isinstance(self._module, KLWeighted):
             self._module.kl_coef = self._module_kl_coef
         if self.potential is not None:
-            self.potential.component.scorer.release()
+            self.potential.phi.scorer.release()
         self._module = None
 
     def _shape(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
+from ctrlreward.arguments import Mode
 from ctrlreward.callbacks.monitoring import check_mode, is_fitting, read_metrics, rule_errors
 from ctrlreward.lightning_package import (
     CallbackMixin,
@@ -59,7 +60,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     def __init__(
         self,
         monitor: str = "score/attribute_relevance",
-        mode: str = "max",
+        mode: Mode = "max",
         patience: int = 3,
         min_delta: float = 0.0,
         min_steps: int = 0,
@@ -88,7 +89,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         """The rule that decides."""
         return StopRule(
             self.monitor,
-            mode=self.mode,
+            mode=cast(Mode, self.mode),
             patience=self.patience,
             min_delta=abs(self.min_delta),  # Lightning negates it for mode "min"
             min_steps=self.min_steps,

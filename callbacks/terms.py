@@ -17,7 +17,7 @@ from ctrlreward.functional.shaping import (
 )
 from ctrlreward.reward import Reward, check_direction
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Potential:
     normalisation.
 
     Args:
-        component: Φ, one score of a scorer: `scorer["similarity"]`.
+        component: Φ, one score of a scorer: `scorer["similarity"]`, or a scorer with a single one.
         weight: Factor of the term; its sign has to be that of the score's better direction.
         discount: γ, in [0, 1].
         start: `"prefixes"`, the prefix that was completed, or `"sources"`, the text that was
@@ -90,7 +90,7 @@ class Potential:
         ValueError: A discount out of range, or a weight that rewards the worse direction.
     """
 
-    component: Component
+    component: Component | Scorer
     weight: float = 1.0
     discount: float = 1.0
     start: Literal["prefixes", "sources"] = "prefixes"
@@ -98,7 +98,12 @@ class Potential:
     def __post_init__(self) -> None:
         if not 0 <= self.discount <= 1:
             raise ValueError(f"discount = {self.discount}: give a number in [0, 1]")
-        check_direction(self.component.name, self.component, self.weight)
+        check_direction(self.phi.name, self.phi, self.weight)
+
+    @property
+    def phi(self) -> Component:
+        """Φ."""
+        return as_component("component", self.component)
 
     def term(self, samples: Samples) -> Scores:
         """Return the term of each sample, shape (n,); NaN where Φ failed."""
@@ -107,7 +112,7 @@ class Potential:
         return self.weight * potential_difference(before, after, self.discount)
 
     def _value(self, samples: Samples) -> Scores:
-        return score({"potential": self.component}, samples)["potential"]
+        return score({"potential": self.phi}, samples)["potential"]
 
     def _starts(self, samples: Samples) -> Samples:
         texts = samples.require(self.start, "Potential")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 Name = TypeVar("Name", bound=str)
+
+# Better direction of a metric, as Lightning names it.
+Mode: TypeAlias = Literal["max", "min"]
 
 
 def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
@@ -21,8 +24,9 @@ def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
         ValueError: The value is none of them; lists them, the most similar one apart.
     """
     names = list(known)
-    if given in names:
-        return cast(Name, given)
+    for name in names:
+        if name == given:
+            return name
     raise ValueError(f"{argument} = {given!r}: give one of {', '.join(names)}{_hint(given, names)}")
 
 

@@ -63,6 +63,15 @@ def finite_or_none(value: SupportsFloat) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def json_line(record: Any) -> str:
+    """Return a record as one line of JSON with its line end.
+
+    Only what UTF-8 can't encode, an unpaired surrogate, is escaped.
+    """
+    line = json.dumps(record, ensure_ascii=False) + "\n"
+    return line.encode(errors="backslashreplace").decode()
+
+
 class JsonLog:
     """Append-only JSON Lines file that a resumed run continues.
 
@@ -139,7 +148,7 @@ class JsonLog:
 
 
 def _line(record: Any) -> bytes:
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode()
+    return json_line(record).encode()
 
 
 def _drop_incomplete_line(file: BinaryIO) -> None:

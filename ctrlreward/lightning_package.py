@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the types of one package stand for both
     from pytorch_lightning import Callback, LightningModule, Trainer
     from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
-    from pytorch_lightning.loggers import Logger
+    from pytorch_lightning.loggers import Logger, WandbLogger
     from pytorch_lightning.plugins import TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
-    TorchCheckpointIO = Trainer = object
+    TorchCheckpointIO = Trainer = WandbLogger = object
 
 __all__ = [
     "Callback",
@@ -33,6 +33,7 @@ __all__ = [
     "ModelCheckpoint",
     "TorchCheckpointIO",
     "Trainer",
+    "WandbLogger",
     "check_strategy",
     "is_instance",
     "misconfigured",
@@ -46,12 +47,10 @@ class LightningPackage:
 
     Attributes:
         name: Name of the package.
-        fabric: The package of Lightning Fabric that it is built on.
         ours: Package with the callbacks of this project for it.
     """
 
     name: str
-    fabric: str
     ours: str
 
     def load(self, path: str) -> Any:
@@ -60,15 +59,14 @@ class LightningPackage:
         return getattr(import_module(f"{self.name}.{module}"), attribute)
 
     @property
-    def misconfiguration(self) -> type[Exception]:
+    def misconfiguration(self) -> type[Any]:
         """The package's `MisconfigurationException`."""
-        module = import_module(f"{self.fabric}.utilities.exceptions")
-        return module.MisconfigurationException
+        return self.load("utilities.exceptions.MisconfigurationException")
 
 
 PACKAGES = (
-    LightningPackage("pytorch_lightning", "lightning_fabric", "ctrlreward.callbacks"),
-    LightningPackage("lightning.pytorch", "lightning.fabric", "ctrlreward.lightning"),
+    LightningPackage("pytorch_lightning", "ctrlreward.callbacks"),
+    LightningPackage("lightning.pytorch", "ctrlreward.lightning"),
 )
 
 
@@ -78,11 +76,7 @@ def package_of(instance: object) -> LightningPackage:
     Raises:
         TypeError: The object is of neither package.
     """
-    return _package_of(type(instance))
-
-
-@cache
-def _package_of(kind: type) -> LightningPackage:
+    kind = type(instance)
     for base in kind.__mro__:
         for package in PACKAGES:
             if f"{base.__module__}.".startswith(f"{package.name}."):
@@ -94,9 +88,10 @@ def _package_of(kind: type) -> LightningPackage:
 
 
 @cache
-def mixed(mixin: type, *bases: type) -> type[Any]:
-    """Return the class that mixes a mixin of this project into classes of a package."""
-    return type(mixin.__name__.removesuffix("Mixin"), (mixin, *bases), {"__doc__": mixin.__doc__})
+def mixed(mixin: type[Any], package: LightningPackage, base: str) -> type[Any]:
+    """Return the class that mixes a mixin into a class of a package: `"callbacks.Callback"`."""
+    name = mixin.__name__.removesuffix("Mixin")
+    return type(name, (mixin, package.load(base)), {"__doc__": mixin.__doc__})
 
 
 def is_instance(instance: object, path: str) -> bool:

@@ -187,14 +187,16 @@ def _split(
     split: dict[str, Component] = {}
     weights: dict[str, float] = {}
     for name, given in components.items():
+        component = given
         if isinstance(given, tuple):
             if len(given) != 2:
                 raise TypeError(
                     f"components[{name!r}] has {len(given)} items: give a component, or "
                     "(component, weight)"
                 )
-            given, weights[name] = given[0], float(given[1])
-        split[name] = as_component(f"components[{name!r}]", given)
+            component, weight = given
+            weights[name] = float(weight)
+        split[name] = as_component(f"components[{name!r}]", component)
     return split, weights
 
 

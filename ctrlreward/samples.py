@@ -9,6 +9,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctrlreward.columns import JSON_KEYS, columns_from, columns_from_records, shortened
+from ctrlreward.files import json_line
 
 if TYPE_CHECKING:
     import datasets
@@ -206,7 +207,7 @@ class Samples:
         with open(path, "w", encoding="utf-8") as file:
             for row in zip(*columns.values(), strict=True):
                 record = {JSON_KEYS[name]: item for name, item in zip(columns, row, strict=True)}
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                file.write(json_line(record))
 
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:

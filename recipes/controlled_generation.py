@@ -19,6 +19,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
 from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.model_scorer import Dtype
 from ctrlreward.scorers.task import TEXT_SLOT
 
 
@@ -90,7 +91,7 @@ def relevance_reward(
     floor: float = -3.5,
     evaluators: int | None = None,
     device: str = "cpu",
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
 ) -> Reward:
     """Return attribute relevance minus a penalty for texts that the base model finds unlikely.
 
@@ -139,7 +140,7 @@ def held_out_scores(
     model: str = "smollm2-135m",
     task: str = "sentiment",
     device: str = "cpu",
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
 ) -> dict[str, Component]:
     """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model."""
     ctrleval = CTRLEval(model, task, ("attribute_relevance",), device=device, dtype=dtype)
@@ -159,7 +160,7 @@ def held_out_scorer(
     model: str = "smollm2-135m",
     task: str = "sentiment",
     device: str = "cpu",
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
 ) -> GenerationScorer:
     """Return a callback that scores completions of validation prefixes during training."""
     return GenerationScorer(
@@ -177,7 +178,7 @@ def before_after(
     model: str = "smollm2-135m",
     task: str = "sentiment",
     device: str = "cpu",
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
 ) -> BeforeAfter:
     """Return a callback that compares the untuned and the selected policy on test prefixes.
 

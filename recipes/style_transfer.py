@@ -29,6 +29,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component
+from ctrlreward.scorers.model_scorer import Dtype
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Judges:
     language_model: str = "smollm2-135m"
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
     device: str = "cpu"
-    dtype: str | None = None
+    dtype: Dtype | None = None
 
     def quality(self) -> TransferQuality:
         """Return a new scorer over these models."""

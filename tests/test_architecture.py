@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest; a room imports from itself and from rooms before it only.
 FLOORS = [
-    ["extras", "ranks", "files", "samples"],
+    ["arguments", "columns", "extras", "ranks", "files"],
+    ["samples"],
     ["text"],
     ["functional"],
     ["processor"],
@@ -23,9 +24,10 @@ FLOORS = [
     ["scorers"],
     ["placement", "plots"],
     ["reward"],
-    ["selection"],
+    ["selection", "lightning_package"],
     ["callbacks"],
     ["policy", "adapters"],
+    ["lightning"],
     ["recipes", "configs"],
     ["commands"],
     ["cli"],
@@ -160,6 +162,7 @@ ONE_THING = {
     "frequency",
     "pareto",
     "policy",
+    "pytorch_lightning",
     "shaping",
     "stopping",
     "text_cnn",

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import inspect
 
+import pytest
 from torchmetrics import Metric
 
 import ctrlreward
 from ctrlreward import callbacks, functional, policy, scorers
 from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
-from ctrlreward.scorers import CTRLEval
+from ctrlreward.scorers import (
+    Accuracy,
+    Alignment,
+    CTRLEval,
+    Distinct,
+    Perplexity,
+    Similarity,
+)
 
 
 def test_public_names() -> None:
@@ -46,6 +54,26 @@ def test_adapters() -> None:
 
 
 def test_ctrleval_takes_the_documented_arguments() -> None:
-    expected = ["model", "task", "aspects", "iwf", "sentence_splitter"]
-    expected += ["device", "dtype", "batch_tokens", "weights", "evaluators", "seed"]
-    assert list(inspect.signature(CTRLEval).parameters) == expected
+    own = ["model", "task", "aspects", "iwf", "sentence_splitter", "weights", "evaluators", "seed"]
+    assert list(inspect.signature(CTRLEval).parameters) == [*own, "max_tokens", "options"]
+    scorer = CTRLEval(
+        model="any",
+        task="topic",
+        aspects="coherence",
+        iwf=None,
+        sentence_splitter="rules",
+        evaluators=3,
+        device="cpu",
+        dtype="float32",
+        batch_tokens=512,
+    )
+    assert (scorer.model, scorer.device, scorer.dtype) == ("any", "cpu", "float32")
+    alignment = Alignment(model="any", aspects="relevance", stop_words=["the"], device="cuda:1")
+    assert (alignment.aspects, alignment.device) == (("relevance",), "cuda:1")
+
+
+@pytest.mark.parametrize(
+    "scorer", [Accuracy, Alignment, CTRLEval, Distinct, Perplexity, Similarity]
+)
+def test_model_comes_first(scorer: type) -> None:
+    assert next(iter(inspect.signature(scorer).parameters)) == "model"

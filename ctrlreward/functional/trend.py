@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.arguments import Mode
+
 Floats = npt.NDArray[np.float64]
 
 # The steps between 16 values have 32,768 sign patterns, a few milliseconds to enumerate.
@@ -77,8 +79,8 @@ def rising_p_value(values: npt.ArrayLike) -> float:
 def divergence(
     proxy: npt.ArrayLike,
     held_out: npt.ArrayLike,
-    proxy_mode: str = "max",
-    held_out_mode: str = "max",
+    proxy_mode: Mode = "max",
+    held_out_mode: Mode = "max",
 ) -> Divergence:
     """Test whether a proxy improves while a held-out metric declines.
 

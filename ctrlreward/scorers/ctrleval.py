@@ -155,7 +155,7 @@ class CTRLEval(ModelScorer[Infiller]):
         Raises:
             ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
-        scores = {aspect: np.empty(len(samples)) for aspect in self.aspects}
+        scores: dict[str, Scores] = {a: np.empty(len(samples)) for a in self.aspects}
 
         def keep(i: int, explanation: Explanation) -> None:
             scores[explanation.aspect][i] = explanation.score

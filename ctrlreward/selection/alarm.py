@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ctrlreward.arguments import Mode
 from ctrlreward.functional.trend import LONGEST, Divergence, divergence
 from ctrlreward.selection.metrics import check_direction, no_new_value, read
 
@@ -107,8 +108,8 @@ class AlarmRule:
 
     proxy: str
     held_out: str
-    proxy_mode: str = "max"
-    held_out_mode: str = "max"
+    proxy_mode: Mode = "max"
+    held_out_mode: Mode = "max"
     window: int = WINDOW
     level: float = LEVEL
 

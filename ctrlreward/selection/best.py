@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from ctrlreward.arguments import Mode
 from ctrlreward.selection.metrics import check_direction, no_new_value, read, sign_of
 
 Bounds: TypeAlias = tuple[float | None, float | None]
@@ -89,7 +90,7 @@ class BestRule:
     """
 
     monitor: str
-    mode: str = "max"
+    mode: Mode = "max"
     top_k: int = 1
     constraints: Mapping[str, Bounds] = field(default_factory=dict)
 

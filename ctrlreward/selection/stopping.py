@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from ctrlreward.arguments import Mode
 from ctrlreward.selection.metrics import check_direction, no_new_value, read, sign_of
 
 PATIENCE = "patience_exhausted"
@@ -114,7 +115,7 @@ class StopRule:
     """
 
     monitor: str
-    mode: str = "max"
+    mode: Mode = "max"
     patience: int = 3
     min_delta: float = 0.0
     min_steps: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import pairwise
 
 from ctrlreward.extras import import_extra
@@ -40,6 +41,10 @@ def split_sentences(text: str) -> list[str]:
     return _stripped(text[a:b] for a, b in pairwise([0, *starts, len(text)]))
 
 
+def _split_by(split: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
+    return _stripped(split(*arguments))
+
+
 def find_splitter(
     splitter: str | Callable[[str], list[str]] | None = None,
 ) -> Callable[[str], list[str]]:
@@ -63,10 +68,10 @@ def find_splitter(
         return split_sentences
     if splitter == "sentencex":
         segment = import_extra("sentencex", "sentence_splitter = 'sentencex'").segment
-        return lambda text: _stripped(segment("en", text))
+        return partial(_split_by, segment, "en")
     if splitter == "nltk":
         tokenize = import_extra("nltk", "sentence_splitter = 'nltk'").sent_tokenize
-        return lambda text: _stripped(tokenize(text))
+        return partial(_split_by, tokenize)
     raise ValueError(
         f"sentence_splitter = {splitter!r}: give a function str → list[str], or one of "
         "'rules', 'sentencex', 'nltk'"

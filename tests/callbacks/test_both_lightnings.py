@@ -16,7 +16,6 @@ from torch import Tensor
 import ctrlreward.callbacks
 import ctrlreward.lightning
 import ctrlreward.policy
-from ctrlreward import Samples
 from ctrlreward.files import JsonLog
 from ctrlreward.lightning_package import is_instance, package_of
 
@@ -30,8 +29,8 @@ FACES = sorted(name for name in HERE if HERE[name] is not THERE.get(name))
 def build(name: str, faces: dict[str, type], curve: type) -> object:
     scorer = curve([0.0, 1.0])
     build = {
-        "BeforeAfter": lambda kind: kind({"v": scorer["value"]}, Samples(["The food"]), "v"),
-        "GenerationScorer": lambda kind: kind({"v": scorer["value"]}, Samples(["The food"])),
+        "BeforeAfter": lambda kind: kind({"v": scorer["value"]}, ["The food"]),
+        "GenerationScorer": lambda kind: kind({"v": scorer["value"]}, ["The food"]),
         "ParetoCheckpoint": lambda kind: kind({"score/v": "max", "score/l": "min"}),
         "ProxyGuard": lambda kind: kind("score/v", "score/l", held_out_mode="min"),
         "RewardShaping": lambda kind: kind(clip=(0.0, 1.0)),
@@ -72,8 +71,6 @@ def test_a_callback_of_the_other_package_is_refused(
     assert type(error.value).__name__ == "MisconfigurationException"
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(HERE, lightning.pytorch), (THERE, pytorch_lightning)]
 @pytest.mark.parametrize(
     ("ours", "theirs"), [(HERE, lightning.pytorch), (THERE, pytorch_lightning)]
 )

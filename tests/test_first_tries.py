@@ -1,0 +1,279 @@
+"""What a new user types first, from memory of other libraries: it works, or says what to type."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+from numpy.testing import assert_array_equal
+
+import ctrlreward as cr
+from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
+from ctrlreward.callbacks import GenerationScorer, Potential
+from ctrlreward.cli import main
+
+TEXTS = ["good soup", "cold broth"]
+SOURCES = ["good broth", "cold soup"]
+VECTORS = WordVectors({"soup": [1, 0], "broth": [3, 4], "good": [0, 1], "cold": [1, 1]})
+
+
+@pytest.fixture
+def similarity() -> Similarity:
+    return Similarity(VECTORS)
+
+
+@pytest.fixture
+def model(tiny_llama: Callable[[str], str]) -> str:
+    return tiny_llama("abcdefghijklmnopqrstuvwxyz .")
+
+
+# Works.
+
+
+IMPORT = """
+import time
+start = time.perf_counter()
+import ctrlreward
+seconds = time.perf_counter() - start
+import sys
+print(seconds, *{"torch", "transformers", "numpy"} & set(sys.modules))
+"""
+
+
+def test_import_is_light() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
+    )
+    seconds, *loaded = printed.stdout.split()
+    assert loaded == []
+    assert float(seconds) < 0.3
+
+
+def test_everything_is_in_one_namespace() -> None:
+    names = "CTRLEval Alignment Accuracy Similarity Perplexity Distinct TransferQuality"
+    for name in f"{names} AttributeClassifier Task InverseFrequency WordVectors Samples".split():
+        assert getattr(cr, name).__module__.startswith("ctrlreward.")
+    assert cr.callbacks.GenerationScorer is GenerationScorer
+    with pytest.raises(AttributeError, match="CtrlEval"):
+        _ = cr.CtrlEval
+
+
+@pytest.mark.parametrize(
+    ("data", "columns"),
+    [
+        (Samples(TEXTS, sources=SOURCES), {}),
+        (TEXTS, {"sources": SOURCES}),
+        (tuple(TEXTS), {"sources": tuple(SOURCES)}),
+        (np.array(TEXTS), {"sources": np.array(SOURCES)}),
+        ((text for text in TEXTS), {"sources": iter(SOURCES)}),
+        ([{"text": t, "source": s} for t, s in zip(TEXTS, SOURCES, strict=True)], {}),
+        ([{"text": t, "rating": 3} for t in TEXTS], {"sources": SOURCES}),
+        ({"texts": TEXTS, "sources": SOURCES}, {}),
+        ({"text": TEXTS, "source": SOURCES, "stars": [1, 2]}, {}),
+        (pd.DataFrame({"text": TEXTS, "source": SOURCES, "stars": [1, 2]}), {}),
+        (pd.DataFrame({"texts": TEXTS}), {"sources": pd.Series(SOURCES)}),
+        (Dataset.from_dict({"text": TEXTS, "source": SOURCES, "stars": [1, 2]}), {}),
+    ],
+)
+def test_any_data(similarity: Similarity, data: Any, columns: dict[str, Any]) -> None:
+    alone = [
+        similarity.score([text], sources=source)["similarity"][0]
+        for text, source in zip(TEXTS, SOURCES, strict=True)
+    ]
+    assert len(set(alone)) == 2
+    # A generator can be read once: the reward gets another form of the same samples.
+    scores = similarity.score(data, **columns)["similarity"]
+    assert_array_equal(scores, alone)
+
+
+def test_a_reward_takes_the_same(similarity: Similarity) -> None:
+    reward = Reward({"similarity": similarity})
+    scored = reward(TEXTS, sources=SOURCES)
+    assert_array_equal(scored.total, similarity.score(TEXTS, sources=SOURCES)["similarity"])
+    assert_array_equal(reward.submit({"text": TEXTS}, sources=SOURCES).result().total, scored.total)
+    reward.release()
+
+
+def test_one_string_stands_for_all(model: str) -> None:
+    scorer = CTRLEval(model, "sentiment", "attribute_relevance")
+    both = scorer.score(TEXTS, labels="positive")
+    one_by_one = scorer.score(TEXTS, labels=["positive", "positive"])
+    assert_array_equal(both["attribute_relevance"], one_by_one["attribute_relevance"])
+
+
+def test_a_scorer_with_one_score_is_a_component(similarity: Similarity, model: str) -> None:
+    assert Reward({"s": (similarity, 2.0)}).weights == {"s": 2.0}
+    assert GenerationScorer({"s": similarity}, TEXTS).scores["s"] == similarity["similarity"]
+    assert Potential(similarity).phi == similarity["similarity"]
+    coherence = CTRLEval(model, aspects="coherence")
+    assert Reward({"c": coherence}).components["c"].name == "coherence"
+
+
+def test_a_model_may_be_a_path(model: str, tmp_path: Any) -> None:
+    from pathlib import Path
+
+    assert Perplexity(Path(model)).score(["a b."])["perplexity"][0] > 1
+
+
+def test_text_that_is_no_unicode_fails_alone(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    texts = ["a cat.", "a \ud800 dog.", "a fox."]
+    for scorer in (Perplexity(model), CTRLEval(model, aspects="coherence"), cr.Distinct(model)):
+        caplog.clear()
+        expected = scorer.score([texts[0], "", texts[2]], groups="g")
+        for found in (
+            scorer.score(texts, groups="g"),
+            Reward({n: scorer[n] for n in scorer.specs})(texts, groups="g").components,
+        ):
+            for name, values in found.items():
+                assert_array_equal(values, expected[name])
+                assert np.isnan(values).tolist() == [False, True, False]
+        assert "texts[1] is not valid Unicode: the scores of the sample are NaN" in caplog.messages
+
+
+# Says what to type instead.
+
+WRONG = {
+    "Samples of a string": (
+        lambda _: Perplexity().score("good soup"),
+        TypeError,
+        r"'good soup' is a str: put it in a list. Give Samples, a list of texts",
+    ),
+    "a number": (
+        lambda _: Perplexity().score(3),
+        TypeError,
+        r"3 is a int\. Give Samples, a list of texts or of records, a mapping of columns, a pandas",
+    ),
+    "texts and numbers": (
+        lambda _: Perplexity().score(["good", 3]),
+        TypeError,
+        r"texts\[1\] = 3 is a int, not a str",
+    ),
+    "records without a text": (
+        lambda _: Perplexity().score([{"sentence": "good"}]),
+        ValueError,
+        r"samples\[0\] = \{'sentence': 'good'\} is not an object with the key 'text'",
+    ),
+    "a DataFrame without a text": (
+        lambda _: Perplexity().score(pd.DataFrame({"sentence": ["good"]})),
+        ValueError,
+        r"no column 'texts' or 'text', only sentence: give the texts to score this name",
+    ),
+    "records that differ": (
+        lambda _: Perplexity().score([{"text": "a", "label": "x"}, {"text": "b"}]),
+        ValueError,
+        r"samples\[1\] lacks the key 'label' that samples\[0\] has",
+    ),
+    "an unknown column": (
+        lambda _: Perplexity().score(["good"], label="positive"),
+        TypeError,
+        r"label = 'positive' is not a column of Samples: give texts, prefixes, labels",
+    ),
+    "a column that is missing": (
+        lambda s: s.score(["good"]),
+        ValueError,
+        r"Similarity needs the column 'sources', but these samples have texts: give sources=\[",
+    ),
+    "a column that is too short": (
+        lambda s: s.score(["good", "cold"], sources=["good"]),
+        ValueError,
+        r"sources has 1 items and texts has 2: give one item per text",
+    ),
+    "a scorer with several scores": (
+        lambda _: Reward({"ppl": Perplexity()}),
+        ValueError,
+        r"components\['ppl'\] is a Perplexity with 2 scores: give one of "
+        r"Perplexity\(\.\.\.\)\['perplexity'\], Perplexity\(\.\.\.\)\['log_likelihood'\]",
+    ),
+    "a class": (
+        lambda _: Reward({"ppl": Perplexity}),
+        TypeError,
+        r"components\['ppl'\] is the class Perplexity: give one score of a scorer",
+    ),
+    "a function": (
+        lambda _: Reward({"length": len}),
+        TypeError,
+        r"components\['length'\] is builtin_function_or_method: give one score of a scorer",
+    ),
+    "a list of scorers": (
+        lambda s: Reward([s]),
+        TypeError,
+        r"components is a list: give a mapping, \{'coherence': ctrleval\['coherence'\]\}",
+    ),
+    "a score that does not exist": (
+        lambda s: s["cosine"],
+        KeyError,
+        r"Similarity has no score 'cosine'; it has similarity",
+    ),
+    "an unknown aspect": (
+        lambda _: cr.Alignment(aspects="relevence"),
+        ValueError,
+        r"aspects = \['relevence'\]: give one or more of .* \(did you mean 'relevance'\?\)",
+    ),
+    "an unknown method": (
+        lambda _: cr.Alignment("minilm-l6", method="discrim"),
+        ValueError,
+        r"method = 'discrim': give one of embedding, discriminative, regression",
+    ),
+    "aspects in the place of the model": (
+        lambda _: cr.Alignment(["preservation"]),
+        TypeError,
+        r"model = \['preservation'\] is a list: give a folder, a Hugging Face id, a short name",
+    ),
+    "an unknown option": (
+        lambda _: Perplexity(devise="cuda"),
+        TypeError,
+        r"unexpected keyword argument 'devise'",
+    ),
+    "an unknown task": (
+        lambda _: CTRLEval(task="sentimnt"),
+        ValueError,
+        r"task = 'sentimnt' is neither a built-in task \(sentiment, topic\) nor a YAML file",
+    ),
+    "an unknown aggregate": (
+        lambda s: Reward({"s": s}, aggregate="mean"),
+        ValueError,
+        r"aggregate = 'mean': give one of weighted, gm, a callable",
+    ),
+    "a model that does not exist": (
+        lambda _: Perplexity("smollm2").score(["good"]),
+        OSError,
+        r"model = 'smollm2' could not be loaded as a Hugging Face id .* give a local folder, or one "
+        r"of the built-in names smollm2-135m, minilm-l6",
+    ),
+    "scores of a callback as a list": (
+        lambda s: GenerationScorer([s], ["The food"]),
+        TypeError,
+        r'scores is a list: give a mapping, \{"coherence": ctrleval\["coherence"\]\}',
+    ),
+    "a scorer without a score": (
+        lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),
+        NotImplementedError,
+        r"Mine computes no scores: implement score_samples\(samples\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_try_says_what_to_type(case: str, similarity: Similarity) -> None:
+    attempt, error, message = WRONG[case]
+    with pytest.raises(error, match=message):
+        attempt(similarity)
+
+
+def test_the_command_line_takes_names_of_scorers(
+    model: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "a cat."}\n{"text": "a dog sat."}\n')
+    files = [str(tmp_path / "texts.jsonl"), str(tmp_path / "out.csv")]
+    main(["score", *files, "--scorers", "Perplexity", f"--scorers.model={model}"])
+    header = (tmp_path / "out.csv").read_text().splitlines()[0]
+    assert header == "text,perplexity,log_likelihood"
+    with pytest.raises(SystemExit):
+        main(["score", *files, "--scorers", "Perplexty"])
+    assert "Perplexity" in capsys.readouterr().err
