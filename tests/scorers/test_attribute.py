@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import logging
 import statistics
 from collections.abc import Mapping, Sequence
@@ -209,10 +208,15 @@ def test_no_samples_give_no_scores() -> None:
     assert {values.shape for values in scores.values()} == {(0,)}
 
 
-def test_released_multi_control_outputs_are_read(data_dir: Path) -> None:
-    """Codes of a released file: [sentiment, topic, detoxification], -1 = not controlled."""
-    lines = (data_dir / "multicontrol" / "generate_prior.txt").read_text().splitlines()
-    records = [json.loads(line) for line in lines[::20]]
+def test_codes_of_multi_control_outputs_are_labels() -> None:
+    """Codes as PriorCTG writes them: [sentiment, topic, detoxification], -1 = not controlled."""
+    records = [
+        ([0, -1, -1], "The lake was not clean."),
+        ([1, -1, -1], "We had a good day at the lake."),
+        ([-1, 3, 0], "The science of ice is young."),
+        ([1, 2, -1], "It was a good game."),
+        ([-1, -1, 1], "All guests were kind."),
+    ]
     labels = [
         attribute_label(
             {
