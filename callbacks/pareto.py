@@ -63,9 +63,9 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def __init__(
         self, metrics: Mapping[str, str], dirpath: str | None = None, save_last: bool = True
     ) -> None:
-        self.metrics = dict(metrics)
         with rule_errors(self):
-            self.rule = ParetoRule(self.metrics)
+            self.rule = ParetoRule(metrics)
+        self.metrics = dict(metrics)
         first = next(iter(metrics))
         leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in metrics]
         super().__init__(

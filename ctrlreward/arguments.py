@@ -65,8 +65,11 @@ def positive(argument: str, given: Number) -> Number:
     """Return a number that is positive, or None.
 
     Raises:
-        ValueError: The number is 0 or less.
+        TypeError: It is not a number.
+        ValueError: It is 0 or less.
     """
+    if not isinstance(given, int | float | None):
+        raise TypeError(f"{argument} = {given!r} is a {type(given).__name__}: give a number")
     if given is not None and not given > 0:
         raise ValueError(f"{argument} = {given}: give a positive number")
     return given

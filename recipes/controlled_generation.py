@@ -19,8 +19,8 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
 from ctrlreward.scorers.base import Component, Scores
-from ctrlreward.scorers.model_scorer import Dtype
 from ctrlreward.scorers.task import TEXT_SLOT
+from ctrlreward.weights.dtypes import Dtype
 
 
 def build_prompts(prefixes: Sequence[str], labels: Sequence[str], template: str) -> Samples:

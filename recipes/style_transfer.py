@@ -29,7 +29,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component
-from ctrlreward.scorers.model_scorer import Dtype
+from ctrlreward.weights.dtypes import Dtype
 
 log = logging.getLogger(__name__)
 

@@ -243,8 +243,8 @@ WRONG = {
     "a model that does not exist": (
         lambda _: Perplexity("smollm2").score(["good"]),
         OSError,
-        r"model = 'smollm2' could not be loaded as a Hugging Face id .* give a local folder, or one "
-        r"of the built-in names smollm2-135m, minilm-l6",
+        r"model = 'smollm2' could not be loaded as a Hugging Face id .*: give a local folder, or "
+        r"one of the built-in names smollm2-135m, minilm-l6",
     ),
     "scores of a callback as a list": (
         lambda s: GenerationScorer([s], ["The food"]),

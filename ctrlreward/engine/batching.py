@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from ctrlreward.arguments import positive
 from ctrlreward.processor import heap
 
 if TYPE_CHECKING:
@@ -140,8 +141,7 @@ def pack(
     Raises:
         ValueError: The budget is not positive.
     """
-    if batch_tokens < 1:
-        raise ValueError(f"batch_tokens = {batch_tokens}: give a positive number of tokens")
+    positive("batch_tokens", batch_tokens)
     batches: list[list[int]] = []
     longest, padding = 0, 0
     for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):

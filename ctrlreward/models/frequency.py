@@ -31,12 +31,18 @@ class InverseFrequency:
         weights: Shape (vocabulary,), finite and ≥ 0; 0 for tokens that carry no information.
 
     Raises:
+        TypeError: The weights are the path of a file.
         ValueError: The weights are not a vector of finite numbers ≥ 0.
     """
 
     weights: npt.NDArray[np.float64]
 
     def __post_init__(self) -> None:
+        if isinstance(self.weights, str | PathLike):
+            raise TypeError(
+                f"weights = {str(self.weights)!r}: give an array, or read a file with "
+                "InverseFrequency.from_file"
+            )
         weights = np.array(self.weights, dtype=np.float64)
         if weights.ndim != 1:
             raise ValueError(f"weights has shape {weights.shape}: give one weight per token")

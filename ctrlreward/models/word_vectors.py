@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.columns import shortened
 from ctrlreward.text.words import split_words
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class WordVectors:
         unseen: Weight of words without idf.
 
     Raises:
+        TypeError: `vectors` is not a mapping.
         ValueError: There are no vectors, their widths differ, one is not finite, or a weight is
             negative.
     """
@@ -44,6 +46,11 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words,
     ) -> None:
+        if not isinstance(vectors, Mapping):
+            raise TypeError(
+                f"vectors = {shortened(vectors)} is a {type(vectors).__name__}: give "
+                "{word: vector}, or read a file with WordVectors.from_file"
+            )
         self.vectors = {w: np.asarray(v, dtype=np.float32) for w, v in vectors.items()}
         self.width = _common_width(self.vectors)
         self.idf = idf or {}

@@ -79,6 +79,12 @@ class Scorer(ABC):
         """
         return run_requests([checked_requests(self, as_samples(samples, **columns))])[0]
 
+    def __call__(
+        self, samples: SamplesLike, **columns: str | Sequence[str] | None
+    ) -> dict[str, Scores]:
+        """See `score`."""
+        return self.score(samples, **columns)
+
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
@@ -165,6 +171,10 @@ class Component:
 
     scorer: Scorer
     name: str
+
+    def __call__(self, samples: SamplesLike, **columns: str | Sequence[str] | None) -> Scores:
+        """Return this score of n samples, float64 of shape (n,); see `Scorer.score`."""
+        return score({self.name: self}, as_samples(samples, **columns))[self.name]
 
     @property
     def spec(self) -> ScoreSpec:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from os import PathLike, fspath
-from typing import Any, Generic, Literal, TypeAlias, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
+from ctrlreward.arguments import one_of, positive
 from ctrlreward.columns import shortened
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.scorers.base import Scorer
+from ctrlreward.weights.dtypes import DTYPES, Dtype
 
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "fastest"]
 Model = TypeVar("Model")
 
 
@@ -61,8 +62,8 @@ class ModelScorer(Scorer, Generic[Model]):
             )
         self.model = fspath(model) if isinstance(model, PathLike) else model
         self.device = device
-        self.dtype = dtype
-        self.batch_tokens = batch_tokens
+        self.dtype = None if dtype is None else one_of("dtype", dtype, DTYPES)
+        self.batch_tokens = positive("batch_tokens", batch_tokens)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings; a copy in another process loads the model again."""

@@ -85,6 +85,11 @@ class ParetoRule:
     metrics: Mapping[str, str]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metrics, Mapping):
+            raise TypeError(
+                f"metrics = {self.metrics!r}: give two keys or more with their directions, "
+                "{'score/similarity': 'max', 'score/perplexity': 'min'}"
+            )
         if len(self.metrics) < 2:
             raise ValueError(
                 f"metrics = {dict(self.metrics)!r}: give two metrics or more, since the best "

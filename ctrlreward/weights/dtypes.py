@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias, get_args
+
 import torch
 
+from ctrlreward.arguments import one_of
 from ctrlreward.processor.onednn import cpu_flags
+
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64", "fastest"]
+DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 _DTYPES = {
     "float16": torch.float16,
@@ -28,9 +34,15 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
         device: Device that the model will run on, as in torch (`"cpu"`, `"cuda:1"`).
 
     Raises:
-        ValueError: The name is unknown (lists the known ones), or no CUDA device is available.
+        ValueError: The dtype is unknown (lists the known ones), the device is unknown, or no CUDA
+            device is available.
     """
-    kind = torch.device(device).type
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ValueError(
+            f"device = {device!r} is not a device of torch: give one such as 'cpu' or 'cuda:1'"
+        ) from error
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device = {device!r} and torch {torch.__version__} finds no CUDA device: "
@@ -46,6 +58,4 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
         return torch.bfloat16 if native else torch.float16
     if dtype is None:
         return torch.float32
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype = {dtype!r}: give one of {', '.join(_DTYPES)}, fastest or None")
-    return _DTYPES[dtype]
+    return _DTYPES[one_of("dtype", dtype, DTYPES)]
