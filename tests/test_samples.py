@@ -3,12 +3,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
+from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctrlreward.columns import JSON_KEYS
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, as_samples
 
 FOOD = Samples(
     texts=["The food was good.", "The food", "A dog barked."],
@@ -193,6 +195,43 @@ def test_jsonl_round_trip(batch: Samples, tmp_path_factory: pytest.TempPathFacto
     batch.to_jsonl(path)
     assert Samples.from_jsonl(path) == batch
     assert path.read_text(encoding="utf-8").count("\n") == len(batch)
+
+
+def test_text_that_is_not_unicode_survives_a_file(tmp_path: Path) -> None:
+    batch = Samples(["a \ud800 b é", "c"], labels=["x", "\udfff"])
+    batch.to_jsonl(tmp_path / "s.jsonl")
+    assert '"a \\ud800 b é"' in (tmp_path / "s.jsonl").read_text(encoding="utf-8")
+    assert Samples.from_jsonl(tmp_path / "s.jsonl") == batch
+
+
+# Other data.
+
+
+@given(batch=samples(min_size=1))
+def test_any_form_of_the_data_gives_the_same_samples(batch: Samples) -> None:
+    columns = batch.columns()
+    singular = {JSON_KEYS[name]: column for name, column in columns.items()}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    others = {name: column for name, column in columns.items() if name != "texts"}
+    for data in (columns, singular, rows, pd.DataFrame(columns), Dataset.from_dict(singular)):
+        assert as_samples(data) == batch
+    assert as_samples(list(batch.texts), **others) == batch
+    assert as_samples(batch) is batch
+
+
+def test_two_columns_for_one_raise() -> None:
+    with pytest.raises(ValueError, match="the data has the columns 'texts' and 'text': leave one"):
+        as_samples({"texts": ["a"], "text": ["b"]})
+
+
+def test_invalid_unicode_is_found_and_blanked() -> None:
+    bad = "\ud800"
+    batch = Samples(["a", bad, "c", bad], sources=["x", "y", bad, bad], labels=[bad, "", "", ""])
+    assert batch.invalid_unicode() == {1: "texts", 2: "sources", 3: "texts"}
+    blanked = batch.blanked([1, 2, 3])
+    assert blanked.invalid_unicode() == {}
+    assert blanked.texts == ("a", "", "", "")
+    assert blanked.labels == batch.labels
 
 
 def test_an_empty_batch_makes_an_empty_file(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from ctrlreward.arguments import one_of, positive, some_of
+
+KNOWN = ("mean", "sum")
+
+
+def test_known_names_are_returned() -> None:
+    assert one_of("aggregate", "sum", KNOWN) == "sum"
+    assert some_of("aggregate", "sum", KNOWN) == ("sum",)
+    assert some_of("aggregate", ["sum", "mean"], KNOWN) == ("sum", "mean")
+    assert some_of("aggregate", iter(["mean"]), KNOWN) == ("mean",)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("maen", r"^a = 'maen': give one of mean, sum \(did you mean 'mean'\?\)$"),
+        ("x", r"^a = 'x': give one of mean, sum$"),
+        (None, r"^a = None: give one of mean, sum$"),
+        (["mean"], r"^a = \['mean'\]: give one of mean, sum"),
+    ],
+)
+def test_an_unknown_name_is_listed(given: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        one_of("a", given, KNOWN)
+
+
+@pytest.mark.parametrize("given", [[], "", ["mean", "mean"], ["mean", "maen"], "max"])
+def test_several_names(given: object) -> None:
+    with pytest.raises(ValueError, match=r"^a = .*: give one or more of mean, sum"):
+        some_of("a", given, KNOWN)
+
+
+def test_positive_numbers() -> None:
+    assert positive("n", 3) == 3
+    assert positive("n", 0.5) == 0.5
+    assert positive("n", None) is None
+    for number in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match=f"n = {number}: give a positive number"):
+            positive("n", number)
+    with pytest.raises(TypeError, match="n = '3' is a str: give a number"):
+        positive("n", "3")
