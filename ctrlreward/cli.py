@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from difflib import get_close_matches
+from importlib.metadata import version
 
 # Both libraries read these when they are imported. They keep warnings out of a run's log.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -12,12 +14,18 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 # Each command is a module with `run(arguments)`, which is imported only when it is used.
 COMMANDS = {
-    "train": "run a training job: train --config FILE [--ckpt_path last]",
+    "train": "run a training job from a YAML file",
     "score": "score the texts of a JSONL, CSV or Parquet file",
     "meta-eval": "measure how well scores agree with human ratings",
     "compare": "measure how well two runs agree (QRA++)",
     "iwf": "compute inverse word frequencies from a corpus",
 }
+
+EXAMPLES = (
+    "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval Perplexity",
+    "ctrlreward meta-eval rated rated.jsonl --ratings fluency --scorers Perplexity",
+    "ctrlreward compare runs/seed0 runs/seed1",
+)
 
 USAGE = "\n".join(
     [
@@ -26,7 +34,10 @@ USAGE = "\n".join(
         "commands:",
         *(f"  {name:<11}{description}" for name, description in COMMANDS.items()),
         "",
-        "Run 'ctrlreward COMMAND --help' to see the options of a command.",
+        "examples:",
+        *(f"  {example}" for example in EXAMPLES),
+        "",
+        "Run 'ctrlreward COMMAND --help' to see the options and examples of a command.",
     ]
 )
 
@@ -41,14 +52,22 @@ def main(arguments: list[str] | None = None) -> None:
         SystemExit: With status 2 after an unknown command or a wrong option.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] in (["-h"], ["--help"]):
+    if not arguments:
+        print(USAGE, file=sys.stderr)
+        raise SystemExit(2)
+    given, *options = arguments
+    command = given.replace("_", "-")
+    if given in ("-h", "--help", "help"):
         print(USAGE)
-    elif arguments and arguments[0] in COMMANDS:
-        command, *options = arguments
+    elif given == "--version":
+        print(f"ctrlreward {version('ctrlreward')}")
+    elif command in COMMANDS:
         module = importlib.import_module(f"ctrlreward.commands.{command.replace('-', '_')}")
         module.run(options if command == "train" else [_underscored(o) for o in options])
     else:
-        print(USAGE, file=sys.stderr)
+        similar = get_close_matches(command, COMMANDS, n=1)
+        hint = f" (did you mean {similar[0]}?)" if similar else ""
+        print(f"{USAGE}\n\nerror: there is no command {given!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,20 +123,62 @@ def test_a_run_that_sigterm_ended_exits_with_143(monkeypatch: pytest.MonkeyPatch
 # Usage
 
 
-@pytest.mark.parametrize("arguments", [[], ["sing"], ["--config", "file.yaml"]])
-def test_an_unknown_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], ""),
+        (["scor"], "error: there is no command 'scor' (did you mean score?)"),
+        (["meta_evl", "rated"], "error: there is no command 'meta_evl' (did you mean meta-eval?)"),
+        (["7"], "error: there is no command '7'"),
+        (["--config", "file.yaml"], "error: there is no command '--config'"),
+    ],
+)
+def test_an_unknown_command(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit:
         main(arguments)
     assert exit.value.code == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert printed.err == USAGE + "\n"
+    assert printed.err.removeprefix(USAGE).strip() == message
 
 
-@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("option", ["-h", "--help", "help"])
 def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     main([option])
     assert capsys.readouterr().out == USAGE + "\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"])
+    assert capsys.readouterr().out == f"ctrlreward {version('ctrlreward')}\n"
+
+
+@pytest.mark.usefixtures("nothing_loaded")
+def test_a_configuration_may_come_without_its_option() -> None:
+    cli = build([str(FILES[0]), "--trainer.max_steps=7"])
+    assert cli.trainer.max_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: give a configuration: ctrlreward train "),
+        (["none.yaml"], "File does not exist: "),
+        (["--max_steps=3"], "error: "),
+    ],
+)
+@pytest.mark.usefixtures("nothing_loaded")
+def test_a_training_job_needs_a_configuration(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["train", *arguments])
+    assert exit.value.code == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert len(printed.splitlines()) <= 6  # not the list of all options
 
 
 # A run that is killed and resumed

@@ -10,8 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
+from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.compare_report import Comparison, print_comparison
 from ctrlreward.commands.formats.runs import Run, read_run
 from ctrlreward.commands.terminal import plain_console, user_errors
@@ -25,8 +24,13 @@ from ctrlreward.functional.reproducibility import (
 )
 
 _DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
-QRA++: CV* of each metric and its means, correlations, and the share of pairwise findings that are
-upheld."""
+QRA++: CV* of each metric and its means, correlations, and the share of pairwise
+findings that are upheld."""
+
+_EXAMPLES = (
+    "ctrlreward compare runs/seed0 runs/seed1",
+    "ctrlreward compare paper.csv ours.csv --metrics accuracy 'score/*' --output agreement.json",
+)
 
 
 def run(arguments: list[str]) -> None:
@@ -81,8 +85,9 @@ def to_json(comparison: Comparison) -> str:
     return json.dumps(_json_value(content), indent=2, ensure_ascii=False) + "\n"
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser(prog="ctrlreward compare", description=_DESCRIPTION)
+def _parser() -> CommandParser:
+    usage = "RUN_A RUN_B [options]"
+    parser = command_parser("ctrlreward compare", usage, _DESCRIPTION, _EXAMPLES)
     run_help = (
         "a CSV file (columns system, metric and value, or one system per row), a JSON file "
         "({system: {metric: value}}) or the folder of a logger (HistoryLogger, CSVLogger, W&B); "

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.formats.parsing import decode_utf8
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.engine.batching import shows_progress
@@ -18,13 +18,19 @@ from ctrlreward.text.sentences import find_splitter
 from ctrlreward.weights.loading import load_tokenizer
 
 _DESCRIPTION = """Compute inverse word frequencies, the weights of CTRLEval's coherence and
-consistency, from a corpus. Writes one weight per line, in the order of the model's token ids, as in
-the published table."""
+consistency, from a corpus. Writes one weight per line, in the order of the model's
+token ids, as in the published table."""
+
+_EXAMPLES = (
+    "ctrlreward iwf corpus.txt iwf.txt --model smollm2-135m",
+    "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval --scorers.iwf=iwf.txt",
+)
 
 
 def run(arguments: list[str]) -> None:
     """Count a corpus and write the table."""
-    parser = ArgumentParser(prog="ctrlreward iwf", description=_DESCRIPTION)
+    usage = "CORPUS OUTPUT [options]"
+    parser = command_parser("ctrlreward iwf", usage, _DESCRIPTION, _EXAMPLES)
     parser.add_function_arguments(write_table, as_group=False, as_positional=True)
     options = parser.parse_args(arguments)
     with user_errors(parser):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -28,7 +28,7 @@ from ctrlreward.commands.score import name_components
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.alignment import Alignment, Method
+from ctrlreward.scorers.alignment import Alignment, AspectName, Method
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.model_scorer import ModelOptions
@@ -50,7 +50,12 @@ _EXAMPLES = {
 
 def run(arguments: list[str]) -> None:
     """Score a rated file, and report the correlations of scores and ratings."""
-    evaluations = {"ctrleval": ctrleval, "ctc": ctc, "li2018": li2018, "rated": rated}
+    evaluations: dict[str, Callable[..., None]] = {
+        "ctrleval": ctrleval,
+        "ctc": ctc,
+        "li2018": li2018,
+        "rated": rated,
+    }
     purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
     kinds = "\n".join(f"  {name:<10}{purpose}" for name, purpose in purposes.items())
     usage = f"{{{','.join(evaluations)}}} FILE [options]"
@@ -150,7 +155,9 @@ def ctc(
     outputs = Outputs(output, scores, plot, resamples, seed)
     file = read_ctc(data)
     dialog = file.samples.histories is not None
-    aspects = ("engagingness", "groundedness") if dialog else ("consistency",)
+    aspects: tuple[AspectName, ...] = ("consistency",)
+    if dialog:
+        aspects = ("engagingness", "groundedness")
 
     def alignment(fold: Literal["mean", "sum"] | None) -> Alignment:
         return Alignment(model, aspects, method, stop_words, fold, **options)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import signal
+import sys
 import warnings
+from pathlib import Path
 
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from transformers.utils import logging as transformers_logging
 
+from ctrlreward import configs
+from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
 from ctrlreward.extras import import_extra
+
+_CONFIGS = Path(configs.__path__[0])
+_COMMAND = "ctrlreward train"
+_EXAMPLE = _CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
+_DESCRIPTION = f"""Run a training job from a YAML file, such as those in
+{_CONFIGS}.
+
+Every key of the file is also an option; --ckpt_path last resumes the last run."""
 
 # Warnings at every start that a user can do nothing about.
 _KNOWN_WARNINGS = (
@@ -41,6 +53,8 @@ class TrainCLI(LightningCLI):
 
 def build(arguments: list[str]) -> TrainCLI:
     """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
+    if not arguments[0].startswith("-"):
+        arguments = ["--config", *arguments]
     return TrainCLI(
         args=arguments,
         run=False,
@@ -48,7 +62,14 @@ def build(arguments: list[str]) -> TrainCLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         save_config_kwargs={"overwrite": True},
-        parser_kwargs={"prog": "ctrlreward train", "parser_mode": "yaml"},
+        parser_kwargs={
+            "prog": _COMMAND,
+            "usage": f"{_COMMAND} CONFIG [--ckpt_path last] [options]",
+            "description": _DESCRIPTION,
+            "epilog": examples_epilog([f"{_COMMAND} {_EXAMPLE} --trainer.max_steps=10"]),
+            "formatter_class": ExampleFormatter,
+            "parser_mode": "yaml",
+        },
     )
 
 
@@ -56,11 +77,15 @@ def run(arguments: list[str]) -> None:
     """Run a training job.
 
     Raises:
-        SystemExit: With status 143 after a SIGTERM, where Lightning alone would exit with 0.
+        SystemExit: With status 2 after a wrong option, 143 after a SIGTERM, where Lightning alone
+            would exit with 0.
     """
     for message in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     transformers_logging.disable_progress_bar()  # models load in a second
+    if not arguments:
+        print(f"error: give a configuration: {_COMMAND} {_EXAMPLE}", file=sys.stderr)
+        raise SystemExit(2)
     cli = build(arguments)
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
