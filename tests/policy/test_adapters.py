@@ -1,0 +1,326 @@
+"""LoRA: layers to adapt, trained adapters to continue from, and the reference policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from lightning_choice import LoRA, PolicyTuner, pl
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from ctrlreward import Samples
+from ctrlreward.policy.model import load_policy, reference_policy
+from ctrlreward.policy.rollouts import log_probs
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH = Samples(texts=["ab", "cd", "f"], prompts=["say: ab", "say: cd", "say: f"])
+
+
+@pytest.fixture
+def batch() -> Samples:
+    return BATCH
+
+
+def adapted(policy: peft.PeftModel) -> set[str]:
+    return {name.rpartition(".")[2] for name in policy.base_model.targeted_module_names}
+
+
+def drift(policy: peft.PeftModel, seed: int) -> None:
+    """Randomise the adapter that is trained."""
+    torch.manual_seed(seed)
+    for name, parameter in policy.named_parameters():
+        if "lora_B.default" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+
+
+def weights(module: PolicyTuner) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
+
+
+@pytest.fixture
+def trained(tuner: Callable[..., PolicyTuner], tmp_path: Path) -> str:
+    """Folder of an adapter of rank 3 on two kinds of layers, far from its base model."""
+    module = tuner(rank=3, alpha=5, targets=["q_proj", "up_proj"])
+    module.configure_model()
+    drift(module.policy, 1)
+    folder = tmp_path / "trained"
+    module.export_adapter(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def continued(tuner, trained: str) -> Callable[..., PolicyTuner]:
+    """Return a function that builds a tuner that starts from `trained`."""
+    return lambda **changes: tuner(**{"rank": None, "adapter": trained, **changes})
+
+
+# A new adapter
+
+
+@pytest.mark.parametrize(
+    ("targets", "layers"),
+    [
+        (["q_proj", "v_proj"], {"q_proj", "v_proj"}),
+        (["mlp.up_proj"], {"up_proj"}),
+        ("down_proj", {"down_proj"}),
+        (None, {f"{n}_proj" for n in ("q", "k", "v", "o", "up", "down", "gate")}),
+        ("all-linear", {f"{n}_proj" for n in ("q", "k", "v", "o", "up", "down", "gate")}),
+    ],
+)
+def test_layers_to_adapt(folder: str, targets: Any, layers: set[str]) -> None:
+    assert adapted(load_policy(folder, LoRA(targets=targets), "cpu")) == layers
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "q_prj"], "q_prj", ["self_attn.q_prj"]])
+def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> None:
+    message = r"lora\.targets = .*q_prj': give one of down_proj, gate_proj, k_proj, o_proj, "
+    with pytest.raises(ValueError, match=message):
+        load_policy(folder, LoRA(targets=targets), "cpu")
+
+
+@pytest.mark.parametrize("targets", ["lm_head", [], "embed_tokens"])
+def test_neither_the_output_layer_nor_no_layer_can_be_adapted(folder: str, targets: Any) -> None:
+    with pytest.raises(ValueError, match=r"lora\.targets = .*: give one of down_proj, gate_proj"):
+        load_policy(folder, LoRA(targets=targets), "cpu")
+
+
+def test_layers_of_gpt2_and_t5(tiny_causal: Callable[[str], str], tiny_t5: str) -> None:
+    assert adapted(load_policy(tiny_causal("gpt2"), LoRA(targets="c_attn"), "cpu")) == {"c_attn"}
+    assert adapted(load_policy(tiny_t5, LoRA(targets=["q", "wo"]), "cpu")) == {"q", "wo"}
+
+
+def test_rank_and_alpha(folder: str) -> None:
+    for lora, expected in ((LoRA(), (16, 32)), (LoRA(4), (4, 8)), (LoRA(4, alpha=4), (4, 4))):
+        config = load_policy(folder, lora, "cpu").peft_config["default"]
+        assert (config.r, config.lora_alpha) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "lora.rank = 0: give a positive number"),
+        ({"alpha": -1}, "lora.alpha = -1: give a positive number"),
+        ({"dropout": 1.0}, "lora.dropout = 1.0: give a number from 0 to below 1"),
+        ({"quantization": "int4"}, "lora.quantization = 'int4': give one of nf4, int8"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LoRA(**options)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("family", ["bart", "t5"])
+def test_dropout_of_the_base_model_stays_off(
+    tiny_seq2seq: Callable[[str], str], family: str
+) -> None:
+    policy = load_policy(tiny_seq2seq(family), LoRA(4), "cpu").train()
+    published = AutoModelForSeq2SeqLM.from_pretrained(tiny_seq2seq(family))
+    inputs = {"input_ids": torch.tensor([[3, 4, 5]]), "decoder_input_ids": torch.tensor([[0, 4]])}
+    outputs = [published.train()(**inputs).logits for _ in range(2)]
+    assert not torch.equal(*outputs)  # it has some
+    for _ in range(2):
+        torch.testing.assert_close(policy(**inputs).logits, published.eval()(**inputs).logits)
+
+
+def test_dropout_of_the_adapter_is_on_in_the_loss_alone(tuner) -> None:
+    module = tuner(dropout=0.5)
+    module.configure_model()
+    drift(module.policy, 1)
+    rollout = module._sample(["ab"] * 8)
+    learner = module.learner
+    known = [learner.evaluate(rollout).log_probs for _ in range(2)]
+    torch.testing.assert_close(*known, rtol=0, atol=0)
+    experience = learner.experience(rollout, torch.arange(8.0))
+    again = learner.experience(rollout, torch.arange(8.0))
+    torch.testing.assert_close(experience.reference, again.reference, rtol=0, atol=0)
+    assert not module.policy.training
+    losses = [learner.terms(experience, learner.weights(experience), 0.1) for _ in range(2)]
+    assert losses[0]["loss"] != losses[1]["loss"]
+
+
+# A trained adapter
+
+
+def test_continues_from_the_trained_adapter(continued, trained: str, folder: str) -> None:
+    module = continued()
+    module.configure_model()
+    config = module.policy.peft_config["default"]
+    assert (config.r, config.lora_alpha, adapted(module.policy)) == (3, 5, {"q_proj", "up_proj"})
+    plain = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), trained)
+    ids = torch.tensor([[2, 3, 4, 5]])
+    with torch.no_grad():
+        untuned = AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+        expected = plain.eval()(ids).logits
+        assert (expected - untuned).abs().max() > 0.1
+        torch.testing.assert_close(module.policy(ids).logits, expected, rtol=0, atol=0)
+    trains = {n for n, p in module.named_parameters() if p.requires_grad}
+    assert trains
+    assert all(".default." in name and "lora_" in name for name in trains)
+
+
+@pytest.mark.parametrize("reference", ["start", "base"])
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_the_reference_is_a_frozen_copy(
+    continued, tuner, tiny_seq2seq, tmp_path: Path, family: str, reference: str
+) -> None:
+    """Log-probabilities are exactly those of a copy that plain peft or transformers loads."""
+    auto, changes = AutoModelForCausalLM, {}
+    if family == "t5":
+        auto = AutoModelForSeq2SeqLM
+        before = tuner(model=tiny_seq2seq("t5"))
+        before.configure_model()
+        drift(before.policy, 2)
+        before.export_adapter(tmp_path / "t5")
+        changes = {"model": tiny_seq2seq("t5"), "adapter": str(tmp_path / "t5")}
+    module = continued(reference=reference, **changes)
+    module.configure_model()
+    drift(module.policy, 3)  # the policy has moved on
+    rollout = module._sample(["ab", "cde"])
+    found = module.learner.experience(rollout, torch.tensor([1.0, 0.0])).reference
+    copy = auto.from_pretrained(module.base_model).eval()
+    if reference == "start":
+        copy = peft.PeftModel.from_pretrained(copy, module.lora.adapter).eval()
+    with torch.no_grad():
+        expected = log_probs(copy, rollout, 1.0)
+        current = log_probs(module.policy, rollout, 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert (current - expected).abs().max() > 0.1
+    again = module.learner.evaluate(rollout).log_probs  # the policy is back
+    torch.testing.assert_close(again, current, rtol=0, atol=0)
+
+
+def test_the_kl_divergence_starts_at_the_reference(continued) -> None:
+    values = {}
+    for reference in ("start", "base"):
+        module = continued(reference=reference)
+        logged: dict[str, float] = {}
+        module.log = lambda name, value, logged=logged, **_: logged.update({name: value})
+        torch.manual_seed(0)
+        module.training_step(BATCH, 0)
+        values[reference] = logged["policy/kl"]
+    assert values["start"] == 0
+    assert values["base"] > 0.01
+
+
+def test_training_moves_the_policy_and_not_the_reference(continued, fit, tmp_path: Path) -> None:
+    module = continued(learning_rate=0.05)
+    module.configure_model()
+    rollout = module._sample(["ab", "cd"])
+
+    def reference() -> torch.Tensor:
+        with torch.no_grad(), reference_policy(module.policy):
+            return log_probs(module.policy, rollout, 1.0)
+
+    before, start = reference(), weights(module)
+    trainer = fit(module, 3)
+    torch.testing.assert_close(reference(), before, rtol=0, atol=0)
+    moved = weights(module)
+    assert all(not torch.equal(moved[name], start[name]) for name in start)
+
+    path = str(tmp_path / "at3.ckpt")
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert set(saved) == set(start)  # neither the base model nor the reference
+
+
+def test_resumes_exactly(continued, fit, tmp_path: Path) -> None:
+    def run(steps: int, ckpt_path: str | None = None) -> tuple[PolicyTuner, pl.Trainer]:
+        module = continued(learning_rate=0.05, dropout=0.0)
+        module.on_train_batch_start = lambda *_: torch.manual_seed(module.global_step) and None
+        return module, fit(module, steps, ckpt_path)
+
+    whole, _ = run(6)
+    _, trainer = run(3)
+    path = str(tmp_path / "at3.ckpt")
+    trainer.save_checkpoint(path)
+    resumed, _ = run(6, path)
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
+
+
+def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, folder: str) -> None:
+    module = continued()
+    module.configure_model()
+    drift(module.policy, 4)
+    module.export_adapter(tmp_path / "next")
+    files = {f.name for f in (tmp_path / "next").rglob("*") if f.is_file()}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= files
+    assert not any(name.endswith((".bin", ".pt")) for name in files)
+    assert not (tmp_path / "next" / "start").exists()
+    again = continued(adapter=str(tmp_path / "next"))
+    again.configure_model()
+    torch.testing.assert_close(weights(again), weights(module), rtol=0, atol=0)
+    config = json.loads((tmp_path / "next" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == folder
+
+
+@pytest.mark.parametrize(
+    ("option", "agrees", "message"),
+    [
+        ({"rank": 8}, {"rank": 3}, "lora.rank = 8, but .* has 3: leave lora.rank out"),
+        ({"alpha": 6}, {"alpha": 5}, "lora.alpha = 6, but .* has 5: leave lora.alpha out"),
+        ({"dropout": 0.1}, {"dropout": 0.0}, "lora.dropout = 0.1, but .* has 0.0"),
+        (
+            {"targets": "q_proj"},
+            {"targets": ["up_proj", "q_proj"]},
+            "lora.targets = 'q_proj', but .* adapts q_proj, up_proj: leave it out",
+        ),
+        ({"targets": "all-linear"}, {"targets": None}, "lora.targets = 'all-linear', but"),
+    ],
+)
+def test_options_that_contradict_the_adapter(
+    continued, option: dict[str, Any], agrees: dict[str, Any], message: str
+) -> None:
+    continued(**agrees).configure_model()
+    with pytest.raises(ValueError, match=message):
+        continued(**option).configure_model()
+
+
+def test_only_safetensors_are_read(continued, trained: str) -> None:
+    weights_file = Path(trained) / "adapter_model.safetensors"
+    weights_file.rename(weights_file.with_name("adapter_model.bin"))
+    with pytest.raises(ValueError, match=r"has no adapter_model\.safetensors: give a folder writt"):
+        continued().configure_model()
+    with pytest.raises(ValueError, match=r"has no adapter_config\.json and no adapter_model"):
+        continued(adapter="absent").configure_model()
+
+
+def test_an_adapter_of_another_model(continued, tiny_causal, trained: str, folder: str) -> None:
+    for family, reason in (("llama", "size mismatch"), ("gpt2", "not found in the base model")):
+        message = f"trained on '{folder}', does not fit model = .*{reason}"
+        with pytest.raises(ValueError, match=f"(?s){message}"):
+            continued(model=tiny_causal(family)).configure_model()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"modules_to_save": ["lm_head"]}, "has whole layers or biases"),
+        ({"bias": "lora_only"}, "has whole layers or biases"),
+        ({"target_modules": ["lm_head", "q_proj"]}, "adapts lm_head: give one of linear layers"),
+    ],
+)
+def test_an_adapter_that_would_be_read_in_part(
+    continued, folder: str, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    options = {"target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **changes}
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    peft.get_peft_model(base, peft.LoraConfig(**options)).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=message):
+        continued(adapter=str(tmp_path / "other")).configure_model()
+
+
+def test_another_kind_of_adapter(continued, folder: str, tmp_path: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    config = peft.IA3Config(target_modules=["q_proj"], feedforward_modules=[])
+    peft.get_peft_model(base, config).save_pretrained(tmp_path / "ia3")
+    with pytest.raises(ValueError, match=r"is of type .*IA3: give a LoRA"):
+        continued(adapter=str(tmp_path / "ia3")).configure_model()

@@ -1,0 +1,183 @@
+"""Prompts through chat templates."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning_choice import Generation, PolicyTuner
+from transformers import AutoTokenizer
+
+from ctrlreward import Samples
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SPECIAL = ("<|endoftext|>", "<|open|>", "<|close|>")
+TEMPLATE = (
+    "{% for m in messages %}<|open|>{{ m.role }}\n{{ m.content }}<|close|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|open|>assistant\n{% if terse %}!{% endif %}{% endif %}"
+)
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+DROPS_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|close|>{% endfor %}"
+PROMPTS = ["Praise the soup.", "Say why the dog slept under the table."]
+
+
+@pytest.fixture
+def with_template(tiny_causal: Callable[..., str], tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that saves a Llama of 400 tokens with a chat template."""
+
+    def build(template: str) -> str:
+        folder = tmp_path / "chat"
+        shutil.copytree(tiny_causal("llama", SPECIAL), folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return build
+
+
+@pytest.fixture
+def chat(tuner, with_template) -> Callable[..., PolicyTuner]:
+    """Return a function that builds a tuner of a model with `TEMPLATE`."""
+    folder = with_template(TEMPLATE)
+    return lambda **changes: tuner(model=folder, chat=True, **changes)
+
+
+def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": prompt}]
+
+
+@pytest.mark.parametrize("system", [None, "Answer in one word."])
+def test_the_policy_reads_what_the_template_makes_of_the_prompt(chat, system: str | None) -> None:
+    module = chat(system=system)
+    rollout = module._sample(PROMPTS)
+    tokenizer = AutoTokenizer.from_pretrained(module.base_model)
+    width = rollout.ids.shape[1] - rollout.mask.shape[1]
+    for i, prompt in enumerate(PROMPTS):
+        expected = tokenizer.apply_chat_template(
+            conversation(prompt, system), add_generation_prompt=True, return_dict=False
+        )
+        assert rollout.ids[i, width - len(expected) : width].tolist() == expected
+        assert rollout.attention[i, :width].sum() == len(expected)
+
+
+def test_variables_of_the_template(chat) -> None:
+    module = chat(chat_template_kwargs={"terse": True})
+    rollout = module._sample(PROMPTS)
+    read = module.tokenizer.decode(rollout.ids[0, : -rollout.mask.shape[1]])
+    assert read.endswith("<|open|>assistant\n!")
+
+
+def test_the_end_of_turn_ends_a_completion(chat) -> None:
+    module = chat(max_new_tokens=40)
+    torch.manual_seed(0)
+    rollout = module._sample(PROMPTS * 100)
+    ends = {0, 2}  # the model's own, and the template's
+    assert set(module.policy.generation_config.eos_token_id) == ends
+    last = [row[mask.bool()][-1].item() for row, mask in _new(rollout)]
+    finished = [token for token, ended in zip(last, rollout.ended, strict=True) if ended]
+    assert set(finished) == ends
+    for row, mask in _new(rollout):
+        assert not ends & set(row[mask.bool()][:-1].tolist())
+    assert not any("<|" in text for text in rollout.completions)
+
+
+def _new(rollout) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    new = rollout.ids[:, -rollout.mask.shape[1] :]
+    return list(zip(new, rollout.mask, strict=True))
+
+
+def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share) -> None:
+    module = chat()
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    batch = Samples(texts=["", ""], prefixes=["", ""], prompts=PROMPTS)
+    assert torch.isfinite(module.training_step(batch, 0))
+    (scored,) = share.scored
+    assert set(scored.prompts) == set(PROMPTS)  # as given, for rewards that read them
+    assert not any(text.startswith("Praise") for text in scored.texts)
+
+    read: list[str] = []
+    generate = module.policy.generate
+
+    def spy(**options: Any) -> torch.Tensor:
+        read.extend(module.tokenizer.batch_decode(options["input_ids"]))
+        return generate(**options)
+
+    module.policy.generate = spy
+    module.complete(PROMPTS[0])  # a string is one prompt
+    assert read == ["<|open|>user\nPraise the soup.<|close|>\n<|open|>assistant\n"]
+
+
+def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:
+    with pytest.raises(ValueError, match=r"'Praise the soup\.' is both the user's message and the"):
+        chat().training_step(Samples(PROMPTS), 0)
+
+
+def test_a_tokenizer_without_a_template_is_an_error(tuner) -> None:
+    with pytest.raises(ValueError, match="has no chat template: give an instruction-tuned model"):
+        tuner(chat=True).configure_model()
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (NO_SYSTEM + TEMPLATE, "refuses a conversation with generation.system = 'Be brief.': no "),
+        (DROPS_SYSTEM, "drops generation.system = 'Be brief.': leave it out"),
+    ],
+)
+def test_a_template_without_system_messages_is_an_error(
+    tuner, with_template, template: str, message: str
+) -> None:
+    folder = with_template(template)
+    tuner(model=folder, chat=True).configure_model()
+    with pytest.raises(ValueError, match=message):
+        tuner(model=folder, chat=True, system="Be brief.").configure_model()
+
+
+def test_an_answer_that_no_special_token_ends_is_ended_by_the_models_own(
+    tuner, with_template
+) -> None:
+    plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
+    module = tuner(model=with_template(plain), chat=True)
+    module.configure_model()
+    assert module.policy.generation_config.eos_token_id == [0]
+
+
+@pytest.mark.parametrize("options", [{"system": "Be brief."}, {"chat_template_kwargs": {"a": 1}}])
+def test_options_of_a_chat_need_a_chat(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"is part of a chat: set generation\.chat to True"):
+        Generation(**options)
+
+
+def test_an_encoder_reads_the_template_without_further_special_tokens(
+    tuner, tiny_t5: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "t5-chat"
+    shutil.copytree(tiny_t5, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<extra_id_1>{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    module = tuner(model=str(folder), chat=True)
+    rollout = module._sample(PROMPTS[:1])
+    expected = tokenizer.apply_chat_template(conversation(PROMPTS[0], None), return_dict=False)
+    assert rollout.ids[0, : -rollout.mask.shape[1]].tolist() == expected
+    assert tokenizer.eos_token_id not in expected
+
+
+def test_smollm2_answers(tuner) -> None:
+    """The real model ends its turn by itself, with what its own template begins with."""
+    module = tuner(model="smollm2-135m", chat=True, max_new_tokens=40)
+    rollout = module._sample(["What is the capital of France?"], temperature=0.0)
+    assert "Paris" in rollout.completions[0]
+    assert rollout.ended.all()
+    read = rollout.ids[0, : -rollout.mask.shape[1]].tolist()
+    messages = conversation("What is the capital of France?", None)
+    assert read == module.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )

@@ -1,0 +1,106 @@
+"""Gradient checkpointing: the same gradients from fewer kept activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_choice import PolicyTuner
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
+from transformers import OpenAIGPTLMHeadModel as OpenAIGPT
+
+from ctrlreward import Samples
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH = Samples(texts=["", "", ""], prefixes=["", "", ""], prompts=["abc", "cd", "f"])
+
+
+def gradients(module: PolicyTuner) -> dict[str, torch.Tensor]:
+    """Those of one step, of a policy away from its reference."""
+    module.configure_model()
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    torch.manual_seed(1)
+    for name, parameter in module.policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    module.training_step(BATCH, 0).backward()
+    return {n: p.grad for n, p in module.named_parameters() if p.requires_grad}
+
+
+def runs_of_layers(module: PolicyTuner) -> Callable[[], int]:
+    """Count the calls of the first layer."""
+    module.configure_model()
+    counts: list[int] = []
+    layer = next(m for n, m in module.named_modules() if n.endswith(("layers.0", "block.0")))
+    norm = next(m for n, m in layer.named_modules() if "norm" in n)
+    norm.register_forward_hook(lambda *_: counts.append(1))
+    return lambda: len(counts)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("family", ["llama", "t5", "bart"])
+def test_gradients_are_the_same(
+    tuner, folder: str, tiny_seq2seq: Callable[[str], str], family: str, dropout: float
+) -> None:
+    model = folder if family == "llama" else tiny_seq2seq(family)
+    found, counts = [], []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)  # of new adapters
+        module = tuner(model=model, gradient_checkpointing=checkpointing, dropout=dropout)
+        count = runs_of_layers(module)
+        found.append(gradients(module))
+        counts.append(count())
+    assert counts[1] == counts[0] + 1  # once more, in the backward pass; not while sampling
+    # T5's decoder layers add up their gradients of the encoder in another order.
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+    assert all(g is not None for g in found[0].values())
+    assert any(g.abs().max() > 0 for g in found[0].values())
+
+
+def test_keeps_fewer_activations(tuner, folder: str, tmp_path: Path) -> None:
+    """Bytes that autograd keeps between the forward and the backward pass, on a wide model."""
+    wide = str(tmp_path / "wide")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(wide)
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(wide)
+    kept = []
+    for checkpointing in (False, True):
+        module = tuner(model=wide, gradient_checkpointing=checkpointing, max_new_tokens=32)
+        module.configure_model()
+        rollout = module._sample(["abcdef"] * 8)
+        experience = module.learner.experience(rollout, torch.arange(8.0))
+        sizes: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, sizes: dict[int, int] = sizes) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        parameters = {p.untyped_storage().data_ptr() for p in module.parameters()}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            terms = module.learner.terms(experience, module.learner.weights(experience), 0.1)
+        kept.append(sum(size for place, size in sizes.items() if place not in parameters))
+        del terms
+    assert kept[1] < kept[0] / 5
+
+
+def test_a_model_without_it_is_an_error(tuner, folder: str, tmp_path: Path) -> None:
+    plain = str(tmp_path / "gpt")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(plain)
+    OpenAIGPT(OpenAIGPTConfig(vocab_size=8, n_embd=16, n_layer=1, n_head=2)).save_pretrained(plain)
+    tuner(model=plain).configure_model()
+    message = (
+        r"updates\.gradient_checkpointing = True, but OpenAIGPTLMHeadModel of model = .* has n"
+    )
+    with pytest.raises(ValueError, match=message):
+        tuner(model=plain, gradient_checkpointing=True).configure_model()

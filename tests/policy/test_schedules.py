@@ -1,0 +1,151 @@
+"""Learning-rate schedules, and the number of updates that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning_choice import MisconfigurationException, PolicyTuner, Updates, pl
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import get_scheduler
+
+from ctrlreward import Samples
+from ctrlreward.policy.optimizer import rate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH = Samples(texts=["ab", "cd", "f"])
+THEIRS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+
+
+class Stream(IterableDataset[Samples]):
+    """Batches without a length."""
+
+    def __iter__(self) -> Iterator[Samples]:
+        yield from [BATCH] * 5
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Callable[..., pl.Trainer]:
+    """Return a function that trains on 5 batches per epoch, or on the given data."""
+
+    def run(module: PolicyTuner, data: Any = None, ckpt_path: str | None = None, **limits: Any):
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            **limits,
+        )
+        loader = DataLoader(data or [BATCH] * 5, batch_size=None)  # type: ignore[arg-type]
+        trainer.fit(module, loader, ckpt_path=ckpt_path)
+        return trainer
+
+    return run
+
+
+def with_rates(module: PolicyTuner) -> list[float]:
+    """Record the learning rate of each update."""
+    rates: list[float] = []
+    configure = module.configure_optimizers
+
+    def recorded() -> Any:
+        configured = configure()
+        optimizer = configured["optimizer"]
+        optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+        return configured
+
+    module.configure_optimizers = recorded
+    return rates
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(1, 10), (3, 10), (9, 10), (12, 10), (0, 10)])
+@pytest.mark.parametrize("schedule", list(THEIRS))
+def test_rates_are_those_of_transformers_a_step_ahead(
+    schedule: Any, warmup: int, steps: int
+) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    theirs = get_scheduler(THEIRS[schedule], optimizer, max(1, warmup), steps + 1)
+    expected = []
+    for _ in range(steps):
+        optimizer.step()
+        theirs.step()
+        expected.append(theirs.get_last_lr()[0])
+    assert [rate(schedule, k, warmup, steps) for k in range(steps)] == pytest.approx(expected)
+    assert all(value > 0 for value in expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "updates"),
+    [
+        ({}, {"max_steps": 7}, 7),
+        ({}, {"max_epochs": 2}, 10),
+        ({}, {"max_epochs": 1, "max_steps": 100}, 5),
+        ({}, {"max_epochs": 2, "limit_train_batches": 3}, 6),
+        ({}, {"max_epochs": 1, "accumulate_grad_batches": 2}, 3),
+        ({"epochs": 2, "minibatches": 3}, {"max_epochs": 1}, 30),
+        ({"epochs": 2, "minibatches": 3}, {"max_steps": 8}, 12),  # of whole rollouts
+        ({"epochs": 2}, {"max_epochs": 1, "max_steps": 100}, 10),
+        ({"microbatch_size": 4}, {"max_epochs": 1}, 5),
+    ],
+)
+def test_the_rate_falls_until_the_last_update(
+    tuner, train, options: dict[str, Any], limits: dict[str, Any], updates: int
+) -> None:
+    module = tuner(schedule="linear", warmup_steps=2, learning_rate=1.0e-3, **options)
+    rates = with_rates(module)
+    train(module, **limits)
+    assert rates == pytest.approx([1e-3 * rate("linear", k, 2, updates) for k in range(updates)])
+    assert rates[-1] == pytest.approx(1e-3 / (updates - 1))
+
+
+def test_a_stream_needs_a_number_of_steps(tuner, train) -> None:
+    trainer = train(tuner(schedule="cosine"), Stream(), max_steps=3)
+    assert trainer.global_step == 3
+    message = "updates.schedule = 'cosine' needs the number of training steps, which is unknown"
+    for limits in ({"max_epochs": 1}, {"max_epochs": -1}):
+        with pytest.raises(MisconfigurationException, match=message):
+            train(tuner(schedule="cosine"), Stream(), **limits)
+    train(tuner(), Stream(), max_epochs=1)  # a constant rate needs none
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}])
+def test_resumes_exactly(tuner, train, tmp_path: Path, options: dict[str, Any]) -> None:
+    per_rollout = 2 if options else 1
+
+    def run(
+        stop: int | None, ckpt_path: str | None = None
+    ) -> tuple[list[float], dict[str, torch.Tensor], pl.Trainer]:
+        torch.manual_seed(0)  # of a new adapter
+        module = tuner(schedule="cosine", learning_rate=0.05, warmup_steps=2, **options)
+        rates = with_rates(module)
+
+        def seed(batch: Samples, batch_idx: int) -> None:
+            torch.manual_seed(module.global_step)
+
+        def interrupt(*_: Any) -> None:
+            module.trainer.should_stop = module.global_step == stop
+
+        module.on_train_batch_start, module.on_train_batch_end = seed, interrupt
+        trainer = train(module, [BATCH] * 20, ckpt_path, max_steps=6 * per_rollout)
+        learned = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+        return rates, learned, trainer
+
+    rates, learned, _ = run(None)
+    first, _, trainer = run(2 * per_rollout)
+    path = str(tmp_path / "interrupted.ckpt")
+    trainer.save_checkpoint(path)
+    second, resumed, _ = run(None, path)
+    assert len(first) == 2 * per_rollout
+    assert first + second == rates
+    torch.testing.assert_close(resumed, learned, rtol=0, atol=0)
+
+
+def test_an_unknown_schedule() -> None:
+    with pytest.raises(ValueError, match="did you mean 'cosine'"):
+        Updates(schedule="cosin")  # type: ignore[arg-type]

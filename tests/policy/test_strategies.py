@@ -1,0 +1,57 @@
+"""Strategies that split the model over the ranks are refused, by the module and by callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from lightning_choice import LIGHTNING, GenerationScorer, MisconfigurationException, pl
+from torch.utils.data import DataLoader
+
+from ctrlreward import Samples
+from ctrlreward.lightning_package import SHARDING
+
+MESSAGE = r"the strategy {} splits the model .*: use Trainer\(strategy='ddp'\)"
+strategies = import_module(f"{LIGHTNING}.strategies")
+
+
+def test_refuses_a_trainer_that_splits_the_model(tuner, tmp_path: Path) -> None:
+    """The only one of these strategies that Lightning starts on the CPU, in a real trainer."""
+    strategy = strategies.ModelParallelStrategy()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        barebones=True,
+        default_root_dir=tmp_path,
+        devices=1,
+        strategy=strategy,
+    )
+    with pytest.raises(MisconfigurationException, match=MESSAGE.format("ModelParallelStrategy")):
+        trainer.fit(tuner(), DataLoader([Samples(["ab"])], batch_size=None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SHARDING)
+def test_each_strategy_is_refused(
+    tuner: Callable[..., pl.LightningModule],
+    share,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    kind = getattr(strategies, name)
+    trainer = pl.Trainer(accelerator="cpu", barebones=True)
+    # Without __init__, since that of DeepSpeed's needs its package.
+    monkeypatch.setattr(trainer._accelerator_connector, "strategy", kind.__new__(kind))
+    module = tuner()
+    module.trainer = trainer
+    with pytest.raises(MisconfigurationException, match=MESSAGE.format(name)):
+        module.setup("fit")
+    callback = GenerationScorer({"share": share["share"]}, Samples(["ab"]))
+    with pytest.raises(MisconfigurationException, match=MESSAGE.format(name)):
+        callback.setup(trainer, module, "fit")
+
+
+def test_lightning_itself_runs_fsdp_on_gpus_only() -> None:
+    """If this fails, FSDP can be tried with two CPU processes."""
+    with pytest.raises(ValueError, match="The strategy `fsdp` requires a GPU accelerator"):
+        pl.Trainer(accelerator="cpu", devices=2, strategy="fsdp")
