@@ -104,7 +104,7 @@ import pytorch_lightning as pl
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
 ctrleval = CTRLEval("smollm2-135m", task="sentiment")
 reward = Reward({"relevance": (ctrleval["attribute_relevance"], 1.0)})
-held_out = held_out_prompts = Samples(["The hotel", "Our guide"], labels=["positive"] * 2)
+held_out = held_out_prompts = Samples(["The hotel"], prefixes=["The"], labels=["positive"])
 """
 GIVEN = {
     "training.md": SCORERS
