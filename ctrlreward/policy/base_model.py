@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -54,6 +55,8 @@ def load_base(
     )
     base.generation_config = _plain_generation_config(model, base)
     keep_contiguous(base)
+    if quantization is not None:
+        _keep_in_training_mode(base)
     return base
 
 
@@ -67,6 +70,20 @@ def _quantization_config(quantization: Quantization, dtype: torch.dtype) -> Bits
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
     )
+
+
+def _keep_in_training_mode(base: PreTrainedModel) -> None:
+    """Make quantised layers compute the same in eval mode as in training mode.
+
+    On the CPU, bitsandbytes' layers in eval mode round the activations of int8 layers, and pack the
+    weights of nf4 layers, for good, into a format that has no gradients: training would learn
+    nothing from the layers below, without an error.
+    """
+    kinds = import_module("bitsandbytes.nn")
+    for layer in base.modules():
+        if isinstance(layer, kinds.Linear4bit | kinds.Linear8bitLt):
+            layer.train()
+            layer.train = lambda mode=True, layer=layer: layer
 
 
 def _without_dropout(config: PretrainedConfig) -> PretrainedConfig:

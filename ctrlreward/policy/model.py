@@ -18,7 +18,7 @@ from ctrlreward.arguments import one_of, positive
 from ctrlreward.lightning_package import CallbackMixin, LightningModule, Trainer
 from ctrlreward.policy.base_model import Quantization, load_base
 from ctrlreward.reward import Reward
-from ctrlreward.scorers.model_scorer import Dtype
+from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.sources import resolve
 
 _ALL_LINEAR = "all-linear"

@@ -1,0 +1,167 @@
+"""Quantised base weights, on the CPU, where bitsandbytes is installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import peft
+import pytest
+import torch
+from lightning_choice import LoRA, PolicyTuner
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from ctrlreward import Samples
+from ctrlreward.policy.base_model import _quantization_config
+from ctrlreward.policy.model import load_policy
+from ctrlreward.policy.rollouts import log_probs, sample
+from ctrlreward.weights.loading import load_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH = Samples(texts=["ab", "cd", "f"])
+
+
+@pytest.fixture
+def batch() -> Samples:
+    return BATCH
+
+
+@pytest.fixture
+def bitsandbytes():
+    return pytest.importorskip("bitsandbytes", exc_type=ImportError)
+
+
+@pytest.fixture
+def wide(folder: str, tmp_path: Path) -> str:
+    """Folder of a Llama whose layers are as wide as a block of quantised weights."""
+    path = str(tmp_path / "wide")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        initializer_range=0.2,
+        eos_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def test_without_the_package_the_error_has_the_command(
+    tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    message = r"lora\.quantization = 'nf4' needs bitsandbytes: pip install 'ctrlreward\[quantiz"
+    with pytest.raises(ImportError, match=message):
+        tuner(quantization="nf4").configure_model()
+
+
+def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctrlreward.policy.base_model.import_extra", lambda *_: None)
+    config = _quantization_config("nf4", torch.bfloat16)
+    assert config.quantization_method() == "nf4"
+    assert config.bnb_4bit_use_double_quant
+    assert config.bnb_4bit_compute_dtype == torch.bfloat16
+    assert _quantization_config("int8", torch.float32).quantization_method() == "llm_int8"
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("nf4", 4), ("int8", 8)])
+def test_a_quantised_policy_samples_learns_and_exports(
+    bitsandbytes, tuner, fit, wide: str, tmp_path: Path, quantization: str, bits: int
+) -> None:
+    module = tuner(model=wide, quantization=quantization, learning_rate=0.05)
+    module.configure_model()
+    layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
+    weight = layer.weight
+    assert weight.numel() * weight.element_size() * 8 == bits * 64 * 128
+    assert all(p.dtype == torch.float32 for p in module.parameters() if p.requires_grad)
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    trainer = fit(module, 4)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad
+
+    path = str(tmp_path / "at4.ckpt")
+    trainer.save_checkpoint(path)
+    assert all("lora_" in name for name in torch.load(path, weights_only=True)["state_dict"])
+    resumed = tuner(model=wide, quantization=quantization, learning_rate=0.05)
+    fit(resumed, 5, path)
+    assert resumed.global_step == 5
+
+    module.export_adapter(tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(wide)
+    plain = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ids = torch.tensor([[2, 3, 4, 5, 6]])
+    with torch.no_grad():
+        exact = plain(ids).logits.log_softmax(dim=-1)
+        ours = module.policy.eval()(ids).logits.float().log_softmax(dim=-1)
+        untuned = AutoModelForCausalLM.from_pretrained(wide)(ids).logits.log_softmax(dim=-1)
+    assert (ours - exact).abs().mean() < 0.25 * (untuned - exact).abs().mean()
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_a_quantised_policy_continues_a_trained_adapter(
+    bitsandbytes, tuner, wide: str, tmp_path: Path, quantization: str
+) -> None:
+    first: PolicyTuner = tuner(model=wide, rank=3)
+    first.configure_model()
+    first.export_adapter(tmp_path / "first")
+    options = {"rank": None, "adapter": str(tmp_path / "first"), "quantization": quantization}
+    module = tuner(model=wide, gradient_checkpointing=True, **options)
+    logged: dict[str, float] = {}
+    module.log = lambda name, value, **_: logged.update({name: value})
+    module.training_step(BATCH, 0).backward()
+    assert abs(logged["policy/kl"]) < 1e-6
+    assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "int8"])
+def test_gradients_are_those_of_the_dequantised_weights(
+    bitsandbytes, wide: str, quantization: str
+) -> None:
+    """Also after sampling in eval mode, for which bitsandbytes has other kernels on the CPU."""
+    torch.manual_seed(0)
+    policy = load_policy(wide, LoRA(4, quantization=quantization), "cpu")
+    torch.manual_seed(0)
+    plain = load_policy(wide, LoRA(4), "cpu")
+    layers = dict(plain.named_modules())
+    for name, layer in policy.named_modules():
+        if isinstance(layer, bitsandbytes.nn.Linear4bit):
+            weight = layer.weight
+            value = bitsandbytes.functional.dequantize_4bit(weight.data, weight.quant_state)
+            layers[name].weight.data.copy_(value)
+        elif isinstance(layer, bitsandbytes.nn.Linear8bitLt):
+            value = layer.weight.data.float() * layer.weight.SCB[:, None] / 127
+            layers[name].weight.data.copy_(value)
+    for model in (policy, plain):
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+    tokenizer = load_tokenizer(wide)
+    rollout = sample(policy.eval(), tokenizer, ["ab", "cdef"] * 3, 6, 1.0)
+    with torch.no_grad():
+        evaluated = log_probs(policy, rollout, 1.0)
+    ours, exact = (log_probs(model.train(), rollout, 1.0) for model in (policy, plain))
+    torch.testing.assert_close(ours, exact, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(evaluated, ours, rtol=1e-3, atol=1e-4)
+    ours.sum().backward()
+    exact.sum().backward()
+    gradients = [
+        {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+        for model in (policy, plain)
+    ]
+    assert all(g.abs().max() > 1e-3 for g in gradients[1].values())
+    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-3)
+
+
+def test_the_dtype_is_that_of_the_computations(bitsandbytes, tuner, wide: str) -> None:
+    module = tuner(model=wide, quantization="nf4", dtype="bfloat16")
+    module.configure_model()
+    layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
+    assert layer.compute_dtype == torch.bfloat16
+    assert LoRA(quantization="nf4", dtype="bfloat16") == LoRA(None, "bfloat16", quantization="nf4")
