@@ -36,7 +36,7 @@ class Writer(pl.LightningModule):
 
 
 if __name__ == "__main__":
-    relevance = CTRLEval(aspects=["attribute_relevance"])["attribute_relevance"]
+    relevance = CTRLEval(aspects="attribute_relevance")
     held_out = Samples(texts=["The hotel", "Our guide", "This book"] * 2, labels=["positive"] * 6)
     scorer = GenerationScorer({"attribute_relevance": relevance}, held_out)
     stopper = RewardEarlyStopping("score/attribute_relevance", patience=2, verbose=True)

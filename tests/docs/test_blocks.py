@@ -151,8 +151,10 @@ def parse_only(arguments: list[str]) -> None:
     """Raise SystemExit unless a command takes these arguments."""
     parse = ArgumentParser.parse_args
 
-    def parse_and_stop(self: ArgumentParser, *arguments: Any, **options: Any) -> None:
-        parse(self, *arguments, **options)
+    def parse_and_stop(self: ArgumentParser, given: list[str]) -> Any:
+        parsed = parse(self, given)
+        if given == arguments[1:2] != arguments[1:]:  # the kind of a command, whose options follow
+            return parsed
         raise Parsed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -220,8 +222,14 @@ def test_shell(block: Block, workplace: None, request: pytest.FixtureRequest) ->
 
 
 def test_a_wrong_command_fails(workplace: None) -> None:
-    with pytest.raises(SystemExit):
-        check("ctrlreward score texts.jsonl out.csv --scorers+=Perplexity --no-such-option 1")
+    for command in (
+        "ctrlreward score texts.jsonl out.csv --scorers Perplexity --no-such-option 1",
+        "ctrlreward meta-eval ctrleval rated.tsv --no-such-option 1",
+        "ctrlreward compare only_one",
+        "ctrlreward train --config configs/alignment/yelp_minilm.yaml --no-such-option 1",
+    ):
+        with pytest.raises(SystemExit):
+            check(command)
     for command in ("make coffee", "pip install 'ctrlreward[coffee]'", "tests/no.py"):
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             check(command)
