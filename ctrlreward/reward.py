@@ -35,6 +35,15 @@ class RewardBatch:
         components: Each named score as its scorer returned it, float64, shape (n,).
         failed: True where a component is NaN or the total is not finite, shape (n,).
         seconds: Wall time of scoring.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> batch = Reward({"content": content})(["broth", ""], sources="soup")
+        >>> batch.total, batch.failed
+        (array([0.6, nan]), array([False,  True]))
+        >>> batch.statistics()
+        {'fail_rate': 0.5, 'total': 0.6, 'total_std': 0.0, 'content': 0.6, 'content_std': 0.0}
     """
 
     total: Scores
@@ -94,6 +103,18 @@ class Reward:
         ValueError: No components, a scorer with several scores, a weight that rewards the wrong
             direction, weights with another aggregate than `"weighted"`, or components that `"gm"`
             can't combine.
+
+    Examples:
+        >>> from ctrlreward import Perplexity, Similarity, WordVectors
+        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> Reward({"content": (content, 2.0)})(["broth", "soup"], sources="soup").total
+        array([1.2, 2. ])
+        >>> reward = Reward({"content": content, "fluency": (Perplexity()["log_likelihood"], 0.1)})
+        >>> reward.weights
+        {'content': 1.0, 'fluency': 0.1}
+        >>> squared = Reward({"content": content}, aggregate=lambda scores: scores["content"] ** 2)
+        >>> squared(["broth"], sources=["soup"]).total.round(2)
+        array([0.36])
     """
 
     def __init__(

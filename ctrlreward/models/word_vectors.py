@@ -38,6 +38,12 @@ class WordVectors:
         TypeError: `vectors` is not a mapping.
         ValueError: There are no vectors, their widths differ, one is not finite, or a weight is
             negative.
+
+    Examples:
+        >>> vectors = WordVectors({"soup": [1, 0], "broth": [3, 4]})
+        >>> vectors.embed(["Broth broth", "The soup"])
+        array([[0.6, 0.8],
+               [1. , 0. ]])
     """
 
     def __init__(

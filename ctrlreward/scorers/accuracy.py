@@ -28,6 +28,17 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             that the text_cnn recipe wrote, or an object with `labels` and `probabilities`, such
             as a `CTRLEval` scorer, which needs no trained classifier.
         **options: See `ModelOptions`.
+
+    Examples:
+        >>> scorer = Accuracy("distilbert/distilbert-base-uncased-finetuned-sst-2-english")
+        >>> scorer.labels
+        ('NEGATIVE', 'POSITIVE')
+        >>> scores = scorer.score(["The soup was good.", "Cold soup."], labels="POSITIVE")
+        >>> {name: values.shape for name, values in scores.items()}
+        {'accuracy': (2,), 'label_probability': (2,)}
+        >>> from ctrlreward import CTRLEval
+        >>> Accuracy(CTRLEval(task="sentiment")).labels  # without a trained classifier
+        ('negative', 'positive')
     """
 
     def __init__(

@@ -79,6 +79,14 @@ class Alignment(ModelScorer[Aligner]):
     Raises:
         ValueError: An aspect, `method` or `aggregate` is unknown, or the file of stop words can't
             be read.
+
+    Examples:
+        >>> scorer = Alignment("minilm-l6", aspects=["consistency", "groundedness"])
+        >>> scores = scorer.score(["The soup was good."], sources="I liked it.", contexts="A menu.")
+        >>> {name: values.shape for name, values in scores.items()}
+        {'consistency': (1,), 'groundedness': (1,)}
+        >>> scorer["groundedness"].spec
+        ScoreSpec(higher_is_better=True, range=(-inf, inf))
     """
 
     def __init__(

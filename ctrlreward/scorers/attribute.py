@@ -82,6 +82,15 @@ class AttributeClassifier(CompositeScorer):
     Raises:
         ValueError: There is no classifier, or the name of an attribute is empty or contains white
             space or "=".
+
+    Examples:
+        >>> from ctrlreward import CTRLEval
+        >>> judges = {name: CTRLEval(task=name) for name in ("sentiment", "topic")}
+        >>> scorer = AttributeClassifier(judges)
+        >>> scores = scorer.score(["The vote failed."], labels="sentiment=negative topic=politics")
+        >>> list(scores)
+        ['accuracy', 'label_probability', 'accuracy_sentiment', 'label_probability_sentiment',
+         'accuracy_topic', 'label_probability_topic']
     """
 
     def __init__(
@@ -225,6 +234,10 @@ def attribute_label(targets: Mapping[str, str | None]) -> str:
     Args:
         targets: Attribute → target label; None for an attribute that is not controlled, which is
             left out.
+
+    Examples:
+        >>> attribute_label({"sentiment": "negative", "tense": None, "topic": "world"})
+        'sentiment=negative topic=world'
     """
     return " ".join(f"{name}={label}" for name, label in targets.items() if label is not None)
 

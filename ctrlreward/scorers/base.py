@@ -28,6 +28,11 @@ class ScoreSpec:
     Attributes:
         higher_is_better: True if a higher score is better, False if a lower one is.
         range: Smallest and largest possible value; infinite where there is no bound.
+
+    Examples:
+        >>> from ctrlreward import Perplexity
+        >>> Perplexity().specs["perplexity"]
+        ScoreSpec(higher_is_better=False, range=(1.0, inf))
     """
 
     higher_is_better: bool
@@ -39,6 +44,16 @@ class Scorer(ABC):
 
     Subclasses implement `specs` and `score_samples`. A scorer is cheap to build: models are loaded
     at the first `score` and kept until `release`.
+
+    Examples:
+        >>> import numpy as np
+        >>> class Words(Scorer):
+        ...     specs = {"words": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
+        ...
+        ...     def score_samples(self, samples):
+        ...         return {"words": np.array([float(len(text.split())) for text in samples.texts])}
+        >>> Words().score(["Good soup.", "The soup was good."])
+        {'words': array([2., 4.])}
     """
 
     # True if the score of a sample does not depend on the other samples.
@@ -137,7 +152,29 @@ class Scorer(ABC):
 
 
 class CompositeScorer(Scorer):
-    """A scorer that combines the scores of other scorers."""
+    """A scorer that combines the scores of other scorers.
+
+    Examples:
+        >>> import numpy as np
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> class Strictest(CompositeScorer):
+        ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
+        ...
+        ...     def __init__(self, *scorers):
+        ...         self.scorers = scorers
+        ...
+        ...     @property
+        ...     def parts(self):
+        ...         return self.scorers
+        ...
+        ...     def score_samples(self, samples):
+        ...         scores = [part.score_samples(samples)["similarity"] for part in self.parts]
+        ...         return {"strictest": np.min(scores, axis=0)}
+        >>> one = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> other = Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]}))
+        >>> Strictest(one, other).score(["broth"], sources=["soup"])
+        {'strictest': array([0.6])}
+    """
 
     @property
     @abstractmethod
@@ -167,7 +204,14 @@ class CompositeScorer(Scorer):
 
 @dataclass(frozen=True)
 class Component:
-    """One named score of a scorer: `scorer["coherence"]`."""
+    """One named score of a scorer: `scorer["coherence"]`.
+
+    Examples:
+        >>> from ctrlreward import Perplexity
+        >>> component = Perplexity()["log_likelihood"]
+        >>> component.name, component.spec.higher_is_better
+        ('log_likelihood', True)
+    """
 
     scorer: Scorer
     name: str

@@ -87,6 +87,12 @@ class CTRLEval(ModelScorer[Infiller]):
     Raises:
         ValueError: An aspect or `weights` is unknown, the task has fewer evaluators, or
             `max_tokens` is not positive.
+
+    Examples:
+        >>> scorer = CTRLEval("smollm2-135m", task="sentiment")
+        >>> scores = scorer.score(["The hot soup. I ate it."], prefixes="The", labels="positive")
+        >>> {name: values.shape for name, values in scores.items()}
+        {'coherence': (1,), 'consistency': (1,), 'attribute_relevance': (1,)}
     """
 
     def __init__(

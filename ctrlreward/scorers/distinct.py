@@ -27,6 +27,14 @@ class Distinct(Scorer):
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
             or a loaded tokenizer. Published figures of multi-aspect control use GPT-2 tokens.
+
+    Examples:
+        >>> scorer = Distinct("smollm2-135m")
+        >>> texts = ["The soup was good.", "The soup was cold.", "The view"]
+        >>> scores = scorer.score(texts, groups=["soup", "soup", "view"])
+        >>> first, second, _ = scores["distinct_2"]
+        >>> bool(first == second)  # of one group
+        True
     """
 
     pointwise = False

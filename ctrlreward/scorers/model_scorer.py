@@ -25,6 +25,11 @@ class ModelOptions(TypedDict, total=False):
         device: Device of the model, as in torch: `"cpu"` (the default), `"cuda:1"`.
         dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+
+    Examples:
+        >>> from ctrlreward import Perplexity, Similarity
+        >>> options = ModelOptions(device="cpu", dtype="float32", batch_tokens=2048)
+        >>> scorers = [Perplexity(**options), Similarity(**options)]
     """
 
     device: str
@@ -46,6 +51,26 @@ class ModelScorer(Scorer, Generic[Model]):
         device: Device of a named model, as in torch.
         dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+
+    Examples:
+        >>> import numpy as np
+        >>> from transformers import PreTrainedTokenizerBase
+        >>> from ctrlreward import ScoreSpec
+        >>> from ctrlreward.engine.sharing import shared_model
+        >>> from ctrlreward.weights.loading import load_tokenizer
+        >>> class Length(ModelScorer[PreTrainedTokenizerBase]):
+        ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
+        ...
+        ...     def build_model(self, name):
+        ...         return shared_model(load_tokenizer, name)
+        ...
+        ...     def score_samples(self, samples):
+        ...         with self.exclusive_model() as tokenizer:
+        ...             rows = [tokenizer.tokenize(text) for text in samples.texts]
+        ...         return {"length": np.array([float(len(row)) for row in rows])}
+        >>> short, long = Length("smollm2-135m").score(["Soup.", "The soup was good."])["length"]
+        >>> bool(short < long)
+        True
     """
 
     def __init__(

@@ -22,6 +22,15 @@ class Similarity(ModelScorer[SentenceEncoder]):
         model: Local folder, Hugging Face id or short name of a sentence encoder; or an object
             with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
         **options: See `ModelOptions`.
+
+    Examples:
+        >>> scores = Similarity("minilm-l6").score(["Good soup."], sources="I liked the soup.")
+        >>> scores["similarity"].shape
+        (1,)
+        >>> from ctrlreward import WordVectors
+        >>> scorer = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> scorer.score(["broth", "soup"], sources="soup")
+        {'similarity': array([0.6, 1. ])}
     """
 
     def __init__(

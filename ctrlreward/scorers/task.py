@@ -44,6 +44,15 @@ class Task:
     Raises:
         ValueError: There is no prompt, a prompt lacks a slot, labels have different numbers of
             words, or a prompt, label or word is not a non-empty string.
+
+    Examples:
+        >>> words = {"past": ["past", "yesterday"], "future": ["future", "tomorrow"]}
+        >>> task = Task(["<gen_result> It is about the <mask_token>."], words)
+        >>> task.labels, len(task.evaluators)
+        (('past', 'future'), 2)
+        >>> from ctrlreward import CTRLEval
+        >>> CTRLEval(task=task).score(["I will see."], labels="future", prefixes="I").keys()
+        dict_keys(['coherence', 'consistency', 'attribute_relevance'])
     """
 
     prompts: Sequence[str]

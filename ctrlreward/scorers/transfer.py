@@ -51,6 +51,16 @@ class TransferQuality(CompositeScorer):
         perplexity: Scores the fluency.
         thresholds: t1 to t4 of eq. 1. The paper's values fit its own classifier, word vectors and
             language model.
+
+    Examples:
+        >>> from ctrlreward import CTRLEval
+        >>> style = Accuracy(CTRLEval(task="sentiment", aspects="attribute_relevance"))
+        >>> scorer = TransferQuality(style, Similarity("minilm-l6"), Perplexity("smollm2-135m"))
+        >>> scores = scorer.score(["Good soup."], labels="positive", sources="Bad soup.")
+        >>> list(scores)
+        ['gm', 'accuracy', 'label_probability', 'similarity', 'perplexity', 'log_likelihood']
+        >>> scorer["gm"].spec.range[0]
+        0.0
     """
 
     def __init__(
