@@ -81,7 +81,8 @@ class CTRLEval(ModelScorer[Infiller]):
             affect the other aspects: coherence has one evaluator per sentence, consistency two.
         seed: Seed of that draw.
         max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
-            Coherence reads the text once per sentence. None reads as many as the model can.
+            Coherence reads the text once per sentence, so that its cost grows with the square.
+            None reads as many as the model can.
         **options: See `ModelOptions`.
 
     Raises:
@@ -109,7 +110,7 @@ class CTRLEval(ModelScorer[Infiller]):
         weights: WeightingName | None = None,
         evaluators: int | None = None,
         seed: int = 0,
-        max_tokens: int | None = 1024,
+        max_tokens: int | None = 512,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctrlreward.callbacks.history import HistoryLogger
+from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.cli import main
 from ctrlreward.functional.agreement import cv_star
 

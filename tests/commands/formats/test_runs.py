@@ -9,7 +9,7 @@ import pytest
 import wandb
 from pytorch_lightning.loggers import CSVLogger
 
-from ctrlreward.callbacks.history import HistoryLogger
+from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.commands.formats.runs import read_run
 from ctrlreward.commands.formats.wandb_file import read_wandb_history
 
