@@ -54,6 +54,21 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         MisconfigurationException: Unknown mode, or one that contradicts the score's direction; a
             score that an overlapped `GenerationScorer` logs a validation late; a remote `dirpath`
             for a module with an adapter; a key that is not logged (lists those that are).
+
+    Examples:
+        >>> import os
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward.callbacks import RewardCheckpoint
+        >>> class Module(BoringModel):
+        ...     def on_validation_epoch_end(self):
+        ...         self.log("score/quality", [0.5, 0.75, 1.0][self.current_epoch])
+        ...         self.log("score/repetition", [0.1, 0.2, 0.9][self.current_epoch])
+        >>> bounds = {"score/repetition": (None, 0.5)}
+        >>> checkpoint = RewardCheckpoint("score/quality", constraints=bounds)
+        >>> Trainer(max_epochs=3, callbacks=[checkpoint]).fit(Module())
+        >>> os.path.basename(checkpoint.best_model_path)
+        'step=000128-quality=0.750.ckpt'
     """
 
     def __init__(

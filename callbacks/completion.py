@@ -16,7 +16,16 @@ from ctrlreward.samples import Samples, SamplesLike, as_samples
 
 @runtime_checkable
 class TextGenerator(Protocol):
-    """Interface of a LightningModule that can be scored while it trains: one method."""
+    """Interface of a LightningModule that can be scored while it trains: one method.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Writer(BoringModel):
+        ...     def complete(self, prompts):
+        ...         return [" was good" for prompt in prompts]
+        >>> isinstance(Writer(), TextGenerator)
+        True
+    """
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         """Complete each prompt.
@@ -60,6 +69,17 @@ def generate(
 
     Raises:
         ValueError: The module does not return one string per prompt.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Writer(BoringModel):
+        ...     def complete(self, prompts):
+        ...         return [" was good" for prompt in prompts]
+        >>> samples = generate(Writer(), ["The soup", "The view"], repeats=2)
+        >>> samples.texts
+        ('The soup was good', 'The soup was good', 'The view was good', 'The view was good')
+        >>> samples.groups
+        ('0', '0', '1', '1')
     """
     starts = as_samples(prompts).as_prompts()
     rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]

@@ -82,6 +82,24 @@ class GenerationScorerMixin(CallbackMixin):
         MisconfigurationException: In `setup`: the module is not a `TextGenerator`, the run has no
             validation, a scorer shares one of several training devices, or a checkpoint callback
             monitors an overlapped score.
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward.callbacks import GenerationScorer
+        >>> class Writer(BoringModel):
+        ...     def complete(self, prompts):
+        ...         return [" broth" for prompt in prompts]
+        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> held_out = Samples(["A hot", "Some cold"], sources=["soup", "broth"])
+        >>> scorer = GenerationScorer({"content": content}, held_out)
+        >>> trainer = Trainer(max_epochs=1, callbacks=[scorer])
+        >>> trainer.fit(Writer())
+        >>> trainer.callback_metrics["score/content"]  # mean of 0.6 and 1.0
+        tensor(0.8000)
+        >>> [file.name for file in scorer.folder.iterdir()]
+        ['step=000064.jsonl']
     """
 
     def __init__(

@@ -65,6 +65,20 @@ class ProxyGuardMixin(CallbackMixin):
         MisconfigurationException: Unknown mode, or one that contradicts the score's direction; a
             `GenerationScorer` listed after this callback; a key that is not logged (lists those
             that are).
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward.callbacks import ProxyGuard
+        >>> class Module(BoringModel):
+        ...     def validation_step(self, batch, batch_idx):
+        ...         self.log("reward/total", float(self.current_epoch))
+        ...         self.log("score/quality", -float(self.current_epoch))
+        >>> guard = ProxyGuard(proxy="reward/total", held_out="score/quality", stop=True)
+        >>> trainer = Trainer(max_epochs=20, limit_train_batches=1, callbacks=[guard])
+        >>> trainer.fit(Module())
+        >>> guard.alarm, guard.alarm_step, trainer.current_epoch
+        (True, 8, 8)
     """
 
     def __init__(

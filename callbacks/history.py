@@ -26,6 +26,13 @@ class HistoryLoggerMixin(Logger):
 
     Attributes:
         path: The file.
+
+    Examples:
+        >>> from ctrlreward.callbacks import HistoryLogger
+        >>> logger = HistoryLogger("runs/mine")  # for Trainer(logger=logger)
+        >>> logger.log_metrics({"score/content": 0.6}, step=10)
+        >>> print(logger.path.read_text())
+        {"step": 10, "score/content": 0.6}
     """
 
     def __init__(self, folder: str) -> None:

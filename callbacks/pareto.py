@@ -58,6 +58,21 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         MisconfigurationException: Fewer than two metrics; an unknown direction, or one that
             contradicts the score's; a remote `dirpath`; a key that is not logged (lists those that
             are).
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward.callbacks import ParetoCheckpoint
+        >>> class Module(BoringModel):
+        ...     def on_validation_epoch_end(self):
+        ...         self.log("score/quality", [0.5, 0.75, 1.0][self.current_epoch])
+        ...         self.log("score/perplexity", [30.0, 25.0, 30.0][self.current_epoch])
+        >>> front = ParetoCheckpoint({"score/quality": "max", "score/perplexity": "min"})
+        >>> Trainer(max_epochs=3, callbacks=[front]).fit(Module())
+        >>> front.kept
+        {128: (0.75, 25.0), 192: (1.0, 30.0)}
+        >>> front.pruned
+        {64: (0.5, 30.0)}
     """
 
     def __init__(

@@ -43,6 +43,22 @@ class RolloutSamplesMixin(CallbackMixin):
     Raises:
         ValueError: A number is not positive.
         MisconfigurationException: In `setup`: the module has no `last_rollout`.
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from torch.utils.data import DataLoader
+        >>> from ctrlreward import Perplexity, Reward
+        >>> from ctrlreward.callbacks import RolloutSamples
+        >>> from ctrlreward.policy import Generation, PolicyTuner
+        >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})
+        >>> sampling = Generation(group_size=2, max_new_tokens=8)
+        >>> policy = PolicyTuner("smollm2-135m", reward, generation=sampling)
+        >>> prompts = DataLoader([Samples(["The soup", "The view"]).as_prompts()], batch_size=None)
+        >>> trainer = Trainer(max_steps=1, callbacks=[RolloutSamples()])
+        >>> trainer.fit(policy, prompts)
+        >>> (file,) = (Path(trainer.log_dir) / "samples" / "rollout").iterdir()
+        >>> file.name, len(file.read_text().splitlines())
+        ('step=000000.jsonl', 4)
     """
 
     def __init__(self, every_n_batches: int = 10, table_rows: int = 16) -> None:

@@ -27,7 +27,16 @@ from ctrlreward.ranks import on_rank_zero
 
 @runtime_checkable
 class AdapterExporter(Protocol):
-    """LightningModule that trains an adapter and can export it for use without Lightning."""
+    """LightningModule that trains an adapter and can export it for use without Lightning.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Policy(BoringModel):  # self.model is a peft model
+        ...     def export_adapter(self, folder):
+        ...         self.model.save_pretrained(folder)
+        >>> isinstance(Policy(), AdapterExporter)
+        True
+    """
 
     def export_adapter(self, folder: str) -> None:
         """Write the adapter in `peft` format. Called on rank 0 only.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from ctrlreward.callbacks.shaped_module import KLWeighted, ShapedModule
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import Moments, adaptive_kl_coef, standardise_rewards
@@ -20,40 +20,6 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 KL = "policy/kl"
-
-ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
-
-
-@runtime_checkable
-class ShapedModule(Protocol):
-    """A LightningModule whose rewards can be shaped.
-
-    Attributes:
-        reward: The `Reward` that scores the samples.
-        shape_rewards: None, or a function that `RewardShaping` sets. The module then calls
-            `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what
-            it returns: the shaped rewards, float64, shape (n,), NaN where a sample failed.
-            `lengths` are those of the completions in tokens, shape (n,). `baseline` is False for
-            the samples to learn from, in one call per step, and True for samples that only serve
-            as a baseline, such as greedy completions: these are shaped in the same way, but
-            neither logged nor counted in the running statistics.
-    """
-
-    reward: Reward
-    shape_rewards: ShapeRewards | None
-
-
-@runtime_checkable
-class KLWeighted(Protocol):
-    """A LightningModule whose KL term can be adapted to a target.
-
-    It has to log `policy/kl` in each training step.
-
-    Attributes:
-        kl_coef: Weight of the KL term in the loss.
-    """
-
-    kl_coef: float
 
 
 class RewardShapingMixin(CallbackMixin):
@@ -105,6 +71,26 @@ class RewardShapingMixin(CallbackMixin):
             weight that rewards the worse direction.
         MisconfigurationException: In `setup`: the module cannot be shaped, is shaped already, or
             has no KL term for the target.
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from torch.utils.data import DataLoader
+        >>> from ctrlreward import Perplexity
+        >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
+        >>> from ctrlreward.policy import Generation, PolicyTuner
+        >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})
+        >>> sampling = Generation(group_size=2, max_new_tokens=8)
+        >>> policy = PolicyTuner("smollm2-135m", reward, generation=sampling)
+        >>> prompts = DataLoader([Samples(["The soup", "The view"]).as_prompts()], batch_size=None)
+        >>> overlong = SoftOverlong(longest=8, cache=2)
+        >>> shaping = RewardShaping(clip=(-10.0, 0.0), overlong=overlong, normalise=True)
+        >>> trainer = Trainer(max_steps=1, callbacks=[shaping])
+        >>> trainer.fit(policy, prompts)
+        >>> shaping.moments.count
+        4
+        >>> sorted(name for name in trainer.callback_metrics if name.startswith("shaping/"))
+        ['shaping/after_clip', 'shaping/after_length', 'shaping/clipped', 'shaping/fail_rate',
+         'shaping/length', 'shaping/running_mean', 'shaping/running_std']
     """
 
     def __init__(

@@ -55,6 +55,21 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     Raises:
         MisconfigurationException: Unknown mode, or one that contradicts the score's direction.
         RuntimeError: The key is not logged; lists those that are.
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward.callbacks import RewardEarlyStopping
+        >>> class Module(BoringModel):
+        ...     def on_validation_epoch_end(self):
+        ...         self.log("score/quality", [0.5, 0.75, 0.625, 0.75][self.current_epoch])
+        >>> stopper = RewardEarlyStopping("score/quality", patience=2)
+        >>> Trainer(max_epochs=10, callbacks=[stopper]).fit(Module())
+        >>> stopper.stopped_by
+        'patience_exhausted'
+        >>> stopper.stopping_reason_message
+        'score/quality has not improved by more than 0.0 in the last 2 scores
+         (now 0.7500, best 0.7500)'
     """
 
     def __init__(

@@ -25,6 +25,7 @@ FOLDERS = {"ctrlreward": "ctrlreward", "ctrlreward.callbacks": "callbacks"}
 LIGHTNING = {
     "pytorch_lightning": "lightning.pytorch",
     "ctrlreward.callbacks": "ctrlreward.lightning",
+    "ctrlreward.policy": "ctrlreward.lightning",
 }
 
 PACKAGES = [
