@@ -21,9 +21,10 @@ from ctrlreward.scorers import Scorer
 _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 
 
-# The option that an error of the parser is about, or its group and its name in the group.
+# The option that an error of the parser is about, as typed or as a key: its name, or its group and
+# its name in the group.
 _UNKNOWN_OPTION = re.compile(
-    r"^(?:unrecognized arguments:.*?--|Option '|Group ')([\w.]+)"
+    r"^(?:unrecognized arguments:.*?(--)|Option '|Group ')([\w.]+)"
     r"(?:' does not accept option '(\w+))?",
     re.IGNORECASE,
 )
@@ -40,10 +41,10 @@ class CommandParser(ArgumentParser):
         """Print the error with a hint, and exit with status 2."""
         unknown = _UNKNOWN_OPTION.search(message)
         if unknown:
-            name = ".".join(filter(None, unknown.groups()))
+            dashes, *names = unknown.groups(default="")
             options = [option.lstrip("-") for option in self._option_string_actions]
-            similar = get_close_matches(name, options, n=1)
-            message += f" (did you mean --{similar[0]}?)" if similar else ""
+            similar = get_close_matches(".".join(filter(None, names)), options, n=1)
+            message += f" (did you mean {dashes}{similar[0]}?)" if similar else ""
         elif re.search(r'Parser key "scorers"|required:.*\bscorers\b', message):
             message += _scorer_hint(message)
         elif 'Parser key "columns"' in message:

@@ -20,9 +20,10 @@ import yaml
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
+from ctrlreward.commands import chunked_scoring
 from ctrlreward.commands.formats.tables import number_column, read_rows
-from ctrlreward.scorers import Distinct, Perplexity
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 NAN = float("nan")
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
@@ -214,6 +215,43 @@ def test_names_distinguish_scorers_with_the_same_scores() -> None:
     assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "in.jsonl out.jsonl --scorers stubs.Letters stubs.Rank",
+        "--scorers stubs.Letters stubs.Rank in.jsonl out.jsonl",
+        "in.jsonl --scorers stubs.Letters,stubs.Rank out.jsonl",
+        "in.jsonl out.jsonl --scorers stubs.Letters --scorers stubs.Rank",
+        "in.jsonl out.jsonl --scorers+=stubs.Letters --scorers+=stubs.Rank",
+        "in.jsonl out.jsonl --scorers=[stubs.Letters,stubs.Rank]",
+        "in.jsonl out.jsonl --config list.yaml",
+        "in.jsonl out.jsonl --config one.yaml --scorers+=stubs.Rank",
+        "in.jsonl out.jsonl --config other.yaml --scorers stubs.Letters stubs.Rank",
+    ],
+)
+def test_scorers_can_be_given_in_many_ways(arguments: str) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    for name, scorers in (
+        ("list", ["stubs.Letters", "stubs.Rank"]),
+        ("one", ["stubs.Letters"]),
+        ("other", ["stubs.Interrupted"]),
+    ):
+        Path(f"{name}.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
+    main(["score", *arguments.split()])
+    rows = read_rows(Path("out.jsonl"))
+    assert list(rows[0]) == ["id", "text", "letters", "rank"]
+    assert [row["letters"] for row in rows] == expected()
+
+
+def test_options_belong_to_the_scorer_before_them() -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    options = "--scorers stubs.Letters stubs.Letters --scorers.letter t --names e t".split()
+    main(["score", *options, "in.jsonl", "out.jsonl"])
+    rows = read_rows(Path("out.jsonl"))
+    assert [row["e.letters"] for row in rows] == expected()
+    assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
+
+
 def test_the_summary_shows_mean_direction_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl("in.jsonl", RECORDS)
     main(["score", "in.jsonl", "out.csv", "--scorers+=stubs.Letters", "--scorers+=stubs.Rank"])
@@ -269,6 +307,59 @@ def test_a_killed_run_resumes(stopped: None, capsys: pytest.CaptureFixture[str])
         number_column(rows, "letters"), np.array(expected(), dtype=np.float64), True
     )
     assert not partial.exists()
+
+
+def test_scorers_of_one_model_are_stored_chunk_by_chunk(
+    tiny_llama: Callable[[str], str],
+    one_thread: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tiny_llama(LETTERS)
+    records = [{"text": f"Tea {word}", "label": "positive"} for word in ("a", "b", "c", "d", "e")]
+    write_jsonl("in.jsonl", records)
+    command = ["in.jsonl", "out.jsonl", "--chunk=2", "--scorers", "CTRLEval"]
+    command += ["--scorers.aspects=attribute_relevance", f"--scorers.model={folder}"]
+    command += ["--scorers", "Perplexity", f"--scorers.model={folder}"]
+    calls: list[int] = []
+
+    def interrupted(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
+        calls.append(len(samples))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return score(components, samples)
+
+    monkeypatch.setattr(chunked_scoring, "score", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *command])
+    assert ended.value.code == 130
+    assert "interrupted: repeat the command to resume" in capsys.readouterr().err
+    _, *chunks = Path("out.jsonl.partial.jsonl").read_text().splitlines()
+    names = ["attribute_relevance", "perplexity", "log_likelihood"]
+    assert [list(json.loads(chunk)["scores"]) for chunk in chunks] == [names, names]
+    main(["score", *command])
+    assert calls == [2, 2, 1, 1]
+    samples = Samples([r["text"] for r in records], labels=[r["label"] for r in records])
+    direct = CTRLEval(folder, aspects="attribute_relevance").score(samples)
+    direct |= Perplexity(folder).score(samples)
+    rows = read_rows(Path("out.jsonl"))
+    for name in names:
+        assert [row[name] for row in rows] == pytest.approx(direct[name].tolist(), rel=1e-5)
+
+
+def test_a_partial_file_of_another_version_is_refused(
+    stopped: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    partial = Path("out.csv.partial.jsonl")
+    first, *chunks = partial.read_text().splitlines()
+    older = {name: value for name, value in json.loads(first).items() if name != "version"}
+    lines = [json.dumps(older)]  # as 0.1.0 wrote it
+    lines += [json.dumps({"scorer": 0, **json.loads(chunk)}) for chunk in chunks]
+    partial.write_text("\n".join(lines) + "\n")
+    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    assert "out.csv.partial.jsonl was started with a different version: [null], not" in error
+    assert "delete the file to start over" in error
+    assert (Letters.calls, Interrupted.calls) == ([], [])
 
 
 def test_a_complete_output_is_not_scored_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -364,6 +455,93 @@ def test_bad_arguments(
     write_jsonl("in.jsonl", RECORDS)
     assert message in fails(*arguments, capsys=capsys)
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "the following arguments are required: input, output, scorers scorers: Accuracy, "),
+        ("in.jsonl o.csv", "arguments are required: scorers scorers: Accuracy, Alignment,"),
+        ("in.jsonl o.csv --scorers", "scorers is empty: give one or more of Accuracy"),
+        ("in.jsonl o.csv --scorers CTRLEvl", "CTRLEvl (did you mean CTRLEval?) scorers: Accuracy"),
+        ("in.jsonl o.csv --scorers+=Perplexty", "Perplexty (did you mean Perplexity?) scorers: "),
+        ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
+        ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
+        ("in.jsonl o.csv --scorers no.Such", "No module named 'no' scorers: Accuracy"),
+        ("in.jsonl o.csv --scorers Scorer", "Scorer is abstract scorers: Accuracy"),
+        ("in.jsonl o.csv --scorers Accuracy", "required: model scorers: Accuracy"),
+        (
+            "in.jsonl o.csv --scorers stubs.Letters --scorers.leter=e",
+            "Option 'leter' is not accepted (did you mean letter?) scorers: Accuracy",
+        ),
+        ("in.jsonl o.csv --scorer stubs.Letters", "--scorer stubs.Letters (did you mean --scorers"),
+        ("in.jsonl o.csv --scorers stubs.Letters --chunks 4", "--chunks 4 (did you mean --chunk?)"),
+        (
+            "in.jsonl o.csv --scorers stubs.Letters --columns.txt=id",
+            "--columns.txt=id (did you mean --columns.text?)",
+        ),
+        (
+            "in.jsonl o.csv --scorers stubs.Letters --columns text=id",
+            "name one column at a time: --columns.text=COLUMN",
+        ),
+        (
+            "in.jsonl o.csv --scorers stubs.Letters --config key.yaml",
+            "'columns' does not accept option 'txt' (did you mean columns.text?)",
+        ),
+        (
+            "body.csv o.csv --scorers stubs.Letters",
+            "there is no column 'text' for text: the file has id, body; name it with "
+            "--columns.text=COLUMN",
+        ),
+        (
+            "o.csv in.jsonl --scorers stubs.Letters",
+            "there is no file o.csv: give the texts first, then the output, as in `ctrlreward "
+            "score in.jsonl o.csv`",
+        ),
+        (
+            "scored.csv in.jsonl --scorers stubs.Letters",
+            "scored.csv already has columns with the names of scores (letters): give --names, one "
+            "per scorer, to prefix the names of their scores. If this is the output, give it after",
+        ),
+        ("inn.jsonl o.csv --scorers stubs.Letters", "inn.jsonl (did you mean in.jsonl?)"),
+        ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input: give another file"),
+        ("in.jsonl . --scorers stubs.Letters", ". is a folder: give a file for the scores"),
+        (". o.csv --scorers stubs.Letters", ". is a folder: give a file"),
+        ("in.jsonl o --scorers stubs.Letters", "o ends in '': give .jsonl, .csv, .parquet"),
+        (
+            "in.jsonl o.csv --scorers CTRLEval",
+            "CTRLEval consistency needs a column 'prefix': the file has id, text. Add it, name it "
+            "with --columns.prefix=COLUMN, or choose other scores: --scorers.help=CTRLEval lists",
+        ),
+        ("in.jsonl o.csv --scorers Similarity", "Similarity needs a column 'source': the file"),
+    ],
+)
+def test_first_tries_say_what_to_type(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl("in.jsonl", RECORDS)
+    write_csv("body.csv", [{"id": 1, "body": "a text"}])
+    write_csv("scored.csv", [{"text": "a text", "letters": 1}])
+    Path("bad.yaml").write_text("scorers: [Similrity]")
+    Path("key.yaml").write_text("columns: {txt: id}")
+    before = sorted(Path().iterdir())
+    error = fails(*arguments.split(), capsys=capsys)
+    assert message in error
+    assert error.startswith("usage: ctrlreward score INPUT OUTPUT --scorers NAME [NAME ...]")
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("names", [("in.parquet", "out.csv"), ("in.csv", "out.parquet")])
+def test_parquet_names_its_extra(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_csv("in.csv", RECORDS)
+    Path("in.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    error = fails(*names, "--scorers", "stubs.Letters", capsys=capsys)
+    assert "needs pyarrow: pip install 'ctrlreward[parquet]'" in error
+    assert Letters.calls == []
 
 
 def test_names_are_printed_without_markup(capsys: pytest.CaptureFixture[str]) -> None:
