@@ -393,7 +393,65 @@ def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: Non
     assert number_column(scored, "rating/consistency").tolist() == [1, 2, 3]
 
 
+# The user's typing
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "mine.jsonl --ratings good short --scorers stubs.Length",
+        "--ratings good short --scorers stubs.Length mine.jsonl",
+        "--data mine.jsonl --ratings good,short --scorers stubs.Length",
+        "--ratings=[good,short] --data=mine.jsonl --scorers+=stubs.Length",
+        "mine.jsonl --config mine.yaml",
+    ],
+)
+def test_the_file_and_lists_can_be_given_in_many_ways(
+    arguments: str, mine: tuple[list[int], list[int], list[str]]
+) -> None:
+    Path("mine.yaml").write_text("{ratings: [good, short], scorers: [stubs.Length]}")
+    options = ["--columns.text=output", "--resamples=20", "--output=found.json"]
+    main(["meta-eval", "rated", *arguments.split(), *options])
+    assert set(rows_of("found.json")) == {
+        ("length", "good", "sample"),
+        ("length", "short", "sample"),
+    }
+
+
 # Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "the following arguments are required: kind"),
+        ("good.csv", "give one of ctrleval, ctc, li2018, rated"),
+        ("ctreval x.txt", "give one of ctrleval, ctc, li2018, rated (did you mean 'ctrleval'?)"),
+        ("rated", "the following arguments are required: data"),
+        ("rated good.csv --rating good", "--rating good (did you mean --ratings?)"),
+        (
+            "rated good.csv --ratings good --scorers Perplexty",
+            "(did you mean Perplexity?) scorers:",
+        ),
+        ("rated good.csv --ratings god --scorers Perplexity", "no column 'god': the file has text"),
+        (
+            "rated god.csv --ratings good --metrics x",
+            "file or folder god.csv (did you mean good.csv?)",
+        ),
+        (
+            "rated good.csv --ratings good --scorers Similarity",
+            "Similarity needs a column 'source': the file has text, good. Add it, name it with",
+        ),
+        ("ctrleval good.csv --task sentiments", "sentiments"),
+        ("ctc good.csv --method embeding", "'embedding', 'discriminative', 'regression'"),
+        ("li2018 good.csv --batch-token 4", "--batch_token 4 (did you mean --batch_tokens?)"),
+    ],
+)
+def test_first_tries_say_what_to_type(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("good.csv").write_text("text,good\na,1\n")
+    assert message in fails(*arguments.split(), capsys=capsys)
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
 
 
 def test_a_wrong_path_raises(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no such file or folder"):
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         read_run(str(tmp_path / "absent"))
     with pytest.raises(ValueError, match=r"is not a logger's folder: it has no metrics\.jsonl"):
         read_run(str(tmp_path))
