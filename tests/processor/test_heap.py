@@ -9,9 +9,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from tokenizers.trainers import WordLevelTrainer
-from transformers import PegasusConfig, PegasusForConditionalGeneration, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGeneration
 
 from ctrlreward.engine.batching import run_batched
 from ctrlreward.processor import heap
@@ -98,29 +96,20 @@ def test_without_proc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @GLIBC
 def test_resident_memory_grows_with_the_texts_only_without_trims(
-    tmp_path: Path,
+    data_dir: Path, tmp_path: Path
 ) -> None:
-    """Why the heap is trimmed at all, shown on a PEGASUS with as many outputs as the real one."""
+    """Why the heap is trimmed at all, shown on a PEGASUS with its real vocabulary."""
     folder = tmp_path / "pegasus"
-    script = Path(__file__).with_name("score_and_measure.py")
-    words = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    special = ["<pad>", "</s>", "<mask_1>", "<mask_2>", "<unk>"]
-    words.train([str(script)], WordLevelTrainer(special_tokens=special, show_progress=False))
-    words.post_processor = processors.TemplateProcessing(
-        single="$A </s>", special_tokens=[("</s>", 1)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
+    tokenizer = AutoTokenizer.from_pretrained(data_dir / "tokenizers" / "pegasus")
     config = PegasusConfig(
-        vocab_size=96103, d_model=256, encoder_layers=2, decoder_layers=2,
+        vocab_size=len(tokenizer), d_model=256, encoder_layers=2, decoder_layers=2,
         encoder_attention_heads=4, decoder_attention_heads=4,
         encoder_ffn_dim=1024, decoder_ffn_dim=1024, max_position_embeddings=512,
         pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, forced_eos_token_id=1,
     )  # fmt: skip
     PegasusForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    script = Path(__file__).with_name("score_and_measure.py")
     grown = {}
     for mode in ("trimmed", "untrimmed"):
         command = [sys.executable, str(script), str(folder), mode]
