@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from ctrlreward.lightning_package import (
     misconfigured,
 )
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, as_samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
 
@@ -105,7 +105,7 @@ class GenerationScorerMixin(CallbackMixin):
     def __init__(
         self,
         scores: Mapping[str, Component | Scorer],
-        samples: Samples | Sequence[str],
+        samples: SamplesLike,
         every_n_validations: int = 1,
         generations_per_prompt: int = 1,
         name: str = "score",

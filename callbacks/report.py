@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, as_samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, score
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class BeforeAfterMixin(CallbackMixin):
     def __init__(
         self,
         scores: Mapping[str, Component | Scorer],
-        samples: Samples | Sequence[str],
+        samples: SamplesLike,
         generations_per_prompt: int = 4,
         seed: int = 1,
         others: Mapping[str, Samples] | None = None,

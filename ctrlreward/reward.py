@@ -17,7 +17,7 @@ import torch
 from ctrlreward.arguments import one_of
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.placement import Worker
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
@@ -136,7 +136,7 @@ class Reward:
                 scorer.to(device)
         self._worker = Worker()
 
-    def __call__(self, samples: SamplesLike, **columns: str | Sequence[str] | None) -> RewardBatch:
+    def __call__(self, samples: SamplesLike, **columns: Column) -> RewardBatch:
         """Score samples in the calling thread.
 
         Args:
@@ -149,9 +149,7 @@ class Reward:
         """
         return self._score(as_samples(samples, **columns))
 
-    def submit(
-        self, samples: SamplesLike, **columns: str | Sequence[str] | None
-    ) -> Future[RewardBatch]:
+    def submit(self, samples: SamplesLike, **columns: Column) -> Future[RewardBatch]:
         """Score samples on the background thread; the future returns or raises as a call does."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 

@@ -6,19 +6,32 @@ import json
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ctrlreward.columns import JSON_KEYS, columns_from, columns_from_records, shortened
 from ctrlreward.files import json_line
 
-if TYPE_CHECKING:
-    import datasets
-    import pandas as pd
+
+class Table(Protocol):
+    """Columns by name: a pandas DataFrame or a `datasets.Dataset`.
+
+    A protocol, because a type checker takes classes of packages without types for `Any`, and would
+    then accept anything.
+    """
+
+    def __getitem__(self, name: Any, /) -> Any:
+        """Return a column."""
+
+    def to_dict(self) -> Any:
+        """Return all columns."""
+
+
+# A column to add: one string per sample, or one for all.
+Column: TypeAlias = str | Iterable[str] | None
 
 # Everything that `as_samples` converts.
 SamplesLike: TypeAlias = (
-    "Samples | Iterable[str] | Iterable[Mapping[str, Any]] | Mapping[str, Iterable[Any]] | "
-    "pd.DataFrame | datasets.Dataset"
+    "Samples | Iterable[str] | Iterable[Mapping[str, Any]] | Mapping[str, Iterable[Any]] | Table"
 )
 
 _READ_AS_TEXT = ("texts", "prefixes", "sources", "references", "contexts", "histories")
@@ -114,7 +127,7 @@ class Samples:
             )
         return columns[name]
 
-    def replace(self, **columns: Sequence[str] | None) -> Samples:
+    def replace(self, **columns: Iterable[str] | None) -> Samples:
         """Return the samples with some columns replaced, added or (None) removed."""
         changes: dict[str, Any] = {**columns}  # mypy: texts can't be None, other columns can
         return replace(self, **changes)
@@ -237,7 +250,7 @@ class Samples:
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
 
 
-def as_samples(data: SamplesLike, **columns: str | Sequence[str] | None) -> Samples:
+def as_samples(data: SamplesLike, **columns: Column) -> Samples:
     """Return the samples that some data describes.
 
     Args:

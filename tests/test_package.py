@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,20 +37,6 @@ def run(
         timeout=120,
         check=False,
     )
-
-
-@pytest.fixture(scope="module")
-def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # From a copy: setuptools writes into the source folder and reuses what earlier builds left.
-    source = tmp_path_factory.mktemp("source")
-    for folder in ("ctrlreward", *MOVED):
-        shutil.copytree(ROOT / folder, source / folder)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, source)
-    built = run("-m", "build", "--wheel", "--no-isolation", cwd=source)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (path,) = (source / "dist").glob("*.whl")
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, as_component, score
 
 
@@ -100,7 +100,7 @@ class _ScoreSums(_ScoreMetric):
         self,
         data: SamplesLike,
         ids: Sequence[int] | None = None,
-        **columns: str | Sequence[str] | None,
+        **columns: Column,
     ) -> None:
         """Score n samples and add them up; repeated samples are scored once.
 
@@ -217,7 +217,7 @@ class ScoreOfAll(_ScoreMetric):
         self,
         data: SamplesLike,
         ids: Sequence[int] | None = None,
-        **columns: str | Sequence[str] | None,
+        **columns: Column,
     ) -> None:
         """Keep samples until `compute`.
 

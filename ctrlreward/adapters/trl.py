@@ -15,7 +15,7 @@ that pickle, since `AsyncGRPOTrainer` sends them to a spawned process, which loa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from ctrlreward.scorers.base import Scores
 
 Rewards = list[float | None]
 RewardFunc = Callable[..., Rewards]
-AsyncRewardFunc = Callable[..., Awaitable[Rewards]]
+AsyncRewardFunc = Callable[..., Coroutine[Any, Any, Rewards]]
 LogMetric = Callable[[str, float], None]
 
 # Keywords that TRL passes besides the dataset's columns.

@@ -23,7 +23,7 @@ failed sample.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def as_async_compute_score(
     failed_score: float,
     columns: Mapping[str, str] | None = None,
     wait: float = 0.05,
-) -> Callable[..., Awaitable[Result]]:
+) -> Callable[..., Coroutine[Any, Any, Result]]:
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
     Args:

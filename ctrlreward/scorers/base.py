@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.engine.sharing import exclusive
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +76,7 @@ class Scorer(ABC):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, by name."""
 
-    def score(
-        self, samples: SamplesLike, **columns: str | Sequence[str] | None
-    ) -> dict[str, Scores]:
+    def score(self, samples: SamplesLike, **columns: Column) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
         A sample with text that is not valid Unicode fails, with a warning.
@@ -94,9 +92,7 @@ class Scorer(ABC):
         """
         return run_requests([checked_requests(self, as_samples(samples, **columns))])[0]
 
-    def __call__(
-        self, samples: SamplesLike, **columns: str | Sequence[str] | None
-    ) -> dict[str, Scores]:
+    def __call__(self, samples: SamplesLike, **columns: Column) -> dict[str, Scores]:
         """See `score`."""
         return self.score(samples, **columns)
 
@@ -216,7 +212,7 @@ class Component:
     scorer: Scorer
     name: str
 
-    def __call__(self, samples: SamplesLike, **columns: str | Sequence[str] | None) -> Scores:
+    def __call__(self, samples: SamplesLike, **columns: Column) -> Scores:
         """Return this score of n samples, float64 of shape (n,); see `Scorer.score`."""
         return score({self.name: self}, as_samples(samples, **columns))[self.name]
 
