@@ -66,6 +66,29 @@ def test_the_command_line_overrides_single_options(from_file, prefix: str) -> No
     assert module.lora == LoRA(rank=4)
 
 
+def test_options_of_the_model_and_its_optimizer(from_file) -> None:
+    module = from_file(
+        "--model.generation.chat=true",
+        "--model.generation.system=Be brief.",
+        "--model.generation.chat_template_kwargs={enable_thinking: false}",
+        "--model.lora.targets=[q_proj, v_proj]",
+        "--model.lora.quantization=nf4",
+        "--model.updates.schedule=cosine",
+        "--model.updates.gradient_checkpointing=true",
+        "--model.objective.reference=base",
+    )
+    assert module.generation == Generation(
+        chat=True, system="Be brief.", chat_template_kwargs={"enable_thinking": False}
+    )
+    assert module.lora == LoRA(targets=["q_proj", "v_proj"], quantization="nf4")
+    assert module.updates == Updates(
+        minibatches=3, gradient_clip=1.0, schedule="cosine", gradient_checkpointing=True
+    )
+    assert module.objective.reference == "base"
+    assert from_file("--model.lora.targets=q_proj").lora == LoRA(targets="q_proj")
+    assert from_file("--model.lora.adapter=runs/first").lora == LoRA(adapter="runs/first")
+
+
 def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
     module = from_file("--model.objective.baseline=batch", "--model.objective.scale=none")
     assert module.objective.choices.scale == "none"
@@ -79,6 +102,11 @@ def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
         ("generation.group_size=1", "generation.group_size = 1: dapo compares the completions"),
         ("lora.rank=0", "lora.rank = 0: give a positive number"),
         ("objective.algorithm=trpo", "Got value: trpo"),
+        ("updates.schedule=cos", "Got value: cos"),
+        ("updates.learning_rate=0", "updates.learning_rate = 0.0: give a positive number"),
+        ("generation.temperature=0", "generation.temperature = 0.0: give a positive number"),
+        ("generation.system=Hi", "generation.system = 'Hi' is part of a chat: set generation.chat"),
+        ("lora.dropout=1", "lora.dropout = 1.0: give a number from 0 to below 1"),
     ],
 )
 def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> None:

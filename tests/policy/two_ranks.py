@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning_choice import PolicyTuner, pl
+from lightning_choice import LoRA, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
+from ctrlreward.policy.model import export_adapter, load_policy
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.scorers.base import Scores
 
@@ -39,6 +40,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "greedy": {"algorithm": "self_critical"},
     "values": {"algorithm": "ppo"},
     "overlap": {"algorithm": "dapo", "overlap": True},
+    "checkpointed layers": {"algorithm": "grpo", "gradient_checkpointing": True},
+    "trained adapter": {"algorithm": "grpo", "continued": True, "schedule": "linear"},
 }
 
 
@@ -88,7 +91,21 @@ class FailsForPrompts(shared.Share):
         return {name: np.where(lost, np.nan, values) for name, values in scores.items()}
 
 
+def trained_adapter(folder: str) -> str:
+    """Write an adapter that differs from its base model, the same on every rank."""
+    torch.manual_seed(1)
+    policy = load_policy(folder, LoRA(2), "cpu")
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    out = f"{folder}-adapter-{os.getpid()}"
+    export_adapter(policy, out)
+    return out
+
+
 def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[str, Any]:
+    if choices.pop("continued", False):
+        choices["adapter"] = trained_adapter(folder)
     pl.seed_everything(0, verbose=False)
     module = FixedCompletions(
         folder,
