@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from datasets import Dataset
-from numpy.testing import assert_array_equal
+from numpy.testing import assert_allclose, assert_array_equal
 
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
@@ -113,6 +113,16 @@ def test_a_scorer_with_one_score_is_a_component(similarity: Similarity, model: s
     assert Potential(similarity).phi == similarity["similarity"]
     coherence = CTRLEval(model, aspects="coherence")
     assert Reward({"c": coherence}).components["c"].name == "coherence"
+
+
+def test_only_the_score_in_use_is_computed(model: str) -> None:
+    ctrleval = CTRLEval(model)  # consistency would need prefixes
+    relevance = Reward({"r": ctrleval["attribute_relevance"]})(TEXTS, labels="positive").total
+    columns = {"labels": "positive", "prefixes": "", "sources": SOURCES}
+    assert_allclose(relevance, ctrleval.score(TEXTS, **columns)["attribute_relevance"], rtol=1e-6)
+    alignment = cr.Alignment(aspects=["preservation", "groundedness"])  # needs contexts, too
+    kept = alignment["preservation_output"](TEXTS, sources=SOURCES)
+    assert_allclose(kept, cr.Alignment()(TEXTS, **columns)["preservation_output"], rtol=1e-6)
 
 
 def test_a_model_may_be_a_path(model: str, tmp_path: Any) -> None:

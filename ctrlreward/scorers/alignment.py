@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 
 from ctrlreward.arguments import one_of, some_of
 from ctrlreward.columns import shortened
+from ctrlreward.engine.requests import Requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.alignment import AGGREGATES, preservation
 from ctrlreward.models.aligner import (
@@ -129,8 +130,12 @@ class Alignment(ModelScorer[Aligner]):
             return shared_model(TokenAligner, *settings)
         return shared_model(RegressionAligner, *settings)
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the chosen aspects and their directions, each float64 of shape (n,).
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Compute the chosen aspects and their directions, each float64 of shape (n,).
+
+        With `names` only the aspects of these scores.
 
         NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
         The sum over a text of stop words only is 0: such a text carries no information.
@@ -138,13 +143,19 @@ class Alignment(ModelScorer[Aligner]):
         Raises:
             ValueError: A column that an aspect needs is absent.
         """
-        scores = {direction: np.empty(len(samples)) for direction in self._directions}
+        yield from ()  # an aligner takes pairs of texts, which no other scorer's requests can join
+        aspects = [
+            name
+            for name in self.aspects
+            if names is None or not {name, *ASPECTS[name].directions}.isdisjoint(names)
+        ]
+        scores = {d: np.empty(len(samples)) for a in aspects for d in ASPECTS[a].directions}
 
         def keep(job: _Job, aligned: AlignedText) -> None:
             scores[job.direction][job.sample] = aligned.score
 
-        self._align_each(samples, keep)
-        for name in self.aspects:
+        self._align_each(samples, aspects, keep)
+        for name in aspects:
             aspect = ASPECTS[name]
             if aspect.fold is not None:
                 scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
@@ -161,7 +172,7 @@ class Alignment(ModelScorer[Aligner]):
             `score`.
 
         Raises:
-            ValueError: See `score`.
+            ValueError: See `requests`.
         """
         samples = as_samples(samples)
         explained: dict[tuple[int, str], AlignedText] = {}
@@ -169,19 +180,24 @@ class Alignment(ModelScorer[Aligner]):
         def keep(job: _Job, aligned: AlignedText) -> None:
             explained[job.sample, job.direction] = aligned
 
-        self._align_each(samples, keep)
+        self._align_each(samples, self.aspects, keep)
         return [
             {direction: explained[i, direction] for direction in self._directions}
             for i in range(len(samples))
         ]
 
-    def _align_each(self, samples: Samples, keep: Callable[[_Job, AlignedText], None]) -> None:
+    def _align_each(
+        self,
+        samples: Samples,
+        aspects: Sequence[str],
+        keep: Callable[[_Job, AlignedText], None],
+    ) -> None:
         """Call `keep` with each direction of each sample, in an order that suits the aligner.
 
         A pair of texts is aligned once, even if several aspects or samples contain it.
         """
         jobs: dict[tuple[str, str], list[_Job]] = {}
-        for aspect in self.aspects:
+        for aspect in aspects:
             for job in _jobs(aspect, samples):
                 jobs.setdefault((job.text, job.other), []).append(job)
         pairs = group_shared_texts(pair for pair in jobs if all(pair))

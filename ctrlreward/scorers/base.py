@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -108,10 +108,17 @@ class Scorer(ABC):
             )
         return self.score(samples)  # a subclass may override `score` itself
 
-    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
         """Run `score_samples` as a generator of its model requests (see `engine.requests`).
 
-        Override it to merge the requests with those of other scorers of the same model.
+        Override it to merge the requests with those of other scorers of the same model, or to
+        compute no more scores than are wanted.
+
+        Args:
+            samples: n samples.
+            names: The scores that are wanted, None for all. Others may be returned, too.
         """
         yield from ()  # no requests by default
         return self.score_samples(samples)
@@ -248,7 +255,9 @@ def as_component(name: str, given: object) -> Component:
     return given[scores[0]]
 
 
-def checked_requests(scorer: Scorer, samples: Samples) -> Requests[dict[str, Scores]]:
+def checked_requests(
+    scorer: Scorer, samples: Samples, names: Collection[str] | None = None
+) -> Requests[dict[str, Scores]]:
     """Run `scorer.requests`, with NaN for samples whose text is not valid Unicode.
 
     A tokenizer would fail on the whole batch. Such samples are scored as empty texts, so that the
@@ -256,10 +265,10 @@ def checked_requests(scorer: Scorer, samples: Samples) -> Requests[dict[str, Sco
     """
     invalid = samples.invalid_unicode()
     if not invalid:
-        return (yield from scorer.requests(samples))
+        return (yield from scorer.requests(samples, names))
     for i, column in invalid.items():
         log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
-    scores = yield from scorer.requests(samples.blanked(invalid))
+    scores = yield from scorer.requests(samples.blanked(invalid), names)
     rows = list(invalid)
     return {name: _with_nan(values, rows) for name, values in scores.items()}
 
@@ -267,7 +276,7 @@ def checked_requests(scorer: Scorer, samples: Samples) -> Requests[dict[str, Sco
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
     """Return the scores of n samples by name, arrays of shape (n,).
 
-    Each scorer runs once, for all of its scores. A pointwise scorer gets each distinct sample
+    Each scorer runs once, for all of its components. A pointwise scorer gets each distinct sample
     once. Requests of several scorers to the same model are merged into one call. A scorer that
     another thread is running is waited for.
 
@@ -275,14 +284,19 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         ValueError: A scorer does not return one value per sample.
     """
     distinct, inverse = samples.distinct()
-    scorers = list(dict.fromkeys(component.scorer for component in components.values()))
+    wanted: dict[Scorer, set[str]] = {}
+    for component in components.values():
+        wanted.setdefault(component.scorer, set()).add(component.name)
     with ExitStack() as locks:
-        for scorer in sorted(scorers, key=id):  # the same order in all threads: no deadlock
+        for scorer in sorted(wanted, key=id):  # the same order in all threads: no deadlock
             locks.enter_context(exclusive(scorer))
         results = run_requests(
-            [checked_requests(s, distinct if s.pointwise else samples) for s in scorers]
+            [
+                checked_requests(s, distinct if s.pointwise else samples, names)
+                for s, names in wanted.items()
+            ]
         )
-    outputs = dict(zip(scorers, results, strict=True))
+    outputs = dict(zip(wanted, results, strict=True))
     scores = {}
     for name, component in components.items():
         scorer = component.scorer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
@@ -153,8 +153,10 @@ class CTRLEval(ModelScorer[Infiller]):
             table = InverseFrequency.from_file(table)
         return table.require(len(tokenizer))
 
-    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
-        """Compute the chosen aspects, each float64 of shape (n,).
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Compute the chosen aspects, or those of them in `names`, each float64 of shape (n,).
 
         NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
         also a text without a prefix, or with nothing after it.
@@ -162,12 +164,13 @@ class CTRLEval(ModelScorer[Infiller]):
         Raises:
             ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
-        scores: dict[str, Scores] = {a: np.empty(len(samples)) for a in self.aspects}
+        aspects = [a for a in self.aspects if names is None or a in names]
+        scores: dict[str, Scores] = {aspect: np.empty(len(samples)) for aspect in aspects}
 
         def keep(i: int, explanation: Explanation) -> None:
             scores[explanation.aspect][i] = explanation.score
 
-        yield from self._explain_each(samples, keep)
+        yield from self._explain_each(samples, aspects, keep)
         return scores
 
     def explain(self, samples: SamplesLike) -> list[dict[str, Explanation]]:
@@ -188,7 +191,7 @@ class CTRLEval(ModelScorer[Infiller]):
         def keep(i: int, explanation: Explanation) -> None:
             explained[i][explanation.aspect] = explanation
 
-        run_requests([self._explain_each(samples, keep)])
+        run_requests([self._explain_each(samples, self.aspects, keep)])
         return explained
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
@@ -211,17 +214,18 @@ class CTRLEval(ModelScorer[Infiller]):
         return result
 
     def _explain_each(
-        self, samples: Samples, keep: Callable[[int, Explanation], None]
+        self,
+        samples: Samples,
+        aspects: Sequence[AspectName],
+        keep: Callable[[int, Explanation], None],
     ) -> Requests[None]:
-        """Call `keep` with the index of a sample and each of its aspects, window by window."""
-        self._check(samples)
+        """Call `keep` with the index of a sample and each of the aspects, window by window."""
+        self._check(samples, aspects)
         samples = self._bounded(samples)
         labels: Sequence[str] = samples.labels or ()
         for window in windows(samples.texts):
             blanks = {
-                (i, aspect): self._blanks(aspect, samples, i)
-                for i in window
-                for aspect in self.aspects
+                (i, aspect): self._blanks(aspect, samples, i) for i in window for aspect in aspects
             }
             flat = [blank for group in blanks.values() for blank in group]
             scored = iter((yield from self.loaded_model.requests(flat)))
@@ -242,11 +246,11 @@ class CTRLEval(ModelScorer[Infiller]):
             prefixes = [p[: len(text)] for p, text in zip(prefixes, texts, strict=True)]
         return samples.replace(texts=texts, prefixes=prefixes)
 
-    def _check(self, samples: Samples) -> None:
+    def _check(self, samples: Samples, aspects: Sequence[AspectName]) -> None:
         """Raise if the samples lack what the aspects need, before anything is scored."""
-        if "consistency" in self.aspects:
+        if "consistency" in aspects:
             samples.require("prefixes", "CTRLEval consistency")
-        if "attribute_relevance" in self.aspects:
+        if "attribute_relevance" in aspects:
             for i, label in enumerate(samples.require("labels", "CTRLEval attribute_relevance")):
                 if label not in self.labels:
                     raise ValueError(

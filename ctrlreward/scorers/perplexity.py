@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Unpack
 
 import numpy as np
@@ -66,7 +66,9 @@ class Perplexity(ModelScorer[CausalLM]):
         """Load the language model, or share it with the scorers that have loaded it."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
-    def requests(self, samples: Samples) -> Requests[dict[str, Scores]]:
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
         """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text."""
         total, tokens = yield from self._totals(samples)
         log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
