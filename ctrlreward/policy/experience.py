@@ -175,7 +175,7 @@ class Updates:
         True
         >>> Updates(schedule="cos")
         Traceback (most recent call last):
-        ValueError: updates.schedule = 'cos': give one of constant, linear, cosine
+        ValueError: updates.schedule = 'cos': give one of ... (did you mean 'cosine'?)
     """
 
     epochs: int = 1

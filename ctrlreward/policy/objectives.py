@@ -157,9 +157,9 @@ class Objective:
     Example:
         >>> Objective("dapo").choices.clip
         (0.2, 0.28)
-        >>> Objective("gpro")
+        >>> Objective("grpoo")
         Traceback (most recent call last):
-        ValueError: objective.algorithm = 'gpro': give one of grpo, ... (did you mean 'grpo'?)
+        ValueError: objective.algorithm = 'grpoo': give one of ... (did you mean 'grpo'?)
     """
 
     algorithm: Algorithm = "grpo"

@@ -22,11 +22,11 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.placement import reserve_core, shared_device
+from ctrlreward.policy.assembly import load_with_tokenizer
 from ctrlreward.policy.chat import check_beginnings, conversations
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
 from ctrlreward.policy.learner import Learner
-from ctrlreward.policy.loading import load_with_tokenizer
 from ctrlreward.policy.model import LoRA, ReleaseOnExceptionMixin, export_adapter
 from ctrlreward.policy.objectives import Objective, check_sampling
 from ctrlreward.policy.optimizer import adamw, number_of_updates, step_optimizer
@@ -84,6 +84,13 @@ class PolicyTunerMixin(LightningModule):
 
     Raises:
         ValueError: `generation` or `updates` do not work with the objective.
+
+    Example:
+        >>> from ctrlreward import Distinct, Reward
+        >>> from ctrlreward.policy import PolicyTuner  # building it loads no model
+        >>> tuner = PolicyTuner("smollm2-135m", Reward({"diversity": Distinct()["distinct_2"]}))
+        >>> tuner.objective.algorithm, tuner.automatic_optimization
+        ('grpo', True)
     """
 
     def __init__(
@@ -130,14 +137,14 @@ class PolicyTunerMixin(LightningModule):
                 several training devices.
         """
         check_strategy(self.trainer)
+        # configure_model runs before Lightning moves the module there.
+        self._training_device = self.trainer.strategy.root_device
         devices = {
             f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices
             for name, c in self.reward.components.items()
         }
-        # configure_model runs before Lightning moves the module there.
-        self._training_device = self.trainer.strategy.root_device
-        device_ids, ranks = self.trainer.device_ids, self.trainer.world_size
-        clash = shared_device(devices, self._training_device.type, device_ids, ranks)
+        placed = (self._training_device.type, self.trainer.device_ids, self.trainer.world_size)
+        clash = shared_device(devices, *placed)
         if clash is not None:
             raise misconfigured(self, clash)
 
@@ -164,11 +171,9 @@ class PolicyTunerMixin(LightningModule):
         Raises:
             MisconfigurationException: The schedule needs a number of steps that is unknown.
         """
-        updates = self.updates
-        falls = updates.schedule != "constant"
-        return adamw(
-            self.parameters(), updates, number_of_updates(self, updates) if falls else None
-        )
+        falls = self.updates.schedule != "constant"
+        steps = number_of_updates(self, self.updates) if falls else None
+        return adamw(self.parameters(), self.updates, steps)
 
     def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
         """Return the batch; text needs no device."""
@@ -252,11 +257,9 @@ class PolicyTunerMixin(LightningModule):
             prompts = conversations(self.tokenizer, options, prompts)
         temperature = options.temperature if temperature is None else temperature
         shares_cores = self.updates.overlap and self.device.type == "cpu"
+        limits = (options.max_new_tokens, temperature, not options.chat)
         with reserve_core() if shares_cores else nullcontext():
-            return sample(
-                *(self.policy, self.tokenizer, prompts, options.max_new_tokens, temperature),
-                special_tokens=not options.chat,
-            )
+            return sample(self.policy, self.tokenizer, prompts, *limits)
 
     def _collect(self, batch: Samples) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""

@@ -1,4 +1,4 @@
-"""Loading of a policy with its tokenizer, by the options of all groups."""
+"""Assembly of a policy with its tokenizer, by the options of all groups."""
 
 from __future__ import annotations
 
