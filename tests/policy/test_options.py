@@ -1,14 +1,14 @@
-"""The groups of options: in Python, in YAML and on the command line."""
+"""The groups of options: in Python, in YAML and on the command line (of `pytorch_lightning`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from lightning_choice import Critic, Generation, LoRA, Objective, PolicyTuner, Updates
 
 from ctrlreward import Reward
 from ctrlreward.commands.train import build
+from ctrlreward.policy import Critic, Generation, LoRA, Objective, PolicyTuner, Updates
 
 FILE = """
 model:
