@@ -33,6 +33,7 @@ PACKAGES = [
     "ctrlreward.adapters",
     "ctrlreward.callbacks",
     "ctrlreward.functional",
+    "ctrlreward.policy",
     "ctrlreward.scorers",
     "ctrlreward.selection",
 ]
