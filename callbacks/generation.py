@@ -86,7 +86,7 @@ class GenerationScorerMixin(CallbackMixin):
     Examples:
         >>> from pytorch_lightning import Trainer
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Samples, Similarity, WordVectors
         >>> from ctrlreward.callbacks import GenerationScorer
         >>> class Writer(BoringModel):
         ...     def complete(self, prompts):

@@ -79,7 +79,7 @@ class BeforeAfterMixin(CallbackMixin):
     Examples:
         >>> from pytorch_lightning import Trainer
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Samples, Similarity, WordVectors
         >>> from ctrlreward.callbacks import BeforeAfter, GenerationScorer, RewardCheckpoint
         >>> class Writer(BoringModel):
         ...     def complete(self, prompts):

@@ -45,9 +45,10 @@ class RolloutSamplesMixin(CallbackMixin):
         MisconfigurationException: In `setup`: the module has no `last_rollout`.
 
     Examples:
+        >>> from pathlib import Path
         >>> from pytorch_lightning import Trainer
         >>> from torch.utils.data import DataLoader
-        >>> from ctrlreward import Perplexity, Reward
+        >>> from ctrlreward import Perplexity, Reward, Samples
         >>> from ctrlreward.callbacks import RolloutSamples
         >>> from ctrlreward.policy import Generation, PolicyTuner
         >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})

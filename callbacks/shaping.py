@@ -75,7 +75,7 @@ class RewardShapingMixin(CallbackMixin):
     Examples:
         >>> from pytorch_lightning import Trainer
         >>> from torch.utils.data import DataLoader
-        >>> from ctrlreward import Perplexity
+        >>> from ctrlreward import Perplexity, Reward, Samples
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
         >>> from ctrlreward.policy import Generation, PolicyTuner
         >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})

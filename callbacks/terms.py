@@ -90,7 +90,7 @@ class Potential:
         ValueError: A discount out of range, or a weight that rewards the worse direction.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Samples, Similarity, WordVectors
         >>> words = WordVectors({"soup": [1, 0], "noodles": [2, 4], "broth": [3, 4]})
         >>> samples = Samples(["soup noodles"], prefixes=["soup"], sources=["broth"])
         >>> Potential(Similarity(words)).term(samples)  # 1.0 for the text, 0.6 for its prefix
@@ -143,7 +143,6 @@ class LengthWindow:
         ValueError: `low` above `high`, or a negative value.
 
     Examples:
-        >>> import numpy as np
         >>> LengthWindow(low=5, high=20, cost=0.1).term(np.array([3.0, 25.0]))
         array([-0.2, -0.5])
     """
@@ -177,7 +176,6 @@ class SoftOverlong:
         ValueError: `cache` is not in 1 to `longest`, or the weight is negative.
 
     Examples:
-        >>> import numpy as np
         >>> SoftOverlong(longest=64, cache=16).term(np.array([40.0, 56.0, 64.0]))
         array([ 0. , -0.5, -1. ])
     """

@@ -29,9 +29,9 @@ class Table(Protocol):
 # A column to add: one string per sample, or one for all.
 Column: TypeAlias = str | Iterable[str] | None
 
-# Everything that `as_samples` converts.
+# Everything that `as_samples` converts. The types of pandas give records keys that are `Hashable`.
 SamplesLike: TypeAlias = (
-    "Samples | Iterable[str] | Iterable[Mapping[str, Any]] | Mapping[str, Iterable[Any]] | Table"
+    "Samples | Iterable[str] | Iterable[Mapping[Any, Any]] | Mapping[str, Iterable[Any]] | Table"
 )
 
 _READ_AS_TEXT = ("texts", "prefixes", "sources", "references", "contexts", "histories")

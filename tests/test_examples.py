@@ -60,13 +60,21 @@ def modules_of(package: str) -> list[str]:
 
 
 def examples_of(module: ModuleType) -> list[doctest.DocTest]:
-    """The examples of a module's own names, for the Lightning package under test."""
-    tests = doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__)
+    """The examples of a module's own names, for the Lightning package under test.
+
+    An example has these names, `np` and `torch`. It imports all others, so that it can be pasted.
+    """
+    names = [*own_names(module), *getattr(module, "__all__", ())]
+    own = {name: getattr(module, name) for name in names}
+    own |= {"np": importlib.import_module("numpy"), "torch": importlib.import_module("torch")}
+    tests = doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__, globs=own)
+    # One without a line has the docstring of another module.
+    tests = [test for test in tests if test.examples and test.lineno is not None]
     for example in (example for test in tests for example in test.examples):
         if os.environ.get("CTRLREWARD_LIGHTNING") == "lightning":
             for name, other in LIGHTNING.items():
                 example.source = example.source.replace(name, other)
-    return [test for test in tests if test.examples]
+    return tests
 
 
 def own_names(module: ModuleType) -> list[str]:

@@ -68,7 +68,7 @@ def check_pointwise(reward: Reward, caller: str) -> None:
         ValueError: A component's score depends on several samples.
 
     Examples:
-        >>> from ctrlreward import Distinct
+        >>> from ctrlreward import Distinct, Reward
         >>> check_pointwise(Reward({"variety": Distinct()["distinct_2"]}), "reward_func")
         Traceback (most recent call last):
         ValueError: variety is computed over several samples at once, but reward_func gets one ...
@@ -93,8 +93,8 @@ def check_failed_score(reward: Reward, failed_score: float, keys: Sequence[str])
         ValueError: The score is not finite, or a component has the name of one of the keys.
 
     Examples:
-        >>> from ctrlreward import Similarity
-        >>> check_failed_score(Reward({"similarity": Similarity()}), math.nan, keys=["failed"])
+        >>> from ctrlreward import Reward, Similarity
+        >>> check_failed_score(Reward({"similarity": Similarity()}), float("nan"), keys=["failed"])
         Traceback (most recent call last):
         ValueError: failed_score = nan: give a finite number; ...
     """

@@ -60,7 +60,7 @@ def as_reward_func(
             with its prompt.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> reward_func = as_reward_func(reward, ["<eos>"], -1.0, {"sources": "label"})

@@ -48,7 +48,7 @@ class ComponentFuncs(NamedTuple):
             which rewards the wrong direction of a score that is better when lower.
 
     Examples:
-        >>> from ctrlreward import Perplexity
+        >>> from ctrlreward import Perplexity, Reward
         >>> functions, weights = as_component_funcs(Reward({"pp": Perplexity()["perplexity"]}))
         >>> functions[0].__name__, weights  # better when lower
         ('pp', [-1.0])
@@ -81,7 +81,7 @@ def as_reward_funcs(
             doesn't have.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> (function,) = as_reward_funcs(reward, {"sources": "original"}, name="similarity")
@@ -100,7 +100,8 @@ def as_async_reward_funcs(
     Worth it with several rewards, each on a device of its own.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> import asyncio
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> (function,) = as_async_reward_funcs(reward, {"sources": "original"})
@@ -127,7 +128,7 @@ def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None)
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.
 
     Examples:
-        >>> from ctrlreward import CTRLEval, Perplexity
+        >>> from ctrlreward import CTRLEval, Perplexity, Reward
         >>> coherence, perplexity = CTRLEval()["coherence"], Perplexity()["perplexity"]
         >>> reward = Reward({"coherence": coherence, "perplexity": (perplexity, -0.001)})
         >>> functions, weights = as_component_funcs(reward)

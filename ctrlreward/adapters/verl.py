@@ -62,7 +62,7 @@ def as_batch_compute_score(
             component named `score` or `failed`. When called: a key that the sample doesn't have.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> compute_score = as_batch_compute_score(reward, -1.0, {"sources": "original"})
@@ -87,7 +87,7 @@ def as_compute_score(
         ValueError: As in `as_batch_compute_score`, or a component depends on several samples.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> compute_score = as_compute_score(reward, -1.0, {"sources": "original"})
@@ -121,7 +121,8 @@ def as_async_compute_score(
             which samples share a batch is up to chance.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> import asyncio
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> compute_score = as_async_compute_score(reward, -1.0, {"sources": "original"})

@@ -35,7 +35,6 @@ class InverseFrequency:
         ValueError: The weights are not a vector of finite numbers ≥ 0.
 
     Examples:
-        >>> import numpy as np
         >>> InverseFrequency(np.array([0.0, 2.5, 0.7])).sentence_weight([0, 2, 1, 2])
         2.5
         >>> from ctrlreward import CTRLEval

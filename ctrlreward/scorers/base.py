@@ -46,7 +46,6 @@ class Scorer(ABC):
     at the first `score` and kept until `release`.
 
     Examples:
-        >>> import numpy as np
         >>> class Words(Scorer):
         ...     specs = {"words": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
         ...
@@ -158,7 +157,6 @@ class CompositeScorer(Scorer):
     """A scorer that combines the scores of other scorers.
 
     Examples:
-        >>> import numpy as np
         >>> from ctrlreward import Similarity, WordVectors
         >>> class Strictest(CompositeScorer):
         ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}

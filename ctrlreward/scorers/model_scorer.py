@@ -53,7 +53,6 @@ class ModelScorer(Scorer, Generic[Model]):
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
 
     Examples:
-        >>> import numpy as np
         >>> from transformers import PreTrainedTokenizerBase
         >>> from ctrlreward import ScoreSpec
         >>> from ctrlreward.engine.sharing import shared_model

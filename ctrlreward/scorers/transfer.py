@@ -53,7 +53,7 @@ class TransferQuality(CompositeScorer):
             language model.
 
     Examples:
-        >>> from ctrlreward import CTRLEval
+        >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
         >>> style = Accuracy(CTRLEval(task="sentiment", aspects="attribute_relevance"))
         >>> scorer = TransferQuality(style, Similarity("minilm-l6"), Perplexity("smollm2-135m"))
         >>> scores = scorer.score(["Good soup."], labels="positive", sources="Bad soup.")
