@@ -63,13 +63,11 @@ class CTRLEval(ModelScorer[Infiller]):
     the code, which produced the published numbers: the coherence target includes the end token.
 
     Args:
-        model: Local folder, Hugging Face id or short name of an encoder-decoder or decoder-only
-            model.
+        model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
         task: `"sentiment"`, `"topic"`, a YAML file, or a `Task`.
         aspects: Score or scores to compute.
-        iwf: Inverse word frequencies, the weights of coherence and consistency: a table file (one
-            weight per token id), an `InverseFrequency`, or None for frequencies of the `wordfreq`
-            package.
+        iwf: Inverse word frequencies, weights of coherence and consistency: a file with a weight
+            per token id, an `InverseFrequency`, or None for frequencies of the `wordfreq` package.
         sentence_splitter: A callable, a name, or None for the default.
         weights: Aggregation of a text's pattern evaluators (`PatternScore`): `"beta"`, the mean
             with the paper's weights, or an ablation of its Table 5: `"mean"`, the plain mean,
@@ -91,9 +89,8 @@ class CTRLEval(ModelScorer[Infiller]):
 
     Examples:
         >>> scorer = CTRLEval("smollm2-135m", task="sentiment")
-        >>> scores = scorer.score(["The hot soup. I ate it."], prefixes="The", labels="positive")
-        >>> {name: values.shape for name, values in scores.items()}
-        {'coherence': (1,), 'consistency': (1,), 'attribute_relevance': (1,)}
+        >>> list(scorer.score(["Hot soup. I ate it."], prefixes="Hot", labels="positive"))
+        ['coherence', 'consistency', 'attribute_relevance']
     """
 
     def __init__(
