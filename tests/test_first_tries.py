@@ -208,7 +208,7 @@ WRONG = {
     "a function": (
         lambda _: Reward({"length": len}),
         TypeError,
-        r"components\['length'\] is builtin_function_or_method: give one score of a scorer",
+        r"components\['length'\] is a builtin_function_or_method: give one score of a scorer",
     ),
     "a list of scorers": (
         lambda s: Reward([s]),
