@@ -15,8 +15,9 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import ctrlreward as cr
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples, Similarity, WordVectors
-from ctrlreward.callbacks import GenerationScorer, Potential
+from ctrlreward.callbacks import GenerationScorer, ParetoCheckpoint, Potential
 from ctrlreward.cli import main
+from ctrlreward.policy import PolicyTuner
 
 TEXTS = ["good soup", "cold broth"]
 SOURCES = ["good broth", "cold soup"]
@@ -260,6 +261,36 @@ WRONG = {
         lambda s: GenerationScorer([s], ["The food"]),
         TypeError,
         r'scores is a list: give a mapping, \{"coherence": ctrleval\["coherence"\]\}',
+    ),
+    "a tuner's reward that is none": (
+        lambda s: PolicyTuner("smollm2-135m", {"similarity": s}),
+        TypeError,
+        r"reward = \{'similarity': .* is a dict: give Reward\(\.\.\.\)",
+    ),
+    "a tuner's objective as a string": (
+        lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),
+        TypeError,
+        r"objective = 'grpo' is a str: give Objective\(\.\.\.\)",
+    ),
+    "a front of one metric": (
+        lambda _: ParetoCheckpoint("score/similarity"),
+        TypeError,
+        r"metrics = 'score/similarity': give two keys or more with their directions",
+    ),
+    "word vectors by name": (
+        lambda _: WordVectors("glove"),
+        TypeError,
+        r"vectors = 'glove' is a str: give .* or read a file with WordVectors\.from_file",
+    ),
+    "a device of no kind": (
+        lambda _: Perplexity(device="gpu").score(["good"]),
+        ValueError,
+        r"device = 'gpu' is not a device of torch: give one such as 'cpu' or 'cuda:1'",
+    ),
+    "a dtype of another library": (
+        lambda _: Perplexity(dtype="fp32"),
+        ValueError,
+        r"dtype = 'fp32': give one of float32, bfloat16, float16, float64, fastest",
     ),
     "a scorer without a score": (
         lambda _: type("Mine", (cr.Scorer,), {"specs": {}})().score(["good"]),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
@@ -84,7 +85,14 @@ def test_generation_scorer_refuses_before_training() -> None:
     """Several devices are more than the machine has, so the trainer is what `setup` reads of it."""
     scorer = CTRLEval(device="cuda:0")
     callback = GenerationScorer({"c": scorer["coherence"]}, Samples(texts=["a"]))
-    trainer = SimpleNamespace(
+
+    class Trainer(pl.Trainer):
+        def __init__(self, **read: object) -> None:
+            vars(self).update(read)
+
+        enable_validation = strategy = device_ids = world_size = None
+
+    trainer = Trainer(
         enable_validation=True,
         strategy=SimpleNamespace(root_device=torch.device("cuda:0")),
         device_ids=[0, 1],

@@ -5,13 +5,45 @@ from __future__ import annotations
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.columns import shortened
 from ctrlreward.policy.base_model import checkpoint_gradients
 from ctrlreward.policy.chat import end_of_turn
 from ctrlreward.policy.experience import Updates
 from ctrlreward.policy.model import LoRA, keep_start, load_policy
 from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.rollouts import Generation, add_end_tokens, stop_token
+from ctrlreward.policy.value import Critic
+from ctrlreward.reward import Reward
 from ctrlreward.weights.loading import load_tokenizer
+
+
+def check_types(
+    reward: object,
+    objective: object,
+    generation: object,
+    updates: object,
+    critic: object,
+    lora: object,
+) -> None:
+    """Raise if an argument of `PolicyTuner` is not of its class.
+
+    Raises:
+        TypeError: Names the argument and the class to give.
+    """
+    given = {
+        "reward": (reward, Reward),
+        "objective": (objective, Objective),
+        "generation": (generation, Generation),
+        "updates": (updates, Updates),
+        "critic": (critic, Critic),
+        "lora": (lora, LoRA),
+    }
+    for name, (value, kind) in given.items():
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name} = {shortened(value)} is a {type(value).__name__}: give "
+                f"{kind.__name__}(...)"
+            )
 
 
 def load_with_tokenizer(

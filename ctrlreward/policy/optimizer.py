@@ -60,14 +60,17 @@ def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
     return 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
-def number_of_updates(module: LightningModule, updates: Updates) -> int:
+def number_of_updates(module: LightningModule, updates: Updates) -> int | None:
     """Return the number of updates of the whole training, from the trainer's limits.
 
-    With `updates.overlap` one rollout fewer is learned from.
+    None for a constant schedule, which needs none. With `updates.overlap` one rollout fewer is
+    learned from.
 
     Raises:
         MisconfigurationException: The number of batches is unknown, and there is no `max_steps`.
     """
+    if updates.schedule == "constant":
+        return None
     trainer = module.trainer
     rollouts = trainer.estimated_stepping_batches  # does not know of several updates per rollout
     if not 0 <= rollouts < math.inf:

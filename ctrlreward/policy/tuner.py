@@ -22,7 +22,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.placement import reserve_core, shared_device
-from ctrlreward.policy.assembly import load_with_tokenizer
+from ctrlreward.policy.assembly import check_types, load_with_tokenizer
 from ctrlreward.policy.chat import check_beginnings, conversations
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
@@ -79,10 +79,10 @@ class PolicyTunerMixin(LightningModule):
     Attributes:
         last_rollout: The texts of the last update and their scores; None before the first.
         kl_coef: Weight of the KL term, `objective.kl_coef` at first; may change during training.
-        shape_rewards: Computes the rewards to learn from, as `callbacks.shaping.ShapedModule`
-            documents; None for the total reward.
+        shape_rewards: Shapes the rewards (`callbacks.shaped_module`); None for the total reward.
 
     Raises:
+        TypeError: An argument is not of the class that it has to be.
         ValueError: `generation` or `updates` do not work with the objective.
 
     Example:
@@ -104,6 +104,7 @@ class PolicyTunerMixin(LightningModule):
         lora: LoRA = LoRA(),
     ) -> None:
         super().__init__()
+        check_types(reward, objective, generation, updates, critic, lora)
         check_sampling(objective, generation.group_size, updates)
         self.base_model = model
         self.reward = reward
@@ -171,9 +172,7 @@ class PolicyTunerMixin(LightningModule):
         Raises:
             MisconfigurationException: The schedule needs a number of steps that is unknown.
         """
-        falls = self.updates.schedule != "constant"
-        steps = number_of_updates(self, self.updates) if falls else None
-        return adamw(self.parameters(), self.updates, steps)
+        return adamw(self.parameters(), self.updates, number_of_updates(self, self.updates))
 
     def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
         """Return the batch; text needs no device."""

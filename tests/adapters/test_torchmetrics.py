@@ -188,7 +188,7 @@ def test_error_messages(letters, kinds) -> None:
     for metric_type in (ScoreMean, FailRate, ScoreOfAll):
         with pytest.raises(ValueError, match="component is a Letters with 2 scores: give one of"):
             metric_type(letters)
-        with pytest.raises(TypeError, match="component is str: give one score of a scorer"):
+        with pytest.raises(TypeError, match="component is a str: give one score of a scorer"):
             metric_type("share")
     with pytest.raises(TypeError, match="'ab' is a str: put it in a list"):
         ScoreMean(letters["share"]).update("ab")

@@ -65,6 +65,7 @@ def test_rules_import_neither_a_trainer_nor_torch() -> None:
     ours = {name for name in imported if name.startswith("ctrlreward.selection")}
     assert imported - ours - set(sys.stdlib_module_names) == {
         "collections.abc",
+        "ctrlreward.arguments",
         "ctrlreward.functional.pareto",
         "ctrlreward.functional.trend",
     }
