@@ -6,6 +6,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --constraint constr
 DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 # The other scripts of benchmarks/ are studies, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct reward_step
 
@@ -19,8 +20,12 @@ demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 	rm -rf runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
 
+# Two processes with a core each take half the time of one with two: tiny models gain nothing from
+# threads. The tests of callbacks and policy run under both Lightnings.
+test: export OMP_NUM_THREADS ?= 1
 test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) tests/callbacks tests/policy)
 
 lint: $(DEV) types-tree  ## ruff and mypy
 	$(BIN)/ruff check

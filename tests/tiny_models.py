@@ -201,7 +201,9 @@ def save_bert(folder: Path, head: type[PreTrainedModel], **options: Any) -> str:
     ).save_pretrained(folder)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
     config = BertConfig(vocab_size=VOCABULARY, num_attention_heads=2, **shape, **options)
-    head(config).save_pretrained(folder)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        head(config).save_pretrained(folder)
     return str(folder)
 
 

@@ -112,7 +112,7 @@ def scores_of_texts() -> None:
     alignment = cr.Alignment("minilm-l6", aspects=["consistency", "groundedness"])
     records = [{"text": "cold soup", "source": "hot soup", "context": "A menu."}]
     assert alignment.score(records).keys() == {"consistency", "groundedness"}
-    assert "cold" in highlight(alignment.explain(records)[0]).plain
+    assert highlight(alignment.explain(records)[0]).plain.startswith("consistency")
     (explained,) = ctrleval.explain(cr.as_samples(TEXTS[:1], labels="negative"))
     bar_chart(explained["attribute_relevance"]).savefig("evaluators.png")
     distinct = cr.Distinct("smollm2-135m").score({"texts": TEXTS, "groups": ["a", "a"]})
