@@ -29,7 +29,7 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns, score
 
 
 class GenerationScorerMixin(CallbackMixin):
@@ -157,7 +157,7 @@ class GenerationScorerMixin(CallbackMixin):
         return {**specs, f"{self.name}/{FAIL_RATE}": ScoreSpec(False, (0.0, 1.0))}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Validate module, devices and checkpoint callbacks, and choose the folder."""
+        """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
         super().setup(trainer, pl_module, stage)
         if stage not in ("fit", "validate"):
             return
@@ -171,6 +171,7 @@ class GenerationScorerMixin(CallbackMixin):
         if stage == "fit":
             self._check_fit(trainer)
         check_devices(self.scores, trainer)
+        check_columns(self.scores, self.samples)
         if trainer.strategy.root_device.type == "cpu":
             self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]

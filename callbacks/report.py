@@ -30,7 +30,7 @@ from ctrlreward.lightning_package import (
 from ctrlreward.plots.curves import draw_curves
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, check_columns, score
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +134,9 @@ class BeforeAfterMixin(CallbackMixin):
         self.seconds = dict(state_dict["seconds"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise if the trainer has no `RewardCheckpoint`."""
+        """Raise if the trainer has no `RewardCheckpoint`, or the samples lack a column."""
         super().setup(trainer, pl_module, stage)
+        check_columns(self.scores, self.samples)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _checkpoint_callback(trainer)
 

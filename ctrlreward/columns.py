@@ -20,6 +20,27 @@ JSON_KEYS = {
 }
 
 
+class MissingColumn(ValueError):
+    """Samples lack a column that something needs.
+
+    Args:
+        column: Name of the column.
+        reader: Name of what needs it.
+        present: The columns that the samples have.
+    """
+
+    def __init__(self, column: str, reader: str, present: Iterable[str]) -> None:
+        self.column, self.reader, self.present = column, reader, tuple(present)
+        super().__init__(column, reader, self.present)  # the arguments, so that it pickles
+
+    def __str__(self) -> str:
+        """Return the message, with what to give."""
+        return (
+            f"{self.reader} needs the column {self.column!r}, but these samples have "
+            f"{', '.join(self.present)}: give {self.column}=[...], one per text"
+        )
+
+
 def columns_from(data: object) -> dict[str, Any]:
     """Return the columns of some data that `Samples` has, by their plural names.
 

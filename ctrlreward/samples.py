@@ -8,7 +8,13 @@ from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, Protocol, TypeAlias
 
-from ctrlreward.columns import JSON_KEYS, columns_from, columns_from_records, shortened
+from ctrlreward.columns import (
+    JSON_KEYS,
+    MissingColumn,
+    columns_from,
+    columns_from_records,
+    shortened,
+)
 from ctrlreward.files import json_line
 
 
@@ -117,14 +123,11 @@ class Samples:
         """Return a column, or raise an error that names the scorer that needs it.
 
         Raises:
-            ValueError: The column is absent.
+            MissingColumn: The column is absent. It is a ValueError.
         """
         columns = self.columns()
         if name not in columns:
-            raise ValueError(
-                f"{scorer} needs the column {name!r}, but these samples have "
-                f"{', '.join(columns)}: give {name}=[...], one per text"
-            )
+            raise MissingColumn(name, scorer, columns)
         return columns[name]
 
     def replace(self, **columns: Iterable[str] | None) -> Samples:

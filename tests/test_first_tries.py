@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 from datasets import Dataset
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -124,6 +126,36 @@ def test_only_the_score_in_use_is_computed(model: str) -> None:
     alignment = cr.Alignment(aspects=["preservation", "groundedness"])  # needs contexts, too
     kept = alignment["preservation_output"](TEXTS, sources=SOURCES)
     assert_allclose(kept, cr.Alignment()(TEXTS, **columns)["preservation_output"], rtol=1e-6)
+
+
+def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> None:
+    nowhere = str(tmp_path / "nowhere")  # loading it would raise another error
+    scorers = {
+        CTRLEval(nowhere, aspects="consistency"): "consistency needs the column 'prefixes'",
+        CTRLEval(nowhere, aspects="attribute_relevance"): "attribute_relevance needs .* 'labels'",
+        cr.Accuracy(nowhere): "Accuracy needs the column 'labels'",
+        cr.AttributeClassifier({"a": nowhere}): "AttributeClassifier needs the column 'labels'",
+        cr.Alignment(nowhere, aspects="relevance"): "Alignment needs the column '(sources|ref.*)'",
+        cr.Alignment(nowhere, aspects="groundedness"): "Alignment needs the column 'contexts'",
+        Similarity(nowhere): "Similarity needs the column 'sources'",
+    }
+    for scorer, message in scorers.items():
+        name = next(iter(scorer.specs))
+        with pytest.raises(ValueError, match=message) as error:
+            scorer[name](TEXTS)
+        restored = pickle.loads(pickle.dumps(error.value))
+        assert (str(restored), restored.column) == (str(error.value), error.value.column)
+        trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+        callback = GenerationScorer({"score": scorer[name]}, TEXTS)
+        columns = {"labels", "sources", "references", "contexts", "histories"}
+        if columns & set(scorer.required_columns()):  # prefixes are those of the prompts
+            with pytest.raises(ValueError, match=message):
+                callback.setup(trainer, Completing(), "validate")
+
+
+class Completing(pl.LightningModule):
+    def complete(self, prompts: Any) -> list[str]:
+        return list(prompts)
 
 
 def test_a_model_may_be_a_path(model: str, tmp_path: Any) -> None:

@@ -29,7 +29,7 @@ from ctrlreward.commands.formats.tables import (
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
-from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.base import Scores, check_columns
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file.
 
@@ -106,6 +106,8 @@ def score_file(
     rows = parse_rows(content, input)
     samples = to_samples(rows, columns)
     _refuse_score_columns(input, rows, components)
+    with explained_columns(rows):
+        check_columns(components, samples)
     carried = encode_rows(output.suffix, rows, {})  # raises before scoring, not after it
     partial = output.with_name(f"{output.name}.partial.jsonl")
     with output_lock(output):
@@ -122,7 +124,7 @@ def score_file(
             "columns": asdict(columns),
             "scorers": [identity, list(components)],
         }
-        with explained_columns(rows):
+        with explained_columns(rows):  # again, for scorers that do not declare what they need
             scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, settings))
         write_whole(output, encode_rows(output.suffix, rows, scores))
         partial.unlink()

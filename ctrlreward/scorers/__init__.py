@@ -3,7 +3,8 @@
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Component, CompositeScorer, Scorer, ScoreSpec
+from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
+from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Unpack
 
 import numpy as np
@@ -55,6 +55,10 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
             "label_probability": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
         }
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`labels`, the targets."""
+        return {"labels": "Accuracy"}
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -118,6 +118,12 @@ class Alignment(ModelScorer[Aligner]):
                 ranges[name] = (-high if signed else 0.0, high)
         return {name: ScoreSpec(higher_is_better=True, range=both) for name, both in ranges.items()}
 
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that the chosen aspects read, or those of them with a score in `names`."""
+        directions = [d for a in self._wanted(names) for d in ASPECTS[a].directions.values()]
+        columns = dict.fromkeys(c for d in directions for c in (d.text, *d.others))
+        return {column: "Alignment" for column in columns if column != "texts"}
+
     def build_model(self, name: str) -> Aligner:
         """Load the aligner of the method, or share it with the scorers that have loaded it.
 
@@ -144,11 +150,7 @@ class Alignment(ModelScorer[Aligner]):
             ValueError: A column that an aspect needs is absent.
         """
         yield from ()  # an aligner takes pairs of texts, which no other scorer's requests can join
-        aspects = [
-            name
-            for name in self.aspects
-            if names is None or not {name, *ASPECTS[name].directions}.isdisjoint(names)
-        ]
+        aspects = self._wanted(names)
         scores = {d: np.empty(len(samples)) for a in aspects for d in ASPECTS[a].directions}
 
         def keep(job: _Job, aligned: AlignedText) -> None:
@@ -206,6 +208,12 @@ class Alignment(ModelScorer[Aligner]):
             for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
                 for job in jobs[pair]:
                     keep(job, self._aligned(job, alignment))
+
+    def _wanted(self, names: Collection[str] | None) -> list[str]:
+        """Return the aspects with a score in `names`; all for None."""
+        if names is None:
+            return list(self.aspects)
+        return [a for a in self.aspects if not {a, *ASPECTS[a].directions}.isdisjoint(names)]
 
     @property
     def _directions(self) -> list[str]:

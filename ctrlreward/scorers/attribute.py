@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Unpack
 
@@ -15,7 +15,8 @@ from ctrlreward.columns import shortened
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CompositeScorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.empty_texts import nonempty, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions
 
@@ -115,6 +116,10 @@ class AttributeClassifier(CompositeScorer):
         """Direction and range of the means, then of each attribute's scores."""
         names = [*_NAMES, *(f"{name}_{key}" for key in self.classifiers for name in _NAMES)]
         return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`labels`, which name the targets of each attribute."""
+        return {"labels": "AttributeClassifier"}
 
     @property
     def parts(self) -> tuple[Accuracy, ...]:

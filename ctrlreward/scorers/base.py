@@ -122,6 +122,16 @@ class Scorer(ABC):
         yield from ()  # no requests by default
         return self.score_samples(samples)
 
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Return the columns that samples must have, each with the name of what needs it.
+
+        Override it so that a run fails before it has loaded a model or generated a text.
+
+        Args:
+            names: The scores that are wanted, None for all.
+        """
+        return {}
+
     @property
     def devices(self) -> tuple[str, ...]:
         """Devices of all models that the scorer uses, as in torch."""
@@ -151,56 +161,6 @@ class Scorer(ABC):
                 f"{type(self).__name__} has no score {name!r}; it has {', '.join(self.specs)}"
             )
         return Component(self, name)
-
-
-class CompositeScorer(Scorer):
-    """A scorer that combines the scores of other scorers.
-
-    Examples:
-        >>> from ctrlreward import Similarity, WordVectors
-        >>> class Strictest(CompositeScorer):
-        ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
-        ...
-        ...     def __init__(self, *scorers):
-        ...         self.scorers = scorers
-        ...
-        ...     @property
-        ...     def parts(self):
-        ...         return self.scorers
-        ...
-        ...     def score_samples(self, samples):
-        ...         scores = [part.score_samples(samples)["similarity"] for part in self.parts]
-        ...         return {"strictest": np.min(scores, axis=0)}
-        >>> one = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-        >>> other = Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]}))
-        >>> Strictest(one, other).score(["broth"], sources=["soup"])
-        {'strictest': array([0.6])}
-    """
-
-    @property
-    @abstractmethod
-    def parts(self) -> Sequence[Scorer]:
-        """The scorers that are combined."""
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of all parts, each once."""
-        return tuple(dict.fromkeys(device for part in self.parts for device in part.devices))
-
-    def load(self) -> None:
-        """Load the models of all parts now."""
-        for part in self.parts:
-            part.load()
-
-    def to(self, device: str) -> None:
-        """Move the models of all parts."""
-        for part in self.parts:
-            part.to(device)
-
-    def release(self) -> None:
-        """Free the models of all parts."""
-        for part in self.parts:
-            part.release()
 
 
 @dataclass(frozen=True)
@@ -281,12 +241,12 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     another thread is running is waited for.
 
     Raises:
+        MissingColumn: The samples lack a column that a component needs.
         ValueError: A scorer does not return one value per sample.
     """
+    check_columns(components, samples)
     distinct, inverse = samples.distinct()
-    wanted: dict[Scorer, set[str]] = {}
-    for component in components.values():
-        wanted.setdefault(component.scorer, set()).add(component.name)
+    wanted = _names_by_scorer(components)
     with ExitStack() as locks:
         for scorer in sorted(wanted, key=id):  # the same order in all threads: no deadlock
             locks.enter_context(exclusive(scorer))
@@ -309,6 +269,24 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
             )
         scores[name] = values[places]
     return scores
+
+
+def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
+    """Raise if samples lack a column that a component needs.
+
+    Raises:
+        MissingColumn: Names the scorer and the column.
+    """
+    for scorer, names in _names_by_scorer(components).items():
+        for column, reader in scorer.required_columns(names).items():
+            samples.require(column, reader)
+
+
+def _names_by_scorer(components: Mapping[str, Component]) -> dict[Scorer, set[str]]:
+    wanted: dict[Scorer, set[str]] = {}
+    for component in components.values():
+        wanted.setdefault(component.scorer, set()).add(component.name)
+    return wanted
 
 
 def _with_nan(values: Scores, rows: Sequence[int]) -> Scores:

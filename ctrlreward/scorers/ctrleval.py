@@ -33,14 +33,18 @@ from ctrlreward.scorers.ctrleval_explanation import (
     explain_relevance,
 )
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.patterns import (
+    coherence_blanks,
+    consistency_blanks,
+    reason_for_nan,
+    relevance_blanks,
+)
 from ctrlreward.scorers.task import Task
 from ctrlreward.text.sentences import find_splitter
 
 log = logging.getLogger(__name__)
 
 AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance"]
-WeightingName: TypeAlias = Literal["beta", "mean", "max", "min"]
 
 SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
@@ -104,7 +108,7 @@ class CTRLEval(ModelScorer[Infiller]):
         ),
         iwf: str | PathLike[str] | InverseFrequency | None = None,
         sentence_splitter: str | Callable[[str], list[str]] | None = None,
-        weights: WeightingName | None = None,
+        weights: Literal["beta", "mean", "max", "min"] | None = None,
         evaluators: int | None = None,
         seed: int = 0,
         max_tokens: int | None = 512,
@@ -125,6 +129,12 @@ class CTRLEval(ModelScorer[Infiller]):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of the chosen aspects."""
         return {aspect: SPECS[aspect] for aspect in self.aspects}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`prefixes` for consistency, `labels` for attribute relevance."""
+        readers: dict[str, str] = {"prefixes": "consistency", "labels": "attribute_relevance"}
+        aspects = self.aspects if names is None else names
+        return {c: f"CTRLEval {aspect}" for c, aspect in readers.items() if aspect in aspects}
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -245,10 +255,10 @@ class CTRLEval(ModelScorer[Infiller]):
 
     def _check(self, samples: Samples, aspects: Sequence[AspectName]) -> None:
         """Raise if the samples lack what the aspects need, before anything is scored."""
-        if "consistency" in aspects:
-            samples.require("prefixes", "CTRLEval consistency")
+        for column, reader in self.required_columns(aspects).items():
+            samples.require(column, reader)
         if "attribute_relevance" in aspects:
-            for i, label in enumerate(samples.require("labels", "CTRLEval attribute_relevance")):
+            for i, label in enumerate(samples.labels or ()):
                 if label not in self.labels:
                     raise ValueError(
                         f"labels[{i}] = {label!r} is not a label of the task: "
@@ -267,7 +277,7 @@ class CTRLEval(ModelScorer[Infiller]):
         elif prefix.strip() and text[len(prefix) :].strip():
             blanks = consistency_blanks(text, prefix)
         if not blanks:
-            reason = _reason_for_nan(aspect, text, prefix)
+            reason = reason_for_nan(aspect, text, prefix)
             log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
         return blanks
 
@@ -308,12 +318,3 @@ class CTRLEval(ModelScorer[Infiller]):
         """Return the mean log-probability of each evaluator's words, shape (evaluators, labels)."""
         means = [word.log_probs.mean() for words in token_scores for word in words]
         return np.array(means).reshape(len(self.evaluators), len(self.labels))
-
-
-def _reason_for_nan(aspect: str, text: str, prefix: str) -> str:
-    """Return why a sample has no pattern, for the warning."""
-    if not text.strip():
-        return "is empty"
-    if aspect == "coherence":
-        return "has no sentences"
-    return "has nothing beyond its prefix" if prefix.strip() else "has no prefix"

@@ -48,3 +48,12 @@ def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) ->
             )
         )
     return blanks
+
+
+def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
+    """Return why a sample has no pattern, for the warning."""
+    if not text.strip():
+        return "is empty"
+    if aspect == "coherence":
+        return "has no sentences"
+    return "has nothing beyond its prefix" if prefix.strip() else "has no prefix"

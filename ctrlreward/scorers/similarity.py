@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Unpack
 
 from ctrlreward.engine.sharing import shared_model
@@ -44,6 +44,10 @@ class Similarity(ModelScorer[SentenceEncoder]):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of the cosine."""
         return {"similarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`sources`."""
+        return {"sources": "Similarity"}
 
     def build_model(self, name: str) -> SentenceEncoder:
         """Load the encoder, or share it with the scorers that have loaded it."""

@@ -11,7 +11,8 @@ from ctrlreward.engine.requests import run_requests
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CompositeScorer, Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -14,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ctrlreward.columns import JSON_KEYS
+from ctrlreward.columns import JSON_KEYS, MissingColumn
 from ctrlreward.commands.formats.parsing import (
     decode_utf8,
     numbered_lines,
@@ -140,14 +139,10 @@ def explained_columns(rows: Sequence[Row]) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError as error:
-        lacking = re.match(r"(\w+)(.*) needs the column '(\w+)'", str(error))
-        if lacking is None:
-            raise
-        scorer, score, column = lacking.groups()
-        key = JSON_KEYS[column]
+    except MissingColumn as error:
+        key, scorer = JSON_KEYS[error.column], error.reader.split()[0]
         raise ValueError(
-            f"{scorer}{score} needs a column {key!r}: the file has {', '.join(rows[0])}. Add it, "
+            f"{error.reader} needs a column {key!r}: the file has {', '.join(rows[0])}. Add it, "
             f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
             "lists the options"
         ) from None

@@ -1,0 +1,62 @@
+"""Base class of scorers that combine the scores of others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+
+from ctrlreward.scorers.base import Scorer
+
+
+class CompositeScorer(Scorer):
+    """A scorer that combines the scores of other scorers.
+
+    Examples:
+        >>> from ctrlreward import ScoreSpec, Similarity, WordVectors
+        >>> class Strictest(CompositeScorer):
+        ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
+        ...
+        ...     def __init__(self, *scorers):
+        ...         self.scorers = scorers
+        ...
+        ...     @property
+        ...     def parts(self):
+        ...         return self.scorers
+        ...
+        ...     def score_samples(self, samples):
+        ...         scores = [part.score_samples(samples)["similarity"] for part in self.parts]
+        ...         return {"strictest": np.min(scores, axis=0)}
+        >>> one = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> other = Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]}))
+        >>> Strictest(one, other).score(["broth"], sources=["soup"])
+        {'strictest': array([0.6])}
+    """
+
+    @property
+    @abstractmethod
+    def parts(self) -> Sequence[Scorer]:
+        """The scorers that are combined."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of all parts, each once."""
+        return tuple(dict.fromkeys(device for part in self.parts for device in part.devices))
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that any part needs."""
+        return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
+
+    def load(self) -> None:
+        """Load the models of all parts now."""
+        for part in self.parts:
+            part.load()
+
+    def to(self, device: str) -> None:
+        """Move the models of all parts."""
+        for part in self.parts:
+            part.to(device)
+
+    def release(self) -> None:
+        """Free the models of all parts."""
+        for part in self.parts:
+            part.release()
