@@ -53,7 +53,9 @@ def test_each_rollout_is_learned_from_a_step_later(tuner, kept, share) -> None:
     learned = kept(module)
     trainer = fit(module)
     assert trainer.global_step == len(learned) == 3
-    assert [set(samples.prefixes) for samples in share.scored] == [set(b.texts) for b in BATCHES]
+    scored = [set(samples.prefixes) for samples in share.scored]
+    # Nothing is learned from the last rollout: it is dropped if its scoring has not started.
+    assert scored in ([set(b.texts) for b in BATCHES], [set(b.texts) for b in BATCHES[:-1]])
     assert set(module.last_rollout[0].prefixes) == {"ef", "fe"}
     assert module._waiting is None
     assert [t for t in threading.enumerate() if t.name.startswith("ctrlreward")] == []
