@@ -1,7 +1,6 @@
 from . import adapters as adapters
 from . import callbacks as callbacks
 from . import functional as functional
-from . import lightning as lightning
 from . import plots as plots
 from . import policy as policy
 from . import scorers as scorers

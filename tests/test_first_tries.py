@@ -67,6 +67,11 @@ def test_everything_is_in_one_namespace() -> None:
         _ = cr.CtrlEval
 
 
+def test_a_star_import_needs_no_extra() -> None:
+    code = "import sys; sys.modules['lightning'] = None; from ctrlreward import *; CTRLEval"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize(
     ("data", "columns"),
     [
