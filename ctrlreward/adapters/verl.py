@@ -98,7 +98,7 @@ def as_compute_score(
     """
     mapping = _check(reward, failed_score, columns)
     check_pointwise(reward, "as_compute_score")
-    return _ComputeScore(reward, failed_score, mapping)
+    return _ComputeScore(_BatchComputeScore(reward, failed_score, mapping))
 
 
 def as_async_compute_score(
@@ -163,9 +163,7 @@ class _BatchComputeScore:
 class _ComputeScore:
     """Function of one sample."""
 
-    reward: Reward
-    failed_score: float
-    columns: Mapping[str, str]
+    of_batch: _BatchComputeScore
 
     def __call__(
         self,
@@ -175,9 +173,7 @@ class _ComputeScore:
         extra_info: Mapping[str, Any] | None = None,
         **_unused: Any,
     ) -> Result:
-        row = _merge_row(data_source, ground_truth, extra_info)
-        batch = self.reward(_samples([solution_str], [row], self.columns))
-        return _results(batch, self.failed_score)[0]
+        return self.of_batch([data_source], [solution_str], [ground_truth], [extra_info])[0]
 
 
 @dataclass(frozen=True, eq=False)
