@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, check_direction
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.monitoring import (
     check_mode,
@@ -24,7 +24,6 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.selection import AlarmRule, AlarmState
 from ctrlreward.selection.alarm import LEVEL, WINDOW
-from ctrlreward.selection.metrics import check_direction
 
 
 class ProxyGuardMixin(CallbackMixin):

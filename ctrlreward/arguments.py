@@ -1,8 +1,8 @@
-"""Checks of arguments: names out of a list, positive numbers."""
+"""Checks of arguments: names out of a list, directions of metrics, positive numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Literal, TypeAlias, TypeVar, cast
 
@@ -27,7 +27,9 @@ def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
     for name in names:
         if name == given:
             return name
-    raise ValueError(f"{argument} = {given!r}: give one of {', '.join(names)}{_hint(given, names)}")
+    raise ValueError(
+        f"{argument} = {given!r}: give one of {', '.join(names)}{did_you_mean(given, names)}"
+    )
 
 
 def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) -> tuple[Name, ...]:
@@ -46,16 +48,54 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
     chosen = (given,) if isinstance(given, str) else tuple(given)
     unknown = [name for name in chosen if name not in names]
     if unknown or not chosen or len(set(chosen)) < len(chosen):
-        hint = _hint(unknown[0], names) if unknown else ""
+        hint = did_you_mean(unknown[0], names) if unknown else ""
         raise ValueError(
             f"{argument} = {list(chosen)}: give one or more of {', '.join(names)}{hint}"
         )
     return cast("tuple[Name, ...]", chosen)
 
 
-def _hint(given: object, names: Sequence[str]) -> str:
-    similar = get_close_matches(str(given), names, n=1)
-    return f" (did you mean {similar[0]!r}?)" if similar else ""
+def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
+    """Return the hint of an error: the known name that is most similar to what was given.
+
+    Args:
+        given: What was given.
+        known: The names that exist.
+        show: Writes the similar name as the user would type it.
+
+    Returns:
+        The hint with a space before it; empty if no name is similar.
+    """
+    similar = get_close_matches(str(given), list(known), n=1)
+    return f" (did you mean {show(similar[0])}?)" if similar else ""
+
+
+def check_direction(argument: str, direction: str) -> None:
+    """Raise a ValueError unless the direction is "max" or "min".
+
+    Args:
+        argument: Name of the argument in the message.
+        direction: Value given by the user.
+
+    Examples:
+        >>> check_direction("mode", "higher")
+        Traceback (most recent call last):
+        ValueError: mode = 'higher': give 'max' if higher is better, 'min' if lower is better
+    """
+    if direction not in ("max", "min"):
+        raise ValueError(
+            f"{argument} = {direction!r}: give 'max' if higher is better, 'min' if lower is better"
+        )
+
+
+def sign_of(direction: str) -> float:
+    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min".
+
+    Examples:
+        >>> sign_of("max"), sign_of("min")
+        (1.0, -1.0)
+    """
+    return 1.0 if direction == "max" else -1.0
 
 
 Number = TypeVar("Number", int, float, int | None, float | None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from difflib import get_close_matches
 from importlib.metadata import version
+
+from ctrlreward.arguments import did_you_mean
 
 # Both libraries read these when they are imported. They keep warnings out of a run's log.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -65,8 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
         module = importlib.import_module(f"ctrlreward.commands.{command.replace('-', '_')}")
         module.run(options if command == "train" else [_underscored(o) for o in options])
     else:
-        similar = get_close_matches(command, COMMANDS, n=1)
-        hint = f" (did you mean {similar[0]}?)" if similar else ""
+        hint = did_you_mean(command, COMMANDS, str)
         print(f"{USAGE}\n\nerror: there is no command {given!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
 

@@ -7,7 +7,6 @@ import re
 from argparse import RawDescriptionHelpFormatter
 from collections import deque
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from inspect import isabstract
 from pathlib import Path
 from typing import NoReturn
@@ -15,11 +14,11 @@ from typing import NoReturn
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 import ctrlreward.scorers  # lets the parser accept scorers by their short names
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.scorers import Scorer
 
 # Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
 _FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
-
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
 # its name in the group.
@@ -43,8 +42,8 @@ class CommandParser(ArgumentParser):
         if unknown:
             dashes, *names = unknown.groups(default="")
             options = [option.lstrip("-") for option in self._option_string_actions]
-            similar = get_close_matches(".".join(filter(None, names)), options, n=1)
-            message += f" (did you mean {dashes}{similar[0]}?)" if similar else ""
+            given = ".".join(filter(None, names))
+            message += did_you_mean(given, options, lambda option: f"{dashes}{option}")
         elif re.search(r'Parser key "scorers"|required:.*\bscorers\b', message):
             message += _scorer_hint(message)
         elif 'Parser key "columns"' in message:
@@ -128,8 +127,7 @@ def _scorer_hint(message: str) -> str:
     """Return the known scorers, the most similar one apart if the message names an unknown one."""
     known = known_scorers()
     unknown = re.search(r"import path string: (\S+)", message)
-    similar = get_close_matches(unknown[1], known, n=1) if unknown else []
-    meant = f" (did you mean {similar[0]}?)" if similar else ""
+    meant = did_you_mean(unknown[1], known, str) if unknown else ""
     return (
         f"{meant}\nscorers: {', '.join(known)}, or the import path of your own. The options of a "
         "scorer follow its name; --scorers.help=NAME lists them"

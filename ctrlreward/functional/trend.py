@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, check_direction, sign_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -115,11 +115,8 @@ def divergence(
 
 
 def _signed(argument: str, mode: str, values: npt.ArrayLike) -> Floats:
-    if mode not in ("max", "min"):
-        raise ValueError(
-            f"{argument} = {mode!r}: give 'max' if higher is better, 'min' if lower is better"
-        )
-    return np.asarray(values, dtype=np.float64) * (1.0 if mode == "max" else -1.0)
+    check_direction(argument, mode)
+    return np.asarray(values, dtype=np.float64) * sign_of(mode)
 
 
 @lru_cache(maxsize=LONGEST)

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, check_direction
 from ctrlreward.functional.trend import LONGEST, Divergence, divergence
-from ctrlreward.selection.metrics import check_direction, no_new_value, read
+from ctrlreward.selection.metrics import no_new_value, read
 
 # With these defaults at most 5 % of honest runs of 20 validations raise an alarm, even if the proxy
 # always rises and the held-out metric is a random walk (benchmarks/proxy_guard_false_alarms.py).

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ctrlreward.arguments import Mode
-from ctrlreward.selection.metrics import check_direction, no_new_value, read, sign_of
+from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.selection.metrics import no_new_value, read
 
 Bounds: TypeAlias = tuple[float | None, float | None]
 

@@ -1,36 +1,8 @@
-"""Directions, freshness and missing keys of metrics, shared by all rules."""
+"""Freshness and missing keys of metrics, shared by all rules."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-
-
-def check_direction(argument: str, direction: str) -> None:
-    """Raise a ValueError unless the direction is "max" or "min".
-
-    Args:
-        argument: Name of the argument in the message.
-        direction: Value given by the user.
-
-    Examples:
-        >>> check_direction("mode", "higher")
-        Traceback (most recent call last):
-        ValueError: mode = 'higher': give 'max' if higher is better, 'min' if lower is better
-    """
-    if direction not in ("max", "min"):
-        raise ValueError(
-            f"{argument} = {direction!r}: give 'max' if higher is better, 'min' if lower is better"
-        )
-
-
-def sign_of(direction: str) -> float:
-    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min".
-
-    Examples:
-        >>> sign_of("max"), sign_of("min")
-        (1.0, -1.0)
-    """
-    return 1.0 if direction == "max" else -1.0
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ctrlreward.arguments import check_direction, sign_of
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.selection.best import KeepDecision
-from ctrlreward.selection.metrics import check_direction, no_new_value, read, sign_of
+from ctrlreward.selection.metrics import no_new_value, read
 
 Points: TypeAlias = Mapping[int, tuple[float, ...]]
 """Step of a checkpoint → its value of each metric."""

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
-from ctrlreward.arguments import Mode
-from ctrlreward.selection.metrics import check_direction, no_new_value, read, sign_of
+from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.selection.metrics import no_new_value, read
 
 PATIENCE = "patience_exhausted"
 THRESHOLD = "stopping_threshold"

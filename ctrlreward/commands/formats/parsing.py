@@ -6,9 +6,10 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from ctrlreward.arguments import did_you_mean
 
 # Line number in the file, and the cells by column name.
 CsvRow: TypeAlias = tuple[int, dict[str, str]]
@@ -33,8 +34,7 @@ def read_bytes(path: Path) -> bytes:
 def no_such_file(path: Path) -> FileNotFoundError:
     """Return the error for a path that doesn't exist, with the most similar name beside it."""
     beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    similar = get_close_matches(path.name, beside, n=1)
-    hint = f" (did you mean {path.with_name(similar[0])}?)" if similar else ""
+    hint = did_you_mean(path.name, beside, path.with_name)
     return FileNotFoundError(f"there is no file or folder {path}{hint}")
 
 
