@@ -17,8 +17,8 @@ from ctrlreward.callbacks.logged_scores import (
     components_by_name,
     mean_scores,
 )
+from ctrlreward.callbacks.loggers.records import log_sample_table, write_scored_samples
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
-from ctrlreward.callbacks.records import log_sample_table, write_scored_samples
 from ctrlreward.lightning_package import (
     CallbackMixin,
     LightningModule,

@@ -15,7 +15,7 @@ import torch
 from ctrlreward.arguments import positive
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
 from ctrlreward.callbacks.logged_scores import components_by_name, mean_scores
-from ctrlreward.callbacks.records import read_scored_samples, write_scored_samples
+from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.files import JsonLog, finite_or_none, write_whole

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.records import log_sample_table, write_scored_samples
+from ctrlreward.callbacks.loggers.records import log_sample_table, write_scored_samples
 from ctrlreward.lightning_package import (
     CallbackMixin,
     LightningModule,

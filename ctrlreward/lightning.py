@@ -27,7 +27,7 @@ from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import TextGenerator, generate
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
-from ctrlreward.callbacks.history import HistoryLoggerMixin
+from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.callbacks.records import (
+from ctrlreward.callbacks.loggers.records import (
     read_scored_samples,
     sample_table,
     write_scored_samples,

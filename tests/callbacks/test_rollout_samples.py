@@ -11,7 +11,7 @@ import torch
 from lightning_choice import MisconfigurationException, RolloutSamples, WandbLogger, pl
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.callbacks.records import read_scored_samples
+from ctrlreward.callbacks.loggers.records import read_scored_samples
 
 
 @pytest.fixture

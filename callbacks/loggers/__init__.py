@@ -1,0 +1,1 @@
+"""Records of a run for later: metrics and scored samples on disk and in Weights & Biases."""
