@@ -12,12 +12,14 @@ from ctrlreward.functional.diversity import distinct_by_group, distinct_n
 from ctrlreward.functional.frequency import inverse_document_frequency, inverse_frequency
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
+from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
 from ctrlreward.functional.transfer import adjusted_gm
 
 __all__ = [
     "Estimate",
     "adjusted_gm",
+    "auc",
     "compare_tables",
     "correlate",
     "cv_star",
@@ -30,6 +32,7 @@ __all__ = [
     "inverse_frequency",
     "krippendorff_alpha",
     "non_dominated",
+    "paired_auc_bootstrap",
     "paired_bootstrap",
     "pairwise_agreement",
     "pairwise_preferences",

@@ -72,18 +72,82 @@ def paired_bootstrap(
 
         Every score rises by 1, so the difference is 1 in every draw.
     """
-    first = _scores("before", before, len(clusters))
-    second = _scores("after", after, len(clusters))
+    first = valid_scores("before", before, len(clusters))
+    second = valid_scores("after", after, len(clusters))
+    members, draws = clustered_draws(clusters, confidence, resamples, seed)
+    differences = _means(second, members, draws) - _means(first, members, draws)
+    value = float(np.nanmean(second) - np.nanmean(first))
+    return percentile_interval(value, differences, confidence)
+
+
+def valid_scores(name: str, scores: npt.ArrayLike, rows: int) -> Floats:
+    """Return scores as an array of shape (rows,), NaN for failed samples.
+
+    Args:
+        name: Name of the argument, for the error.
+        scores: One score per row.
+        rows: Number of rows.
+
+    Raises:
+        ValueError: The length differs, no score is valid, or one is infinite.
+
+    Examples:
+        >>> valid_scores("before", [1, float("nan")], rows=2)
+        array([ 1., nan])
+    """
+    array = np.asarray(scores, dtype=np.float64)
+    if array.shape != (rows,):
+        raise ValueError(
+            f"{name} has shape {array.shape} and clusters has {rows} items: give one of each "
+            "per row"
+        )
+    if np.isnan(array).all() or np.isinf(array).any():
+        raise ValueError(
+            f"{name} has no valid score or an infinite one: give numbers, NaN for failed samples"
+        )
+    return array
+
+
+def clustered_draws(
+    clusters: Sequence[Hashable], confidence: float, resamples: int, seed: int
+) -> tuple[Ints, Ints]:
+    """Return the number of each row's cluster, and draws of as many clusters as there are.
+
+    Returns:
+        Cluster of each row, shape (n,), numbered by first occurrence, and how often each draw
+        contains each cluster, shape (resamples, clusters).
+
+    Raises:
+        ValueError: There are fewer than two clusters, or an option is out of range.
+
+    Examples:
+        >>> members, draws = clustered_draws(["soup", "dog", "soup"], 0.95, resamples=4, seed=0)
+        >>> members, draws.shape
+        (array([0, 1, 0]), (4, 2))
+    """
     check_options(confidence, resamples)
     places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
     if len(places) < 2:
         raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
     members = np.array([places[cluster] for cluster in clusters])
-    draws = draw_clusters(len(places), resamples, seed)
-    differences = _means(second, members, draws) - _means(first, members, draws)
+    return members, draw_clusters(len(places), resamples, seed)
+
+
+def percentile_interval(value: float, draws: Floats, confidence: float) -> Estimate:
+    """Return a statistic with the percentile interval of its draws; NaN draws are left out.
+
+    Args:
+        value: The statistic of the data.
+        draws: The statistic of each draw, shape (resamples,).
+        confidence: Share of the draws inside the interval, in (0, 1).
+
+    Examples:
+        >>> percentile_interval(0.5, np.array([0.0, 0.25, 0.5, 0.75, 1.0]), confidence=0.5)
+        Estimate(value=0.5, low=0.25, high=0.75)
+    """
     tail = (1 - confidence) / 2
-    low, high = np.nanquantile(differences, [tail, 1 - tail])
-    return Estimate(float(np.nanmean(second) - np.nanmean(first)), float(low), float(high))
+    low, high = np.nanquantile(draws, [tail, 1 - tail])
+    return Estimate(value, float(low), float(high))
 
 
 def check_options(confidence: float, resamples: int) -> None:
@@ -221,20 +285,6 @@ def rowwise_correlations(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
         pairs_y += np.abs(signs_y).sum(axis=1)
     with np.errstate(invalid="ignore"):
         return pearson, spearman, concordance / np.sqrt(pairs_x * pairs_y)
-
-
-def _scores(name: str, scores: npt.ArrayLike, rows: int) -> Floats:
-    array = np.asarray(scores, dtype=np.float64)
-    if array.shape != (rows,):
-        raise ValueError(
-            f"{name} has shape {array.shape} and clusters has {rows} items: give one of each "
-            "per row"
-        )
-    if np.isnan(array).all() or np.isinf(array).any():
-        raise ValueError(
-            f"{name} has no valid score or an infinite one: give numbers, NaN for failed samples"
-        )
-    return array
 
 
 def _means(scores: Floats, members: Ints, draws: Ints) -> Floats:

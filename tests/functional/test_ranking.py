@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import itertools
+from math import isnan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu
+
+from ctrlreward.functional import auc, paired_auc_bootstrap
+from ctrlreward.functional.bootstrap import draw_clusters
+from ctrlreward.functional.ranking import weighted_auc
+
+NAN = float("nan")
+
+tied = st.integers(-3, 3).map(float)
+rows = st.lists(st.tuples(tied, st.booleans()), min_size=2, max_size=40)
+
+
+def counted(scores: list[float], positive: list[bool]) -> float:
+    """AUC by comparing each positive row with each negative one."""
+    wanted = [s for s, flag in zip(scores, positive, strict=True) if flag and not isnan(s)]
+    others = [s for s, flag in zip(scores, positive, strict=True) if not flag and not isnan(s)]
+    if not wanted or not others:
+        return NAN
+    won = sum((a > b) + (a == b) / 2 for a in wanted for b in others)
+    return won / (len(wanted) * len(others))
+
+
+@given(rows)
+def test_auc_is_the_share_of_pairs_in_order_and_mann_whitneys_u(
+    table: list[tuple[float, bool]],
+) -> None:
+    scores, positive = map(list, zip(*table, strict=True))
+    value = auc(scores, positive)
+    assert value == pytest.approx(counted(scores, positive), nan_ok=True)
+    if not isnan(value):
+        wanted, others = (np.array(scores)[np.equal(positive, flag)] for flag in (True, False))
+        pairs = len(wanted) * len(others)
+        assert value == pytest.approx(mannwhitneyu(wanted, others).statistic / pairs)
+        assert auc(np.negative(scores), positive) == pytest.approx(1 - value)
+
+
+def test_failed_samples_are_left_out() -> None:
+    assert auc([NAN, 0.9, 0.2, NAN, 0.5], [True, True, False, False, False]) == 1.0
+    assert isnan(auc([NAN, 0.2], [True, False]))
+    assert isnan(auc([NAN, NAN], [True, False]))
+    assert isnan(auc([], []))
+
+
+@given(rows, st.integers(0, 9))
+def test_draws_are_those_of_resampled_rows(table: list[tuple[float, bool]], seed: int) -> None:
+    scores, positive = (np.array(column) for column in zip(*table, strict=True))
+    draws = draw_clusters(len(scores), 5, seed)
+    values = weighted_auc(scores, positive, draws.astype(np.float64))
+    for counts, value in zip(draws, values, strict=True):
+        drawn = np.repeat(np.arange(len(scores)), counts)
+        expected = counted(scores[drawn].tolist(), positive[drawn].tolist())
+        assert value == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.fixture
+def five_clusters() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+    """Scores before and after, labels and clusters of unequal size; a few samples failed."""
+    random = np.random.default_rng(0)
+    clusters = np.repeat(np.arange(5), [4, 6, 8, 10, 12])
+    positive = np.arange(40) % 2 == 0
+    before = random.normal(size=40).round(1) + 0.3 * positive
+    after = random.normal(size=40).round(1) + positive * (1 + 0.3 * clusters)
+    before[[3, 17]] = after[[8, 30, 31]] = NAN
+    return before, after, positive, clusters.tolist()
+
+
+def test_interval_equals_that_of_all_possible_draws(five_clusters) -> None:
+    before, after, positive, clusters = five_clusters
+    exact = []
+    for draw in itertools.product(range(5), repeat=5):
+        drawn = [row for cluster in draw for row in np.flatnonzero(np.equal(clusters, cluster))]
+        sides = (
+            counted(side[drawn].tolist(), positive[drawn].tolist()) for side in (after, before)
+        )
+        exact.append(next(sides) - next(sides))
+    interval = paired_auc_bootstrap(before, after, positive, clusters, resamples=50_000)
+    for end, at in ((interval.low, 0.025), (interval.high, 0.975)):
+        assert np.quantile(exact, at - 0.005) <= end <= np.quantile(exact, at + 0.005)
+    expected = counted(after.tolist(), positive.tolist())
+    expected -= counted(before.tolist(), positive.tolist())
+    assert interval.value == pytest.approx(expected)
+    assert interval.low < interval.value < interval.high
+
+
+def test_swapping_the_sides_flips_the_sign(five_clusters) -> None:
+    before, after, positive, clusters = five_clusters
+    one = paired_auc_bootstrap(before, after, positive, clusters, resamples=200)
+    other = paired_auc_bootstrap(after, before, positive, clusters, resamples=200)
+    assert other == pytest.approx((-one.value, -one.high, -one.low), abs=1e-12)
+    same = paired_auc_bootstrap(before, before, positive, clusters, resamples=200)
+    assert same == (0.0, 0.0, 0.0)
+
+
+def test_draws_of_one_label_are_left_out() -> None:
+    """Clusters of one label each: a quarter of the draws has no pair, and the others are alike."""
+    interval = paired_auc_bootstrap([1, 2], [2, 1], [True, False], ["a", "b"], resamples=100)
+    assert interval == (1.0, 1.0, 1.0)
+
+
+def test_a_side_without_pairs_has_no_interval() -> None:
+    values = paired_auc_bootstrap([1, NAN], [2, 1], [True, False], ["a", "b"])
+    assert all(map(isnan, values))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1, 2], [1, 2], [True], "ab"), r"positive has shape \(1,\) for 2 scores: give one"),
+        (([1], [1, 2], [True, False], "ab"), r"before has shape \(1,\) and clusters has 2"),
+        (([1, 2], [NAN, NAN], [True, False], "ab"), "after has no valid score"),
+        (([1, 2], [1, 2], [True, False], "aa"), "all rows have cluster 'a': give two"),
+        (([1, 2], [1, 2], [True, False], "ab", 95), "confidence = 95"),
+    ],
+)
+def test_bad_arguments(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paired_auc_bootstrap(*arguments)
