@@ -19,6 +19,7 @@ from .scorers import Component as Component
 from .scorers import CompositeScorer as CompositeScorer
 from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct
+from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
 from .scorers import Perplexity as Perplexity
 from .scorers import Scorer as Scorer

@@ -15,6 +15,7 @@ EXTRA_OF = {
     "pyarrow": "parquet",
     "sentencex": "sentences",
     "statsmodels": "agreement",
+    "vader": "lexicon",
     "wandb": "wandb",
 }
 """Extra that installs each optional package."""

@@ -7,6 +7,7 @@ from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
+from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
@@ -21,6 +22,7 @@ __all__ = [
     "Component",
     "CompositeScorer",
     "Distinct",
+    "LexiconSentiment",
     "ModelOptions",
     "ModelScorer",
     "Perplexity",

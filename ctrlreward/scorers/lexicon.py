@@ -1,0 +1,110 @@
+"""Sentiment by a word list with rules (VADER), which shares nothing with a neural reward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ctrlreward.engine.requests import Requests
+from ctrlreward.extras import import_extra
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.empty_texts import nonempty, scatter
+
+# Texts of less polarity than this are neutral, the threshold of the VADER paper.
+_NEUTRAL = 0.05
+
+
+class LexiconSentiment(Scorer):
+    """Sentiment of a text by VADER (Hutto & Gilbert, 2014), a lexicon with rules for negation.
+
+    No neural network takes part, so it can judge a policy that was rewarded by one. It takes about
+    40 µs per text. Measurements on labelled sentences are in `docs/scorers.md`. English only.
+
+    - `polarity`: VADER's compound score, -1 (negative) to 1 (positive); 0 for a text without a
+      word of the lexicon. To judge a generator, compare texts of both labels by their polarity:
+      `callbacks.AUC`.
+    - `accuracy`: 1.0 if the polarity has the sign of the target label and is at least 0.05 in
+      size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
+
+    Args:
+        labels: Names of the negative and of the positive label.
+
+    Examples:
+        >>> scorer = LexiconSentiment()
+        >>> scorer["polarity"](["The soup was lovely.", "Awful, cold soup.", "It is noon."])
+        array([ 0.5859, -0.4588,  0.    ])
+        >>> scorer["accuracy"](["The soup was lovely.", "It is noon."], labels="positive")
+        array([1., 0.])
+    """
+
+    def __init__(self, labels: Sequence[str] = ("negative", "positive")) -> None:
+        if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
+            raise ValueError(
+                f"labels = {labels!r}: give the names of the negative and of the positive label"
+            )
+        self.labels = tuple(labels)
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of polarity and decision."""
+        return {
+            "polarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0)),
+            "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
+        }
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`labels`, the targets, for the accuracy."""
+        wanted = names is None or "accuracy" in names
+        return {"labels": "LexiconSentiment accuracy"} if wanted else {}
+
+    @cached_property
+    def analyzer(self) -> Any:
+        """The analyzer of the package `vader`, built at the first use."""
+        return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
+
+    def load(self) -> None:
+        """Read the lexicon now instead of at the first `score`.
+
+        Raises:
+            ImportError: The package is not installed.
+        """
+        _ = self.analyzer
+
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Return both scores, or those in `names`, each float64 of shape (n,).
+
+        NaN, with a warning, for an empty text.
+
+        Raises:
+            ValueError: The accuracy is wanted and `labels` are absent, or one has another name.
+            ImportError: The package is not installed.
+        """
+        yield from ()  # no model
+        wanted = self.specs if names is None else names
+        signs = self._signs(samples) if "accuracy" in wanted else None
+        kept = nonempty("polarity", texts=samples.texts)
+        compound = [self.analyzer.polarity_scores(samples.texts[i])["compound"] for i in kept]
+        polarity = scatter(compound, kept, len(samples))
+        scores = {"polarity": polarity}
+        if signs is not None:
+            agrees = np.where(polarity * signs >= _NEUTRAL, 1.0, 0.0)
+            scores["accuracy"] = np.where(np.isnan(polarity), np.nan, agrees)
+        return scores
+
+    def _signs(self, samples: Samples) -> Scores:
+        """Return -1 for the negative label and 1 for the positive one, shape (n,)."""
+        targets = samples.require("labels", "LexiconSentiment accuracy")
+        for i, label in enumerate(targets):
+            if label not in self.labels:
+                raise ValueError(
+                    f"labels[{i}] = {label!r} is neither {self.labels[0]!r} nor "
+                    f"{self.labels[1]!r}: use them, or name yours with "
+                    "LexiconSentiment(labels=[negative, positive])"
+                )
+        return np.array([1.0 if label == self.labels[1] else -1.0 for label in targets])

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ctrlreward import LexiconSentiment, Samples
+from ctrlreward.columns import MissingColumn
+from ctrlreward.functional import auc
+from ctrlreward.scorers.base import score
+
+# Sentences of our own, from the most negative to the most positive.
+TEXTS = [
+    "Horrible room, disgusting food and the worst staff!",
+    "The food was not good.",
+    "We arrived at noon.",
+    "The food was good.",
+    "Wonderful staff, and we loved the excellent food!",
+]
+
+
+def test_polarity_ranks_texts_from_negative_to_positive() -> None:
+    polarity = LexiconSentiment()["polarity"](TEXTS)
+    assert (np.diff(polarity) > 0).all()
+    assert polarity[2] == 0
+    assert (np.abs(polarity) <= 1).all()
+
+
+def test_polarity_is_the_compound_score_of_vader() -> None:
+    """good: 1.9 in the lexicon; compound = s / √(s² + 15); a negation multiplies s by -0.74."""
+    polarity = LexiconSentiment()["polarity"](["It was good.", "It was not good."])
+    expected = [s / np.sqrt(s**2 + 15) for s in (1.9, -0.74 * 1.9)]
+    assert polarity == pytest.approx(expected, abs=1e-4)
+
+
+def test_accuracy_is_agreement_with_the_label_and_neutral_is_wrong() -> None:
+    scorer = LexiconSentiment()
+    positive, negative = (scorer["accuracy"](TEXTS, labels=x) for x in ("positive", "negative"))
+    assert positive.tolist() == [0, 0, 0, 1, 1]
+    assert negative.tolist() == [1, 1, 0, 0, 0]
+    assert LexiconSentiment(["-", "+"])["accuracy"](TEXTS, labels="+").tolist() == [0, 0, 0, 1, 1]
+
+
+def test_polarity_needs_no_labels_and_accuracy_does() -> None:
+    scorer = LexiconSentiment()
+    names = {"p": scorer["polarity"]}
+    assert score(names, Samples(TEXTS))["p"].shape == (5,)
+    both = {**names, "a": scorer["accuracy"]}
+    with pytest.raises(MissingColumn, match="LexiconSentiment accuracy needs the column 'labels'"):
+        score(both, Samples(TEXTS))
+    assert set(score(both, Samples(TEXTS, labels=["negative"] * 5))) == {"p", "a"}
+
+
+def test_an_empty_text_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        scores = LexiconSentiment().score(["Good.", " "], labels="positive")
+    assert caplog.messages == ["texts[1] is empty: polarity is NaN"]
+    for values in scores.values():
+        assert np.isnan(values).tolist() == [False, True]
+
+
+def test_bad_labels() -> None:
+    with pytest.raises(ValueError, match=r"labels\[1\] = 'fine' is neither 'negative' nor"):
+        LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
+    for labels in (["positive"], "ab", ["a", "a"]):
+        with pytest.raises(ValueError, match="give the names of the negative and of the positive"):
+            LexiconSentiment(labels)
+
+
+def test_without_the_package_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vader", None)
+    with pytest.raises(ImportError, match=r"LexiconSentiment needs vader: pip install 'ctrlrew"):
+        LexiconSentiment().load()
+
+
+def test_directions_and_ranges() -> None:
+    specs = LexiconSentiment().specs
+    assert {name: spec.range for name, spec in specs.items()} == {
+        "polarity": (-1.0, 1.0),
+        "accuracy": (0.0, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("read", "least"),
+    [
+        pytest.param(
+            lambda data: [
+                (data / "yelp_shen" / f"sentiment.test.{n}").read_text("utf-8").splitlines()[:1000]
+                for n in (0, 1)
+            ],
+            0.91,
+            id="yelp",
+        ),
+        pytest.param(
+            lambda data: [
+                [
+                    line.split("\t")[1]
+                    for line in (data / "li2018" / f"reference.{n}").read_text("utf-8").splitlines()
+                ]
+                for n in (1, 0)  # rewrites of the other sentiment
+            ],
+            0.85,
+            id="references",
+        ),
+    ],
+)
+def test_it_tells_human_sentiment_apart(
+    read: Callable[[Path], list[list[str]]], least: float, data_dir: Path
+) -> None:
+    """The measurement behind the choice of the lexicon (docs/scorers.md)."""
+    negative, positive = read(data_dir)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        polarity = LexiconSentiment()["polarity"]([*negative, *positive])
+    assert auc(polarity, [False] * len(negative) + [True] * len(positive)) > least
