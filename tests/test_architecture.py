@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest; a room imports from itself and from rooms before it only.
 FLOORS = [
-    ["arguments", "columns", "extras", "ranks", "files"],
-    ["samples"],
+    ["arguments", "columns", "displays", "extras", "ranks", "files"],
+    ["samples", "progress"],
     ["text"],
     ["functional"],
     ["processor"],
@@ -162,6 +162,7 @@ ONE_THING = {
     "frequency",
     "pareto",
     "policy",
+    "progress",
     "pytorch_lightning",
     "shaping",
     "stopping",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ctrlreward.commands.scoring_units import scoring_units
-from ctrlreward.engine.batching import shows_progress
 from ctrlreward.files import JsonLog
+from ctrlreward.progress import track
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
 
@@ -94,7 +92,7 @@ def score_in_chunks(
     chunk: int,
     log: ScoreLog | None = None,
 ) -> dict[str, Scores]:
-    """Score samples one unit of scorers at a time, with a progress bar at a terminal.
+    """Score samples one unit of scorers at a time, and show the progress on standard error.
 
     The scorers of a unit share their models (`scoring_units`). A unit scores all rows and releases
     its models before the next one loads. Scorers that are not pointwise, such as `Distinct`, get
@@ -119,22 +117,23 @@ def score_in_chunks(
             f"{log.path} has {max(done.values())} rows, but there are {len(samples)} samples: "
             "delete it to start over"
         )
-    scorers = list(dict.fromkeys(component.scorer for component in components.values()))
-    with _progress_bar(len(samples) * len(components)) as advance:
-        for unit in scoring_units(scorers):
-            own = {name: c for name, c in components.items() if c.scorer in unit}
-            size = chunk if unit[0].pointwise else len(samples)
-            title = ", ".join(type(scorer).__name__ for scorer in unit)
-            advance(title, sum(done[name] for name in own))
+    units = scoring_units(list(dict.fromkeys(c.scorer for c in components.values())))
+    for number, unit in enumerate(units, 1):
+        own = {name: c for name, c in components.items() if c.scorer in unit}
+        size = chunk if unit[0].pointwise else len(samples)
+        title = ", ".join(type(scorer).__name__ for scorer in unit)
+        title += f" ({number} of {len(units)})" if len(units) > 1 else ""
+        starts = {done[name] for name in own}
+        with track(title, len(samples) * len(starts), done=sum(starts)) as advance:
             for scores in _remaining_chunks(own, samples, done, size):
                 if log:
                     log.append(scores)
                 for name, values in scores.items():
                     parts[name].append(values)
-                advance(title, sum(map(len, scores.values())))
-            for scorer in unit:
-                scorer.release()
-            gc.collect()  # models are parts of reference cycles
+                advance(len(values))
+        for scorer in unit:
+            scorer.release()
+        gc.collect()  # models are parts of reference cycles
     return {name: np.concatenate(columns) for name, columns in parts.items()}
 
 
@@ -149,24 +148,3 @@ def _remaining_chunks(
         behind = {name: c for name, c in components.items() if done[name] == start}
         for first in range(start, len(samples), chunk):
             yield score(behind, samples[first : first + chunk])
-
-
-@contextmanager
-def _progress_bar(values: int) -> Iterator[Callable[[str, int], None]]:
-    """Yield a function that names the current scorers and adds finished values to the bar.
-
-    The bar is on standard error, and only at a terminal outside CI.
-    """
-    if not shows_progress():
-        yield lambda scorers, done: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
-    # rich redirects standard error while the bar is live, so models show no bars of their own.
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task("", total=values)
-
-        def advance(scorers: str, done: int) -> None:
-            bar.update(task, description=scorers, advance=done)
-
-        yield advance

@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from glob import glob
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.formats.parsing import decode_utf8
 from ctrlreward.commands.terminal import user_errors
-from ctrlreward.engine.batching import shows_progress
 from ctrlreward.models.frequency import InverseFrequency
+from ctrlreward.progress import track
 from ctrlreward.text.sentences import find_splitter
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -25,6 +22,8 @@ _EXAMPLES = (
     "ctrlreward iwf corpus.txt iwf.txt --model smollm2-135m",
     "ctrlreward score texts.jsonl scored.csv --scorers CTRLEval --scorers.iwf=iwf.txt",
 )
+
+MEGABYTE = 10**6
 
 
 def run(arguments: list[str]) -> None:
@@ -72,7 +71,7 @@ def write_table(
 
 
 def read_sentences(paths: Sequence[Path], split: Callable[[str], list[str]]) -> Iterator[str]:
-    """Yield the sentences of text files line by line, with a progress bar at a terminal.
+    """Yield the sentences of text files line by line, and show the progress on standard error.
 
     Args:
         paths: UTF-8 files.
@@ -81,21 +80,13 @@ def read_sentences(paths: Sequence[Path], split: Callable[[str], list[str]]) -> 
     Raises:
         ValueError: A file is not UTF-8.
     """
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not shows_progress(),
-    ) as bar:
-        task = bar.add_task("counting", total=sum(path.stat().st_size for path in paths))
+    total = sum(path.stat().st_size for path in paths) / MEGABYTE
+    with track("counting", total, "MB") as advance:
         for path in paths:
             with path.open("rb") as file:
                 for number, line in enumerate(file, 1):
                     yield from split(decode_utf8(line, path, number).strip())
-                    bar.advance(task, len(line))
+                    advance(len(line) / MEGABYTE)
 
 
 def _matching_files(corpus: str) -> list[Path]:

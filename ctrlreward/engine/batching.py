@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from ctrlreward.arguments import positive
 from ctrlreward.processor import heap
+from ctrlreward.progress import at_terminal, part, track
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,9 +60,12 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 
 
 def windows(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the indices of consecutive texts that are scored together."""
+    """Yield the indices of consecutive texts that are scored together; show how many are done."""
     sizes = [len(text) for text in texts]
-    return runs(range(len(texts)), sizes, _WINDOW_CHARACTERS)
+    with part("scoring", len(texts)) as advance:
+        for window in runs(range(len(texts)), sizes, _WINDOW_CHARACTERS):
+            yield window
+            advance(len(window))
 
 
 def runs(items: Iterable[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
@@ -105,7 +107,7 @@ def run_batched(
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}
-    with torch.inference_mode(), _progress(description, len(lengths), len(pending)) as advance:
+    with torch.inference_mode(), _shown(description, len(lengths), len(pending)) as advance:
         while pending:
             batch = pending[0]
             try:
@@ -198,20 +200,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def shows_progress() -> bool:
-    """Return True if standard error is a terminal, outside CI."""
-    return "CI" not in os.environ and sys.stderr.isatty()
-
-
-@contextmanager
-def _progress(description: str, items: int, batches: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar for long work on a terminal; yield the function that advances it."""
-    if batches < _MIN_BATCHES_FOR_PROGRESS or not shows_progress():
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(description, total=items)
-        yield lambda done: bar.advance(task, done)
+def _shown(
+    description: str, items: int, batches: int
+) -> AbstractContextManager[Callable[[float], None]]:
+    """Show long work at a terminal; a log has it as a part of its caller's work only."""
+    if batches < _MIN_BATCHES_FOR_PROGRESS:
+        return nullcontext(lambda done: None)
+    show = track if at_terminal() else part
+    return show(description, items, "rows")
