@@ -150,6 +150,7 @@ class Terminal:
     def __init__(self) -> None:
         self._works: list[Work] = []
         self._stderr = sys.stderr
+        self._handlers: list[logging.StreamHandler[Any]] = []
         self._live = Live(
             get_renderable=self._rows,
             console=Console(stderr=True),
@@ -160,14 +161,15 @@ class Terminal:
 
     def __enter__(self) -> Self:
         self._live.start()
-        for handler in _handlers(self._stderr):  # they keep the stream that they began with
+        self._handlers = _handlers(self._stderr)
+        for handler in self._handlers:  # they keep the stream that they began with
             handler.setStream(sys.stderr)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handler in _handlers(sys.stderr):
-            handler.setStream(self._stderr)
         self._live.stop()
+        for handler in self._handlers:
+            handler.setStream(self._stderr)
 
     @contextmanager
     def shown(self, work: Work) -> Iterator[None]:
@@ -183,7 +185,9 @@ class Terminal:
     def update(self) -> None:
         """Do nothing: the rows are redrawn twice a second."""
 
-    def _rows(self) -> Table:
+    def _rows(self) -> Table | Text:
+        if not self._works:
+            return Text("")  # of one row, which rich removes at the end
         rows = Table.grid(padding=(0, 1))
         for _ in range(3):
             rows.add_column(no_wrap=True)
@@ -214,10 +218,11 @@ def write_line(text: str) -> None:
 
 
 def _handlers(stream: object) -> list[logging.StreamHandler[Any]]:
-    """Return the handlers of all loggers that write to a stream."""
+    """Return the handlers of all loggers that keep a stream."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     handlers = [h for one in loggers if isinstance(one, logging.Logger) for h in one.handlers]
-    return [h for h in handlers if isinstance(h, logging.StreamHandler) and h.stream is stream]
+    streams = [h for h in handlers if isinstance(h, logging.StreamHandler)]
+    return [h for h in streams if vars(h).get("stream") is stream]
 
 
 def _number(value: float) -> str:
