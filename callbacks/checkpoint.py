@@ -48,6 +48,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     Attributes:
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
+        selected_step: Step of `best_model_path`, None if no validation met the constraints.
         state: The `BestState` with steps and scores of the kept checkpoints.
 
     Raises:
@@ -104,6 +105,11 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         mode = cast(Mode, self.mode)
         return BestRule(str(self.monitor), mode, self.save_top_k, self.constraints)
 
+    @property
+    def selected_step(self) -> int | None:
+        """`trainer.global_step` of the best checkpoint, None if no validation qualified."""
+        return self.rule.best(self.state)
+
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
         return {**super().state_dict(), **self.state.to_dict(), "paths": dict(self._paths)}
@@ -150,7 +156,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
                 self.remove(trainer, path)
 
     def _show(self) -> None:
-        best, worst = self.rule.best(self.state), self.rule.worst(self.state)
+        best, worst = self.selected_step, self.rule.worst(self.state)
         if best is None or worst is None:
             return
         kept = {self._paths[step]: score for step, score in self.state.kept.items()}

@@ -17,7 +17,8 @@ from ctrlreward.callbacks.logged_scores import (
     components_by_name,
     mean_scores,
 )
-from ctrlreward.callbacks.loggers.records import log_sample_table, write_scored_samples
+from ctrlreward.callbacks.loggers.records import write_scored_samples
+from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
 from ctrlreward.lightning_package import (
     CallbackMixin,
@@ -180,7 +181,8 @@ class GenerationScorerMixin(CallbackMixin):
             self.folder = Path(log_dir) / "samples" / self.name
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Score the pending texts of the checkpoint that the run resumes from."""
+        """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
+        define_scores(trainer, self.specs, f"{self.name}/{SCORED_STEP}")
         if self._pending.samples is None:
             return
         self._start(self._pending.step, self._pending.samples)
@@ -313,5 +315,5 @@ class GenerationScorerMixin(CallbackMixin):
     def _show(
         self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
     ) -> None:
-        key = f"{self.name}/{TABLE}"
-        log_sample_table(trainer.loggers, key, samples, scores, self.table_rows, step)
+        key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
+        log_sample_table(trainer, key, samples, scores, self.table_rows, steps)

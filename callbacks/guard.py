@@ -8,6 +8,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import Mode, check_direction
 from ctrlreward.callbacks.lightning_internals import state_key
+from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
     check_mode,
     find_scorer,
@@ -163,7 +164,9 @@ class ProxyGuardMixin(CallbackMixin):
         if alarm:
             self.state = self.state.alarmed(step)  # possibly that of another rank
         if alarm and not before.alarm:
-            rank_zero_warn(f"ProxyGuard at step {step}: {decision.reason}")
+            reason = f"ProxyGuard at step {step}: {decision.reason}"
+            rank_zero_warn(reason)
+            send_alert(trainer, f"{self.name}: possible reward hacking", reason)
         for key, value in (("alarm", float(alarm)), ("p_value", decision.p_value)):
             pl_module.log(
                 f"{self.name}/{key}",

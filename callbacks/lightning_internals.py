@@ -14,6 +14,9 @@ has one of these names.
 - `Callback._generate_state_key` names a callback's state in a checkpoint. Lightning's documentation
   recommends it.
 - `_TrainingEpochLoop._batches_that_stepped` is the step under which the trainer logs.
+- `WandbLogger._wandb_init` and `_id` hold the id of the run to start or continue, which is known
+  only when a checkpoint has been read; `_offline` tells that the run stays on this machine, and
+  `_prefix` is put before each logged key.
 """
 
 from __future__ import annotations
@@ -22,7 +25,13 @@ from typing import Any
 
 import torch
 
-from ctrlreward.lightning_package import Callback, CallbackMixin, ModelCheckpoint, Trainer
+from ctrlreward.lightning_package import (
+    Callback,
+    CallbackMixin,
+    ModelCheckpoint,
+    Trainer,
+    WandbLogger,
+)
 
 
 def state_key(callback: Callback, **identity: Any) -> str:
@@ -38,6 +47,29 @@ def state_key(callback: Callback, **identity: Any) -> str:
 def logged_step(trainer: Trainer) -> int:
     """Return the step under which the trainer logs metrics now, in batches that stepped."""
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def wandb_key(logger: WandbLogger, key: str) -> str:
+    """Return the key of a metric in Weights & Biases, which starts with the logger's prefix."""
+    return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key
+
+
+def is_offline(logger: WandbLogger) -> bool:
+    """Return whether the logger was told to keep its run on this machine."""
+    return logger._offline
+
+
+def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
+    """Set what Lightning will pass to `wandb.init` with `resume="allow"`.
+
+    Args:
+        logger: Logger whose run has not started.
+        run_id: Run to continue; "" for a new one, or for that of the id given to the logger.
+    """
+    if run_id:
+        logger._id = logger._wandb_init["id"] = run_id
+    # Lightning always passes it, it has no effect, and wandb warns of it.
+    logger._wandb_init.pop("anonymous", None)
 
 
 class CheckpointStepsMixin(CallbackMixin, ModelCheckpoint):

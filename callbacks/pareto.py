@@ -53,6 +53,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         best_model_path: The checkpoint on the front with the best first metric, for code that needs
             a single one.
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
+        selected_step: Step of `best_model_path`, None while the front is empty.
 
     Raises:
         MisconfigurationException: Fewer than two metrics; an unknown direction, or one that
@@ -104,6 +105,11 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def pruned(self) -> dict[int, tuple[float, ...]]:
         """Step → values of the dominated checkpoints."""
         return dict(self.state.pruned)
+
+    @property
+    def selected_step(self) -> int | None:
+        """`trainer.global_step` of `best_model_path`, None while the front is empty."""
+        return self.rule.best(self.state)
 
     @property
     def state_key(self) -> str:
@@ -176,7 +182,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         return self.format_checkpoint_name({**shown, "step": torch.tensor(step)})
 
     def _show(self) -> None:
-        paths, best = self._paths(self.state), self.rule.best(self.state)
+        paths, best = self._paths(self.state), self.selected_step
         kept = {paths[step]: values[0] for step, values in self.state.kept.items()}
         self.show_kept(kept, None if best is None else paths[best])
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.loggers.records import log_sample_table, write_scored_samples
+from ctrlreward.callbacks.loggers.records import write_scored_samples
+from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
 from ctrlreward.lightning_package import (
     CallbackMixin,
     LightningModule,
@@ -67,6 +68,7 @@ class RolloutSamplesMixin(CallbackMixin):
         self.every_n_batches = positive("every_n_batches", every_n_batches)
         self.table_rows = positive("table_rows", table_rows)
         self._step = 0
+        self._folder = Path()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the module does not expose its rollouts."""
@@ -78,6 +80,8 @@ class RolloutSamplesMixin(CallbackMixin):
                 "self.last_rollout = (samples, self.reward(samples)) in training_step, and None "
                 "in __init__",
             )
+        # On every rank, since the trainer broadcasts its `log_dir`.
+        self._folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -101,7 +105,5 @@ class RolloutSamplesMixin(CallbackMixin):
             return
         samples, rewards = pl_module.last_rollout
         scores = {**rewards.components, "total": rewards.total}
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"
-        write_scored_samples(folder / f"step={self._step:06d}.jsonl", samples, scores)
-        rows, step = self.table_rows, self._step
-        log_sample_table(trainer.loggers, "rollout/samples", samples, scores, rows, step)
+        write_scored_samples(self._folder / f"step={self._step:06d}.jsonl", samples, scores)
+        log_sample_table(trainer, "rollout/samples", samples, scores, self.table_rows)

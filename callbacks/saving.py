@@ -83,6 +83,11 @@ class SelectingCheckpointMixin(CheckpointStepsMixin, ABC):
         folder = adapter_folder(self.best_model_path)
         return folder if self.best_model_path and os.path.isdir(folder) else ""
 
+    @property
+    @abstractmethod
+    def selected_step(self) -> int | None:
+        """`trainer.global_step` of `best_model_path`, None if no validation qualified."""
+
     @abstractmethod
     def select(self, trainer: Trainer) -> None:
         """Decide on the checkpoint of the validation that just ended, save and remove files."""

@@ -28,6 +28,7 @@ from ctrlreward.callbacks.completion import TextGenerator, generate
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
+from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
@@ -63,6 +64,7 @@ __all__ = [
     "SoftOverlong",
     "TextGenerator",
     "Updates",
+    "WandbReport",
     "generate",
 ]
 
@@ -105,3 +107,7 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
+
+
+class WandbReport(WandbReportMixin, Callback):
+    __doc__ = WandbReportMixin.__doc__

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.files import finite_or_none, json_line, write_whole
-from ctrlreward.lightning_package import Logger, WandbLogger, is_instance
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -79,18 +78,3 @@ def sample_table(
         for i in picked
     ]
     return header, body
-
-
-def log_sample_table(
-    loggers: Iterable[Logger],
-    key: str,
-    samples: Samples,
-    scores: Mapping[str, Scores],
-    rows: int,
-    step: int,
-) -> None:
-    """Log the `sample_table` under a key and step to each Weights & Biases logger."""
-    for logger in loggers:
-        if is_instance(logger, "loggers.WandbLogger"):
-            columns, data = sample_table(samples, scores, rows)
-            cast(WandbLogger, logger).log_table(key=key, columns=columns, data=data, step=step)

@@ -11,7 +11,6 @@ from lightning_choice import (
     GenerationScorer,
     MisconfigurationException,
     TextGenerator,
-    WandbLogger,
     pl,
 )
 
@@ -98,26 +97,6 @@ def test_samples_on_disk_can_be_read_back(fit, counter, curve, held_out, tmp_pat
     assert [record["scores"] for record in records] == [{"v": 0.25, "l": 0.75}] * 3
     failed = json.loads((folder / "step=000002.jsonl").open().readline())
     assert failed["scores"] == {"v": None, "l": None}
-
-
-def test_each_scored_step_logs_a_wandb_table(fit, counter, curve, held_out, tmp_path) -> None:
-    wandb = pytest.importorskip("wandb")
-    scorer = curve([0.0, 0.25, float("nan")])
-    callback = GenerationScorer({"v": scorer["value"]}, held_out, table_rows=2)
-    logger = WandbLogger(save_dir=tmp_path, offline=True, project="test")
-    try:
-        fit(counter(), [callback], max_steps=2, logger=logger, log_every_n_steps=1)
-        assert logger.experiment.summary["score/fail_rate"] == 1.0
-    finally:
-        wandb.finish()
-    tables = [json.loads(path.read_text()) for path in tmp_path.rglob("*.table.json")]
-    assert len(tables) == 2
-    assert all(t["columns"] == ["prompt", "label", "text", "v"] for t in tables)
-    rows = [row for t in tables for row in t["data"]]
-    assert {row[0] for row in rows} == {"Praise: The food", "Praise: A dog"}  # evenly spaced
-    assert {row[1] for row in rows} == {"positive", "negative"}
-    assert {row[2].split()[3] for row in rows} == {"1", "2"}
-    assert sorted(row[3] is None for row in rows) == [False, False, True, True]
 
 
 # Schedule and side effects

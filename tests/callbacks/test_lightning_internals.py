@@ -16,6 +16,7 @@ from lightning_choice import (
     Logger,
     ModelCheckpoint,
     RewardCheckpoint,
+    WandbLogger,
     pl,
 )
 
@@ -37,6 +38,7 @@ USED = {
     "_should_remove_checkpoint": ModelCheckpoint,
     "_should_skip_saving_checkpoint": ModelCheckpoint,
 }
+ATTRIBUTES = {"_batches_that_stepped", "_id", "_offline", "_prefix", "_wandb_init"}
 
 
 def private_names(path: Path) -> set[str]:
@@ -53,7 +55,7 @@ def private_names(path: Path) -> set[str]:
 def lightnings() -> Iterator[str]:
     """Yield the private names of the Lightning classes that we subclass or hold."""
     held = (pl.Trainer, pl.LightningModule, pl.LightningDataModule, pl.Callback, Logger)
-    for kind in (*held, EarlyStopping, ModelCheckpoint, TrainingEpochLoop):
+    for kind in (*held, EarlyStopping, ModelCheckpoint, TrainingEpochLoop, WandbLogger):
         for base in kind.__mro__:
             if base.__module__.startswith((LIGHTNING, FABRIC)):
                 yield from private_names(Path(inspect.getfile(base)))
@@ -62,7 +64,7 @@ def lightnings() -> Iterator[str]:
 def test_no_other_module_uses_a_private_name_of_lightning() -> None:
     """Nor defines one: in a subclass it would override Lightning's by accident."""
     private = set(lightnings())
-    assert {*USED, "_batches_that_stepped", "_trainer", "_run_early_stopping_check"} <= private
+    assert {*USED, *ATTRIBUTES, "_trainer", "_run_early_stopping_check"} <= private
     modules = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
     modules.remove(INTERNALS)
     assert len(modules) > 40
@@ -72,7 +74,7 @@ def test_no_other_module_uses_a_private_name_of_lightning() -> None:
 
 def test_each_private_name_in_use_is_listed() -> None:
     used = private_names(INTERNALS)
-    assert used == {*USED, "_batches_that_stepped"}
+    assert used == {*USED, *ATTRIBUTES}
     explained = lightning_internals.__doc__ or ""
     assert [name for name in used if f"{name}`" not in explained] == []
 

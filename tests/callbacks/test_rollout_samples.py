@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning_choice import MisconfigurationException, RolloutSamples, WandbLogger, pl
+from lightning_choice import MisconfigurationException, RolloutSamples, pl
 
 from ctrlreward import RewardBatch, Samples
 from ctrlreward.callbacks.loggers.records import read_scored_samples
@@ -46,19 +44,6 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
     assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
     np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])
-
-
-def test_a_table_is_logged_to_wandb(fit, writer, tmp_path: Path, monkeypatch) -> None:
-    logged: list[dict[str, Any]] = []
-    monkeypatch.setattr(WandbLogger, "log_table", lambda self, **table: logged.append(table))
-    logger = WandbLogger(save_dir=tmp_path, offline=True)
-    fit(writer(), [RolloutSamples(4, table_rows=2)], max_steps=6, logger=logger)
-    logger.experiment.finish()
-    (table,) = logged
-    assert (table["key"], table["step"]) == ("rollout/samples", 4)
-    assert table["columns"] == ["text", "v", "total"]
-    assert table["data"] == [["text 0 of 4", 8.0, 4.0], ["text 2 of 4", 1.0, 0.5]]
-    json.dumps(table["data"], allow_nan=False)
 
 
 def test_fast_dev_run_writes_nothing(fit, writer, tmp_path: Path) -> None:

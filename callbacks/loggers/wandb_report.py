@@ -1,0 +1,256 @@
+"""Weights & Biases run of a training: continued when it resumes, with its decisions and adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
+from ctrlreward.callbacks.generation import GenerationScorerMixin
+from ctrlreward.callbacks.lightning_internals import is_offline, prepare_wandb_run
+from ctrlreward.callbacks.loggers.wandb_rows import wandb_loggers
+from ctrlreward.callbacks.monitoring import is_fitting
+from ctrlreward.callbacks.report import BeforeAfterMixin
+from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
+from ctrlreward.extras import import_extra
+from ctrlreward.lightning_package import (
+    CallbackMixin,
+    LightningModule,
+    Trainer,
+    WandbLogger,
+    misconfigured,
+)
+
+Summary: TypeAlias = dict[str, Any]
+Kind = TypeVar("Kind")
+
+
+class WandbReportMixin(CallbackMixin):
+    """Reports decisions and results of a training to its Weights & Biases run.
+
+    Writes to the run's summary, at each validation and at the end:
+    - `best/<score>`: best mean of each score of a `GenerationScorer`, with its `step`;
+    - `selected/step`, `selected/<monitor>`, `selected/constraints`, `selected/constraints_met`: the
+      choice of the first `RewardCheckpoint` or `ParetoCheckpoint`;
+    - `stopped_by`, `stopped_because`: of `RewardEarlyStopping`;
+    - `report`: the content of the `summary.json` of `BeforeAfter`.
+
+    When training ends, the adapter of the selected checkpoint becomes the artifact
+    `adapter-<run id>` of type `model`, with the aliases `best` and `step-<step>`. An adapter that
+    the run has already logged is not logged again.
+
+    Give the `WandbLogger` to this callback instead of to the trainer. A logger of the trainer
+    starts its run before Lightning reads the checkpoint, so that a resumed training would be a new
+    run. This callback adds it to the trainer afterwards: training that resumes from a checkpoint
+    (`ckpt_path`) continues the run of that checkpoint, and other training starts a new one. An id
+    that the logger was given has priority.
+
+    An offline run prints one line when training ends, the command that uploads it. `fast_dev_run`
+    starts no run. `GenerationScorer`, `RolloutSamples` and `ProxyGuard` log tables, curves and
+    alerts to the same run, and to that of any other `WandbLogger`.
+
+    Args:
+        logger: A `WandbLogger` that the trainer does not have. None to use the trainer's own, whose
+            run is new even if training resumes, unless it was given an `id`.
+        log_adapter: Log the adapter as an artifact.
+
+    Attributes:
+        run_id: Id of the run, "" before training.
+
+    Raises:
+        MisconfigurationException: In `setup`: both this callback and the trainer have a
+            `WandbLogger`, or neither.
+
+    Examples:
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from pytorch_lightning.loggers import WandbLogger
+        >>> from ctrlreward.callbacks import RewardCheckpoint, WandbReport
+        >>> class Module(BoringModel):
+        ...     def on_validation_epoch_end(self):
+        ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
+        >>> logger = WandbLogger(project="quality", offline=True)
+        >>> callbacks = [RewardCheckpoint("score/quality"), WandbReport(logger)]
+        >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
+        Weights & Biases: wandb sync wandb/offline-run-*-...
+        >>> logger.experiment.summary["selected/step"]
+        128
+    """
+
+    def __init__(self, logger: WandbLogger | None = None, log_adapter: bool = True) -> None:
+        super().__init__()
+        self.logger = logger
+        self.log_adapter = log_adapter
+        self.run_id = ""
+        self.best: dict[str, tuple[float, int]] = {}
+        self._logged_adapter = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the id of the run, and the best scores with their steps."""
+        return {"run_id": self.run_id, "best": {key: list(self.best[key]) for key in self.best}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the id and the best scores."""
+        self.run_id = state_dict["run_id"]
+        self.best = {key: (value, step) for key, (value, step) in state_dict["best"].items()}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check that there is one Weights & Biases logger to report to."""
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        others = [logger for logger in wandb_loggers(trainer) if logger is not self.logger]
+        if self.logger is not None and others:
+            raise misconfigured(
+                trainer,
+                "WandbReport and the trainer have a WandbLogger each, for two runs of Weights & "
+                "Biases: give a WandbLogger to WandbReport alone",
+            )
+        if self.logger is None and not others:
+            raise misconfigured(
+                trainer,
+                "WandbReport has no WandbLogger, nor has the trainer: use "
+                "WandbReport(WandbLogger(project=...))",
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start or continue the run, now that the checkpoint to resume from has been read."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        logger = self.logger
+        if logger is not None and logger not in trainer.loggers:
+            prepare_wandb_run(logger, self.run_id if logger.version is None else "")
+            trainer.loggers = [*trainer.loggers, logger]
+        if trainer.is_global_zero:
+            self._start(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Update the best scores, and the summary up to the decisions of the last validation."""
+        if not self.run_id or not is_fitting(trainer):
+            return
+        for scorer in _callbacks(trainer, GenerationScorerMixin):
+            for key, spec in scorer.specs.items() if scorer.fresh else ():
+                value = trainer.callback_metrics[key].item()
+                sign = 1.0 if spec.higher_is_better else -1.0
+                if key not in self.best or sign * value > sign * self.best[key][0]:
+                    self.best[key] = value, scorer.last_scored_step
+        self._write_summary(trainer)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Write the last decisions into the summary."""
+        self._write_summary(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write the summary and log the adapter, after all other callbacks have finished."""
+        if stage != "fit" or not self.run_id:
+            return
+        self._write_summary(trainer)
+        run = self._logger(trainer).experiment
+        run.summary.update(_report(trainer))  # only now: before, the file is of an earlier run
+        if self.log_adapter:
+            self._log_adapter(trainer, run)
+        if self.logger is not None and run.offline and not run.settings.silent:
+            folders = Path(run.dir).parents[1] / f"offline-run-*-{run.id}"
+            print(f"Weights & Biases: wandb sync {os.path.relpath(folders)}")
+
+    def _logger(self, trainer: Trainer) -> WandbLogger:
+        return wandb_loggers(trainer)[0] if self.logger is None else self.logger
+
+    def _start(self, trainer: Trainer) -> None:
+        logger = self._logger(trainer)
+        if self.logger is not None:
+            Path(logger.save_dir or ".").mkdir(parents=True, exist_ok=True)
+            if is_offline(logger) or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+                # Its lines of information are tips; warnings and errors are still shown. The logger
+                # sets this variable, too, but after the setup, of which wandb would warn.
+                os.environ["WANDB_MODE"] = "dryrun"
+                wandb = import_extra("wandb", "WandbReport")
+                wandb.setup(settings=wandb.Settings(show_info=False))
+        run = logger.experiment
+        if self.run_id not in ("", run.id):
+            rank_zero_warn(
+                f"the checkpoint belongs to the Weights & Biases run {self.run_id}, but this "
+                f"training logs to the run {run.id}: to continue the former, give the WandbLogger "
+                f"to WandbReport instead of to the trainer, or WandbLogger(id={self.run_id!r})"
+            )
+        self.run_id = run.id
+        # As Lightning does, but not for a run that was started without it, such as in a sweep.
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+
+    def _write_summary(self, trainer: Trainer) -> None:
+        if not self.run_id:  # another rank, or no run yet
+            return
+        best = {f"best/{k}": {"value": value, "step": s} for k, (value, s) in self.best.items()}
+        summary = {**best, **_selected(trainer), **_stopped(trainer)}
+        self._logger(trainer).experiment.summary.update(summary)
+
+    def _log_adapter(self, trainer: Trainer, run: Any) -> None:
+        """Log the adapter of the selected checkpoint, if this process has not logged the same."""
+        checkpoint = _selecting(trainer)
+        if checkpoint is None or not checkpoint.best_adapter_path:
+            return
+        wandb = import_extra("wandb", "WandbReport")
+        folder = Path(checkpoint.best_adapter_path)
+        metadata = {**_selected(trainer), **_base_model(folder)}
+        artifact = wandb.Artifact(f"adapter-{run.id}", type="model", metadata=metadata)
+        artifact.add_dir(str(folder))
+        if artifact.digest != self._logged_adapter:
+            run.log_artifact(artifact, aliases=["best", f"step-{checkpoint.selected_step}"])
+            self._logged_adapter = artifact.digest
+
+
+def _callbacks(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
+    return [one for one in trainer.callbacks if isinstance(one, kind)]  # type: ignore[attr-defined]
+
+
+def _selecting(trainer: Trainer) -> SelectingCheckpointMixin | None:
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, SelectingCheckpointMixin):
+            return callback
+    return None
+
+
+def _selected(trainer: Trainer) -> Summary:
+    """Return step and score of the selected checkpoint, and its constraints."""
+    checkpoint = _selecting(trainer)
+    if checkpoint is None:
+        return {}
+    score = checkpoint.best_model_score
+    selected: Summary = {
+        "selected/step": checkpoint.selected_step,
+        f"selected/{checkpoint.monitor}": None if score is None else score.item(),
+    }
+    if isinstance(checkpoint, RewardCheckpointMixin):
+        selected["selected/constraints"] = {k: list(b) for k, b in checkpoint.constraints.items()}
+        selected["selected/constraints_met"] = checkpoint.selected_step is not None
+    return selected
+
+
+def _stopped(trainer: Trainer) -> Summary:
+    for stopper in _callbacks(trainer, RewardEarlyStoppingMixin):
+        if stopper.stopped_by:
+            reason = stopper.stopping_reason_message
+            return {"stopped_by": stopper.stopped_by, "stopped_because": reason}
+    return {}
+
+
+def _report(trainer: Trainer) -> Summary:
+    """Return the summary that `BeforeAfter` has written."""
+    path = Path(trainer.default_root_dir) / "summary.json"
+    if not _callbacks(trainer, BeforeAfterMixin) or not path.is_file():
+        return {}
+    return {"report": json.loads(path.read_text(encoding="utf-8"))}
+
+
+def _base_model(adapter: Path) -> Summary:
+    config = adapter / "adapter_config.json"  # of peft; other adapters are logged without it
+    if not config.is_file():
+        return {}
+    return {"base_model": json.loads(config.read_text("utf-8")).get("base_model_name_or_path")}

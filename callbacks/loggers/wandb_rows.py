@@ -1,0 +1,79 @@
+"""Tables, curves and alerts in the Weights & Biases runs of a trainer's loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from ctrlreward.callbacks.lightning_internals import logged_step, wandb_key
+from ctrlreward.callbacks.loggers.records import sample_table
+from ctrlreward.extras import import_extra
+from ctrlreward.lightning_package import Trainer, WandbLogger, is_instance
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores, ScoreSpec
+
+
+def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:
+    """Return the trainer's Weights & Biases loggers."""
+    loggers = [one for one in trainer.loggers if is_instance(one, "loggers.WandbLogger")]
+    return cast("list[WandbLogger]", loggers)
+
+
+def log_sample_table(
+    trainer: Trainer,
+    key: str,
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    rows: int,
+    steps: Mapping[str, int] | None = None,
+) -> None:
+    """Log the `sample_table` to each Weights & Biases logger. Call this on rank 0.
+
+    Args:
+        trainer: The trainer; the table is logged at the step of the metrics logged now.
+        key: Key of the table.
+        samples: n samples.
+        scores: Name → array of shape (n,).
+        rows: Number of rows; all samples if there are fewer.
+        steps: Further steps to log with the table, by key.
+    """
+    for logger in wandb_loggers(trainer):
+        wandb = import_extra("wandb", "WandbLogger")
+        columns, data = sample_table(samples, scores, rows)
+        row = {key: wandb.Table(columns=columns, data=data), **(steps or {})}
+        logger.log_metrics(row, step=logged_step(trainer))
+
+
+def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: str) -> None:
+    """Draw scores over the step whose texts were scored, and summarise each by its best value.
+
+    Rows without that step get its last value (`step_sync`), so it has to be logged before them.
+
+    Args:
+        trainer: The trainer.
+        specs: Direction and range of each logged key.
+        step_key: Logged key of the step.
+    """
+    for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
+        step = wandb_key(logger, step_key)
+        logger.experiment.define_metric(step, hidden=True, summary="last")
+        for key, spec in specs.items():
+            best = "max" if spec.higher_is_better else "min"
+            name = wandb_key(logger, key)
+            logger.experiment.define_metric(
+                name, step_metric=step, step_sync=True, summary=f"{best},last"
+            )
+
+
+def send_alert(trainer: Trainer, title: str, text: str) -> None:
+    """Send an alert of level WARN to each Weights & Biases run, from rank 0.
+
+    Weights & Biases passes it on by mail or Slack, as the user has set it up.
+
+    Args:
+        trainer: The trainer.
+        title: Less than 64 characters.
+        text: The message.
+    """
+    for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
+        logger.experiment.alert(title, text, level="WARN")
