@@ -1,5 +1,6 @@
 from .completion import TextGenerator as TextGenerator
 from .completion import generate as generate
+from .judges import AUC as AUC
 from .pytorch_lightning import BeforeAfter as BeforeAfter
 from .pytorch_lightning import GenerationScorer as GenerationScorer
 from .pytorch_lightning import HistoryLogger as HistoryLogger

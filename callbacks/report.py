@@ -7,19 +7,20 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 
 from ctrlreward.arguments import positive
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
-from ctrlreward.callbacks.logged_scores import components_by_name, mean_scores
+from ctrlreward.callbacks.judges import AUC, comparison, judges_by_name
+from ctrlreward.callbacks.logged_scores import components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
+from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
-from ctrlreward.functional.bootstrap import paired_bootstrap
 from ctrlreward.lightning_package import (
     CallbackMixin,
     LightningModule,
@@ -34,16 +35,20 @@ from ctrlreward.scorers.base import Component, Scorer, Scores, check_columns, sc
 
 log = logging.getLogger(__name__)
 
+ScoredTexts: TypeAlias = tuple[Samples, dict[str, Scores]]
+
 
 class BeforeAfterMixin(CallbackMixin):
     """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 
     Generates and scores texts before the first step, and again with the selected weights when
     training has ended; the module keeps these weights. The trainer needs a `RewardCheckpoint`.
+    Prints a table, and six pairs of an untuned and a selected text, evenly spaced over all.
 
     Writes to the trainer's `default_root_dir`: `before.jsonl`, `after.jsonl` and a `<name>.jsonl`
-    of each entry of `others` (texts with scores), `summary.json`, and `curves.png` if a
-    `HistoryLogger` writes to the same folder. A resumed run reads `before.jsonl` back.
+    of each entry of `others` (texts with the scores and, by its name, the score of each judge),
+    `summary.json`, and `curves.png` if a `HistoryLogger` writes to the same folder. A resumed run
+    reads `before.jsonl` back, and scores its texts where scores or judges are missing.
 
     Keys of `summary.json`:
     - `score`: the name of the first score;
@@ -52,6 +57,9 @@ class BeforeAfterMixin(CallbackMixin):
       its 95 % interval, by paired bootstrap over groups of samples;
     - `others`: by name, the same keys as `before`, and `difference` and `difference_ci95` of
       after - other;
+    - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
+      `difference_ci95` as above; `failed`, the number of texts of each file that were left out, as
+      they have no score; `others`: by name, `value`, `difference` and `difference_ci95`;
     - `steps`, `stopped_by`;
     - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
@@ -66,14 +74,16 @@ class BeforeAfterMixin(CallbackMixin):
         seed: Seed of both generations, so that they differ by the weights alone.
         others: Name → texts to score beside the generations, one for each of `samples` and in their
             order: human references, or the inputs themselves as a copy baseline.
+        judges: Name → a score that the reward and the selection do not use, compared by its mean,
+            or an `AUC`.
 
     Attributes:
         seconds: Phase → seconds so far, as in `summary.json` without `total`.
 
     Raises:
-        TypeError: A value of `scores` is not a component or a scorer.
+        TypeError: A value of `scores` or `judges` is not a score.
         ValueError: There are no scores, a name is reserved, or `others` has a different number of
-            texts than `samples`.
+            texts than `samples`. In `setup`: the samples lack a column or label of a judge.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`.
 
     Examples:
@@ -94,6 +104,12 @@ class BeforeAfterMixin(CallbackMixin):
         ...     BeforeAfter(content, test),
         ... ]
         >>> Trainer(max_epochs=1, callbacks=callbacks, default_root_dir="runs/mine").fit(Writer())
+        6 of 8 pairs of texts, evenly spaced, with their content
+        <BLANKLINE>
+        The best
+          untuned    0.600  The best broth
+          selected   1.000  The best soup
+        ...
                                     before     after
         content                      0.600     1.000
         fail_rate                    0.000     0.000
@@ -109,14 +125,18 @@ class BeforeAfterMixin(CallbackMixin):
         generations_per_prompt: int = 4,
         seed: int = 1,
         others: Mapping[str, Samples] | None = None,
+        judges: Mapping[str, Component | Scorer | AUC] | None = None,
     ) -> None:
         super().__init__()
         self.scores = components_by_name(scores)
         self.samples = as_samples(samples).as_prompts()
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
+        self.judges = judges_by_name(judges or {}, self.scores)
         self.others = dict(others or {})
         for name, texts in self.others.items():
+            if name in ("before", "after"):
+                raise ValueError(f"others has the key {name!r}, a file of its own: rename it")
             if len(texts) != len(self.samples):
                 raise ValueError(
                     f"others[{name!r}] has {len(texts)} texts for {len(self.samples)} samples: "
@@ -134,9 +154,12 @@ class BeforeAfterMixin(CallbackMixin):
         self.seconds = dict(state_dict["seconds"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise if the trainer has no `RewardCheckpoint`, or the samples lack a column."""
+        """Raise if the trainer has no `RewardCheckpoint`, or the samples lack a column or label."""
         super().setup(trainer, pl_module, stage)
-        check_columns(self.scores, self.samples)
+        for samples in (self.samples, *self.others.values()):
+            check_columns(self._components(), samples)
+        for judge in self.judges.values():
+            judge.check(self.samples)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _checkpoint_callback(trainer)
 
@@ -147,6 +170,9 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.global_step == 0:
             self.seconds["start"] = time.perf_counter() - self._created
             self._measure(trainer, pl_module, "before")
+        else:  # fail now rather than after training; score what an older version did not
+            folder = Path(trainer.default_root_dir)
+            on_rank_zero(lambda: [self._scored(folder, n) for n in ("before", *self.others)])
         self._mark = time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -164,8 +190,12 @@ class BeforeAfterMixin(CallbackMixin):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Free the scorers' models."""
-        for component in self.scores.values():
+        for component in self._components().values():
             component.scorer.release()
+
+    def _components(self) -> dict[str, Component]:
+        """Return what scores each text: the scores, and those that the judges use."""
+        return self.scores | {name: judge.score for name, judge in self.judges.items()}
 
     def _train_seconds(self) -> float:
         return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
@@ -173,16 +203,17 @@ class BeforeAfterMixin(CallbackMixin):
     def _measure(self, trainer: Trainer, module: LightningModule, phase: str) -> None:
         """Generate, score and write the texts of a phase, and time it."""
         started = time.perf_counter()
+        folder = Path(trainer.default_root_dir)
 
         def work() -> None:
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
                 generator = cast(TextGenerator, module)
                 texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
-            self._score(trainer, texts, phase)
+            self._score(folder, texts, phase)
             if phase == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
                 for name, other in self.others.items():
-                    self._score(trainer, other[rows], name)
+                    self._score(folder, other[rows], name)
 
         training = module.training
         module.eval()
@@ -190,19 +221,38 @@ class BeforeAfterMixin(CallbackMixin):
         module.train(training)
         self.seconds[phase] = time.perf_counter() - started
 
-    def _score(self, trainer: Trainer, texts: Samples, name: str) -> None:
-        with fixed_randomness(self.seed):
-            scores = score(self.scores, texts)
-        write_scored_samples(Path(trainer.default_root_dir) / f"{name}.jsonl", texts, scores)
+    def _score(self, folder: Path, texts: Samples, name: str) -> None:
+        """Write texts and then their scores, so that a scorer that fails loses no texts."""
+        write_scored_samples(folder / f"{name}.jsonl", texts, {})
+        self._scored(folder, name)
+
+    def _scored(self, folder: Path, name: str) -> ScoredTexts:
+        """Read texts and scores back, and compute the scores that the file lacks."""
+        path = folder / f"{name}.jsonl"
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
+                "resume with the default_root_dir of that time, or start a new run"
+            )
+        texts, scores = read_scored_samples(path)
+        missing = {key: each for key, each in self._components().items() if key not in scores}
+        if missing:
+            with fixed_randomness(self.seed):
+                scores |= score(missing, texts)
+            write_scored_samples(path, texts, scores)
+        return texts, scores
 
     def _write_summary(self, trainer: Trainer) -> None:
         folder = Path(trainer.default_root_dir)
+        sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
+        texts, _ = sets["after"]
+        keeper = _checkpoint_callback(trainer)
         summary = {
-            **self._comparison(folder),
+            **comparison(self.scores, self.judges, texts, {n: s for n, (_, s) in sets.items()}),
             "steps": trainer.global_step,
             "stopped_by": _stopped_by(trainer),
-            "best_checkpoint": _adapter_or_checkpoint(trainer),
-            "constraints_met": bool(_checkpoint_callback(trainer).best_model_path),
+            "best_checkpoint": keeper.best_adapter_path or _selected_checkpoint(trainer),
+            "constraints_met": bool(keeper.best_model_path),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
         content = json.dumps(_nan_to_none(summary), indent=2)
@@ -213,30 +263,16 @@ class BeforeAfterMixin(CallbackMixin):
                 draw_curves(history, summary, folder / "curves.png")
             except ImportError as error:  # without matplotlib the run still counts
                 log.warning("%s", error)
-        print(_console_table(summary))
+        print(self._text_pairs(sets["before"], sets["after"]), console_table(summary), sep="\n\n")
 
-    def _comparison(self, folder: Path) -> dict[str, Any]:
-        """Return the means and differences of the summary, from the files of all phases."""
-        first = next(iter(self.scores))
-        texts, after = read_scored_samples(folder / "after.jsonl")
-        groups = texts.require("groups", "BeforeAfter")
-
-        def means(scores: Mapping[str, Scores]) -> dict[str, float]:
-            return {**mean_scores(scores), "generations": len(texts)}
-
-        def difference(scores: Mapping[str, Scores]) -> dict[str, Any]:
-            interval = paired_bootstrap(scores[first], after[first], groups)
-            return {"difference": interval.value, "difference_ci95": [interval.low, interval.high]}
-
-        _, before = read_scored_samples(folder / "before.jsonl")
-        others = {name: read_scored_samples(folder / f"{name}.jsonl")[1] for name in self.others}
-        return {
-            "score": first,
-            "before": means(before),
-            "after": means(after),
-            **difference(before),
-            "others": {name: {**means(one), **difference(one)} for name, one in others.items()},
-        }
+    def _text_pairs(self, before: ScoredTexts, after: ScoredTexts) -> str:
+        """Return the pairs of texts to read, with the score of the first judge if there is one."""
+        key = shown = next(iter(self.scores))
+        if self.judges:
+            key = next(iter(self.judges))
+            shown = self.judges[key].score.name
+        (untuned, first), (selected, second) = before, after
+        return text_pairs(shown, (untuned, first[key]), (selected, second[key]))
 
 
 def _selected_checkpoint(trainer: Trainer) -> str:
@@ -262,10 +298,6 @@ def _checkpoint_callback(trainer: Trainer) -> SelectingCheckpointMixin:
     )
 
 
-def _adapter_or_checkpoint(trainer: Trainer) -> str:
-    return _checkpoint_callback(trainer).best_adapter_path or _selected_checkpoint(trainer)
-
-
 def _stopped_by(trainer: Trainer) -> str:
     """Return a short reason why training ended."""
     for callback in trainer.early_stopping_callbacks:
@@ -278,28 +310,9 @@ def _stopped_by(trainer: Trainer) -> str:
 
 
 def _nan_to_none(value: Any) -> Any:
-    """Replace NaN and infinite numbers in nested dicts by None, as JSON has no such numbers."""
+    """Replace NaN and infinite numbers in nested data by None, as JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _nan_to_none(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_nan_to_none(item) for item in value]
     return finite_or_none(value) if isinstance(value, float) else value
-
-
-def _console_table(report: Mapping[str, Any]) -> str:
-    """Return the means before, after and of the others side by side, and the differences."""
-    columns = {"before": report["before"], "after": report["after"], **report["others"]}
-    names = [name for name in report["before"] if name != "generations"]
-    lines = [f"{'':24}" + "".join(f"{column:>10}" for column in columns)]
-    lines += [f"{n:24}" + "".join(f"{c[n]:10.3f}" for c in columns.values()) for n in names]
-    for name, other in {"before": report, **report["others"]}.items():
-        low, high = other["difference_ci95"]
-        lines.append(
-            f"{report['score']}, after - {name}: {other['difference']:+.3f} "
-            f"(95 % interval {low:+.3f} to {high:+.3f})"
-        )
-    lines += [
-        f"{report['steps']} steps in {report['seconds']['total']:.0f} s; "
-        f"stopped by {report['stopped_by']}",
-        f"{'best' if report['constraints_met'] else 'CONSTRAINTS NOT MET, last'} checkpoint: "
-        f"{report['best_checkpoint']}",
-    ]
-    return "\n".join(lines)

@@ -27,6 +27,7 @@ from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import TextGenerator, generate
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
+from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
@@ -44,6 +45,7 @@ from ctrlreward.policy.tuner import PolicyTunerMixin
 from ctrlreward.policy.value import Critic
 
 __all__ = [
+    "AUC",
     "AdapterExporter",
     "BeforeAfter",
     "Critic",

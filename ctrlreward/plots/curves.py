@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
+from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,7 +31,8 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
     """Draw the curves of a run as a PNG.
 
     One panel per held-out score (`score/<name>`), with its values before and after training as
-    horizontal lines; one for the reward of training rollouts; one for KL and entropy.
+    horizontal lines; one per judge, with its value before and after; one for the reward of training
+    rollouts; one for KL and entropy.
 
     Args:
         history: Rows of a `HistoryLogger`'s `metrics.jsonl`.
@@ -41,11 +43,14 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
         ImportError: matplotlib is not installed.
     """
     names = [name for name in report["before"] if name not in ("generations", "fail_rate")]
-    rows = (len(names) + 4) // 3
+    judges = report.get("judges", {})  # older reports have none
+    rows = (len(names) + len(judges) + 4) // 3
     figure = new_figure(4.2 * 3, 3.2 * rows)
     panels = iter(figure.subplots(rows, 3).flat)
     for name in names:
         _draw_score(next(panels), history, report, name)
+    for name, judge in judges.items():
+        _draw_judge(next(panels), judge, name)
     _draw_reward(next(panels), history)
     _draw_drift(next(panels), history)
     for unused in panels:
@@ -129,6 +134,17 @@ def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], name: str)
     finish_panel(panel, f"held-out {name.replace('_', ' ')}", "step", legend=True)
 
 
+def _draw_judge(panel: Any, judge: Mapping[str, Any], name: str) -> None:
+    """Draw a judge before and after training, with the interval of the difference at the end."""
+    before, after = (_number(judge[key]) for key in ("before", "after"))
+    panel.plot([0, 1], [before, after], color=SECOND, marker="o", markersize=4.5)
+    ends = [before + _number(end) for end in judge["difference_ci95"]]
+    panel.plot([1, 1], ends, color=SECOND, linewidth=5, alpha=0.3, label="95 % of the difference")
+    panel.set_xlim(-0.4, 1.4)
+    panel.set_xticks([0, 1], ["before", "after"])
+    finish_panel(panel, f"judge: {name.replace('_', ' ')}", "", legend=True)
+
+
 def _draw_reward(panel: Any, history: Rows) -> None:
     steps, values = curve(history, "reward/total")
     panel.plot(steps, values, color=FIRST, alpha=0.3, linewidth=1)
@@ -159,6 +175,11 @@ def _mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, 
             fontsize=7,
             color=TEXT,
         )
+
+
+def _number(value: float | None) -> float:
+    """Return NaN, which is not drawn, for None."""
+    return nan if value is None else value
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

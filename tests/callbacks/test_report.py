@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from lightning_choice import (
+    AUC,
     BeforeAfter,
     GenerationScorer,
     HistoryLogger,
@@ -19,8 +21,11 @@ from lightning_choice import (
     pl,
 )
 
-from ctrlreward import Samples
-from ctrlreward.functional.bootstrap import paired_bootstrap
+from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
+from ctrlreward.callbacks.loggers.records import read_scored_samples
+from ctrlreward.callbacks.report_text import text_pairs
+from ctrlreward.functional import paired_auc_bootstrap, paired_bootstrap
+from ctrlreward.scorers.base import Scores
 
 VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # best at step 3
 TEST = Samples(
@@ -46,9 +51,10 @@ def noisy(curve) -> type:
 def compare(fit, counter, noisy, held_out, tmp_path):
     """Function that trains with a report on four prompts, two completions each."""
 
-    def run(*more, values=VALUES, module=None, **options):
+    def run(*more, values=VALUES, module=None, judges=None, others=None, **options):
         scorer = noisy(values)
-        report = BeforeAfter({"v": scorer["value"], "l": scorer["loss"]}, TEST, 2)
+        scores = {"v": scorer["value"], "l": scorer["loss"]}
+        report = BeforeAfter(scores, TEST, 2, others=others, judges=judges)
         keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
         watch = GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out)
         module = module or counter()
@@ -76,6 +82,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         "difference",
         "difference_ci95",
         "others",
+        "judges",
         "steps",
         "stopped_by",
         "best_checkpoint",
@@ -177,11 +184,14 @@ def test_stopped_by(compare, tmp_path, stopper, options, expected: str) -> None:
     assert report["steps"] == {"max_time": 1, "end of the data": 8}.get(expected, 5)
 
 
-def test_without_a_finite_score_the_last_policy_is_evaluated(compare, tmp_path) -> None:
-    with pytest.raises(ValueError, match="after has no valid score"):
-        compare(values=[0.1] + [math.nan] * 5)
+def test_without_a_finite_score_the_last_policy_is_evaluated(compare, tmp_path, capsys) -> None:
+    compare(values=[0.1] + [math.nan] * 5)
     (text, *_) = rows(tmp_path / "after.jsonl")
     assert " at 5 " in text["text"]
+    summary = read_summary(tmp_path)
+    assert summary["after"]["v"] is summary["difference"] is None
+    assert summary["difference_ci95"] == [None, None]
+    assert "v, after - before: undefined, since a side has too few texts" in capsys.readouterr().out
 
 
 def test_a_score_without_valid_samples_is_null(fit, counter, noisy, held_out, tmp_path) -> None:
@@ -217,6 +227,251 @@ def test_models_are_released(compare) -> None:
 def test_bad_scores_are_rejected(scores) -> None:
     with pytest.raises((ValueError, TypeError), match="scores"):
         BeforeAfter(scores, TEST)
+
+
+# Judges
+
+
+class Noise(Scorer):
+    """Judge that tells the labels apart once the policy is trained, and fails on some texts.
+
+    The score is the random number of a text, plus the step for a text of the positive label.
+    """
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.scored: list[Samples] = []
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"noise": ScoreSpec(True, (0.0, np.inf))}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        return {"labels": "Noise"}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        self.scored.append(samples)
+        values = [self.value(*row) for row in zip(samples.texts, samples.labels, strict=True)]
+        return {"noise": np.array(values)}
+
+    def value(self, text: str, label: str) -> float:
+        step, noise = text.split()[-2:]
+        return (
+            np.nan
+            if text.startswith(self.failing)
+            else float(noise) + int(step) * (label == "positive")
+        )
+
+
+COPIES = TEST.replace(texts=[f"{text} at 1 0.5" for text in TEST.texts])
+
+
+def counted_auc(records: list[dict[str, Any]], name: str) -> float:
+    wanted, others = (
+        [
+            r["scores"][name]
+            for r in records
+            if r["label"] == label and r["scores"][name] is not None
+        ]
+        for label in ("positive", "negative")
+    )
+    return float(np.mean([(a > b) + (a == b) / 2 for a in wanted for b in others]))
+
+
+def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> None:
+    noise = Noise("A cat")
+    judges = {"ranking": AUC(noise, "positive"), "level": noise["noise"]}
+    compare(judges=judges, others={"copies": COPIES})
+    assert [len(samples) for samples in noise.scored] == [8, 4, 8]  # before, distinct copies, after
+    files = {n: rows(tmp_path / f"{n}.jsonl") for n in ("before", "copies", "after")}
+    summary = read_summary(tmp_path)
+    assert list(summary["before"]) == ["v", "l", "fail_rate", "generations"]
+    assert summary["before"]["fail_rate"] == 0  # of the scores
+    assert set(summary["judges"]) == {"ranking", "level"}
+    for name, entry in summary["judges"].items():
+        per_file = {n: [r["scores"][name] for r in records] for n, records in files.items()}
+        assert [r is None for r in per_file["after"]] == [False] * 4 + [True] * 2 + [False] * 2
+        values = (
+            {n: counted_auc(records, name) for n, records in files.items()}
+            if name == "ranking"
+            else {n: np.nanmean(np.array(v, float)) for n, v in per_file.items()}
+        )
+        assert entry["before"] == pytest.approx(values["before"])
+        assert entry["after"] == pytest.approx(values["after"])
+        assert entry["difference"] == pytest.approx(values["after"] - values["before"])
+        low, high = entry["difference_ci95"]
+        assert low <= entry["difference"] <= high
+        assert entry["failed"] == {"before": 2, "after": 2, "copies": 2}
+        copies = entry["others"]["copies"]
+        assert copies["value"] == pytest.approx(values["copies"])
+        assert copies["difference"] == pytest.approx(values["after"] - values["copies"])
+        assert copies["difference_ci95"][0] <= copies["difference"] <= copies["difference_ci95"][1]
+    assert summary["judges"]["ranking"]["after"] == 1.0
+    printed = capsys.readouterr().out
+    entry = summary["judges"]["ranking"]
+    copies = entry["others"]["copies"]["value"]
+    assert f"{'ranking':24}{entry['before']:10.3f}{1:10.3f}{copies:10.3f}\n" in printed
+    assert f"ranking, after - before: {entry['difference']:+.3f} (95 % interval" in printed
+    assert "level, after - copies: " in printed
+
+
+def test_the_interval_of_a_judge_is_the_paired_bootstrap_over_prompts(compare, tmp_path) -> None:
+    compare(judges={"ranking": AUC(Noise(), "positive"), "level": Noise()})
+    before, after = (rows(tmp_path / f"{phase}.jsonl") for phase in ("before", "after"))
+    groups = [row["prefix"] for row in before]
+    wanted = [row["label"] == "positive" for row in before]
+    judges = read_summary(tmp_path)["judges"]
+    sides = [[row["scores"]["level"] for row in records] for records in (before, after)]
+    for name, interval in {
+        "ranking": paired_auc_bootstrap(*sides, wanted, groups),
+        "level": paired_bootstrap(*sides, groups),
+    }.items():
+        assert judges[name]["difference"] == pytest.approx(interval.value)
+        assert judges[name]["difference_ci95"] == pytest.approx([interval.low, interval.high])
+
+
+def test_a_judge_without_valid_scores_is_null(compare, tmp_path, capsys) -> None:
+    judge = Noise("The", "A", "One")
+    compare(
+        judges={"ranking": AUC(judge, "positive"), "level": judge},
+        logger=HistoryLogger(str(tmp_path)),
+    )
+    for entry in read_summary(tmp_path)["judges"].values():
+        assert entry["before"] is entry["after"] is entry["difference"] is None
+        assert entry["failed"] == {"before": 8, "after": 8}
+    assert "level, after - before: undefined" in capsys.readouterr().out
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_texts_stay_where_a_judge_raises(compare, tmp_path) -> None:
+    class Broken(Noise):
+        def value(self, text: str, label: str) -> float:
+            raise RuntimeError("broken judge")
+
+    with pytest.raises(RuntimeError, match="broken judge"):
+        compare(judges={"level": Broken()})
+    assert [row["scores"] for row in rows(tmp_path / "before.jsonl")] == [{}] * 8
+
+
+def test_a_resumed_run_scores_what_an_older_version_did_not(compare, tmp_path) -> None:
+    compare(max_steps=2, others={"copies": COPIES})
+    old = read_scored_samples(tmp_path / "before.jsonl")
+    compare(ckpt_path="last", others={"copies": COPIES}, judges={"level": Noise()})
+    texts, scores = read_scored_samples(tmp_path / "before.jsonl")
+    assert texts == old[0]
+    assert scores["v"].tolist() == old[1]["v"].tolist()
+    numbers = [float(text.split()[-1]) for text in texts.texts]
+    assert scores["level"].tolist() == pytest.approx(numbers)
+    assert read_summary(tmp_path)["judges"]["level"]["before"] == pytest.approx(np.mean(numbers))
+
+
+def test_a_resumed_run_without_its_texts_fails_before_training(compare, counter, tmp_path) -> None:
+    compare(max_steps=2)
+    (tmp_path / "before.jsonl").unlink()
+    module = counter()
+    with pytest.raises(FileNotFoundError, match=r"before\.jsonl does not exist: BeforeAfter wrote"):
+        compare(ckpt_path="last", module=module)
+    assert module.draws == []
+
+
+@pytest.mark.parametrize(
+    ("judges", "error", "message"),
+    [
+        ([Noise()], TypeError, "judges is a list: give a mapping"),
+        ({"level": "noise"}, TypeError, r"judges\['level'\] is a str: give one score"),
+        ({"v": Noise()}, ValueError, "judges has the key 'v', which the scores have, too"),
+        ({"fail_rate": Noise()}, ValueError, "judges has the key 'fail_rate'"),
+        (
+            {"level": LexiconSentiment()},
+            ValueError,
+            r"judges\['level'\] is a LexiconSentiment with 2",
+        ),
+    ],
+)
+def test_bad_judges_are_rejected(curve, judges, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        BeforeAfter({"v": curve(VALUES)["value"]}, TEST, judges=judges)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, "Noise needs the column 'labels'"),
+        (["positive"] * 4, "samples have the labels positive: give samples of both"),
+        (
+            ["good", "bad"] * 2,
+            "of the label 'positive' above those of another one, and the samples",
+        ),
+    ],
+)
+def test_labels_are_checked_before_training(
+    fit, counter, curve, held_out, labels, message: str
+) -> None:
+    scores = {"v": curve(VALUES)["value"]}
+    samples = TEST.replace(labels=labels)
+    report = BeforeAfter(scores, samples, judges={"ranking": AUC(Noise(), "positive")})
+    module = counter()
+    with pytest.raises(ValueError, match=message):
+        fit(module, [GenerationScorer(scores, held_out), RewardCheckpoint("score/v"), report])
+    assert module.calls == []
+
+
+def test_an_auc_needs_one_score() -> None:
+    with pytest.raises(ValueError, match="component is a LexiconSentiment with 2 scores"):
+        AUC(LexiconSentiment(), "positive")
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_other_texts_have_a_file_of_their_own(curve, name: str) -> None:
+    with pytest.raises(ValueError, match=f"others has the key '{name}'"):
+        BeforeAfter({"v": curve(VALUES)["value"]}, TEST, others={name: TEST})
+
+
+# Pairs of texts
+
+
+def test_six_pairs_are_printed_evenly_spaced(compare, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "90")
+    compare(judges={"ranking": AUC(Noise(), "positive")})
+    printed = capsys.readouterr().out
+    before, after = (rows(tmp_path / f"{phase}.jsonl") for phase in ("before", "after"))
+    expected = ["6 of 8 pairs of texts, evenly spaced, with their noise"]
+    for i in (0, 1, 3, 4, 6, 7):
+        expected += ["", f"{before[i]['prompt']}  [{before[i]['label']}]"]
+        for name, records in (("untuned", before), ("selected", after)):
+            value = records[i]["scores"]["ranking"]
+            expected.append(f"  {name:8}{value:8.3f}  {records[i]['text']}")
+    expected += ["", "all 8 pairs: before.jsonl, after.jsonl", ""]
+    assert printed.startswith("\n".join(expected))
+
+
+def test_pairs_fit_the_terminal_and_stay_readable() -> None:
+    texts = ["The soup " + "was warm and rich " * 40, "The\nview \x1b[31mred\ud800", ""]
+    samples = Samples(texts, prompts=["Praise: The soup", "Say:\n The view", "Any"])
+    scores = np.array([0.25, np.nan, -1.0])
+    lines = text_pairs("polarity", (samples, scores), (samples, scores), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "3 of 3 pairs of texts, evenly spaced, with their polarity"
+    assert lines[2] == "Praise: The soup"
+    assert lines[3].startswith("  untuned    0.250  The soup was warm and rich was warm")
+    assert lines[4].startswith(" " * 20 + "rich was warm and rich")
+    shown = " ".join(line[20:] for line in lines[3 : lines.index("Say: The view")])
+    assert shown.count("…") == 2  # a long text is cut
+    assert (
+        "  untuned   failed  The view \N{REPLACEMENT CHARACTER}[31mred\N{REPLACEMENT CHARACTER}"
+        in lines
+    )
+    assert "  selected  -1.000  (empty)" in lines
+
+
+@pytest.mark.parametrize(("columns", "longest"), [("40", 80), ("90", 90), ("200", 100)])
+def test_the_width_is_that_of_the_terminal_within_bounds(
+    monkeypatch, columns: str, longest: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    samples = Samples(["a " * 100])
+    lines = text_pairs("v", (samples, np.zeros(1)), (samples, np.zeros(1))).splitlines()
+    assert longest - 2 <= max(map(len, lines)) <= longest
 
 
 # The figure

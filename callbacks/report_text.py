@@ -1,0 +1,114 @@
+"""Report of `BeforeAfter` as text, for a terminal or a log file: a table, and pairs of texts."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from math import isnan
+from typing import Any
+
+from ctrlreward.callbacks.loggers.records import Cell, sample_table
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores
+
+_PAIRS = 6
+_LONGEST = 400  # characters of a text that are shown
+_NARROWEST, _WIDEST = 80, 100  # columns
+
+
+def console_table(report: Mapping[str, Any]) -> str:
+    """Return means and judges before, after and of the others side by side, and differences.
+
+    Args:
+        report: Content of `summary.json`, with NaN for null.
+    """
+    columns = {"before": report["before"], "after": report["after"], **report["others"]}
+    lines = [f"{'':24}" + "".join(f"{column:>10}" for column in columns)]
+    lines += [
+        _row(name, [column[name] for column in columns.values()])
+        for name in report["before"]
+        if name != "generations"
+    ]
+    judges: Mapping[str, Any] = report["judges"]
+    if judges:
+        lines.append("judges, which training and selection did not see:")
+    for name, judge in judges.items():
+        others = [other["value"] for other in judge["others"].values()]
+        lines.append(_row(name, [judge["before"], judge["after"], *others]))
+    for name, entry in {report["score"]: report, **judges}.items():
+        for other, change in {"before": entry, **entry["others"]}.items():
+            lines.append(f"{name}, after - {other}: {_difference(change)}")
+    lines += [
+        f"{report['steps']} steps in {report['seconds']['total']:.0f} s; "
+        f"stopped by {report['stopped_by']}",
+        f"{'best' if report['constraints_met'] else 'CONSTRAINTS NOT MET, last'} checkpoint: "
+        f"{report['best_checkpoint']}",
+    ]
+    return "\n".join(lines)
+
+
+def text_pairs(
+    score: str,
+    before: tuple[Samples, Scores],
+    after: tuple[Samples, Scores],
+    width: int | None = None,
+) -> str:
+    """Return six pairs of texts to read: untuned and selected policy for the same prompt.
+
+    The pairs are evenly spaced over the samples, whatever their scores.
+
+    Args:
+        score: Name of the score that stands beside each text.
+        before: n samples of the untuned policy, and their score, shape (n,).
+        after: The same of the selected policy, for the same prompts.
+        width: Columns; by default those of the terminal, but 80 to 100.
+    """
+    (header, untuned), (_, selected) = (
+        sample_table(samples, {score: scores}, _PAIRS) for samples, scores in (before, after)
+    )
+    if width is None:
+        width = shutil.get_terminal_size((_WIDEST, 24)).columns
+        width = min(max(width, _NARROWEST), _WIDEST)
+    n = len(after[0])
+    lines = [f"{len(selected)} of {n} pairs of texts, evenly spaced, with their {score}"]
+    for pair in zip(untuned, selected, strict=True):
+        lines += ["", *_pair(header, pair, width)]
+    return "\n".join([*lines, "", f"all {n} pairs: before.jsonl, after.jsonl"])
+
+
+def _pair(header: Sequence[str], pair: Sequence[Sequence[Cell]], width: int) -> list[str]:
+    """Return the lines of the prompt with its label, and of both texts with their scores."""
+    rows = [dict(zip(header, row, strict=True)) for row in pair]
+    prompt, label = (str(rows[0].get(name, "")) for name in ("prompt", "label"))
+    title = f"{_one_line(prompt)}  [{label}]" if label else _one_line(prompt)
+    lines = textwrap.wrap(title, width, subsequent_indent="  ")
+    for name, row in zip(("untuned", "selected"), rows, strict=True):
+        *_, value = row.values()
+        number = f"{value:8.3f}" if isinstance(value, float) else f"{'failed':>8}"
+        beginning = f"  {name:8}{number}  "
+        lines += textwrap.wrap(
+            _one_line(str(row["text"])) or "(empty)",
+            width,
+            initial_indent=beginning,
+            subsequent_indent=" " * len(beginning),
+        )
+    return lines
+
+
+def _one_line(text: str) -> str:
+    """Return the text on one line, at most 400 characters, without characters of control."""
+    line = " ".join(text.split())
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
+
+
+def _row(name: str, values: Sequence[float]) -> str:
+    return f"{name:24}" + "".join(f"{value:10.3f}" for value in values)
+
+
+def _difference(change: Mapping[str, Any]) -> str:
+    low, high = change["difference_ci95"]
+    if isnan(change["difference"]):
+        return "undefined, since a side has too few texts with a score"
+    return f"{change['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
