@@ -120,14 +120,21 @@ class Log:
             yield
         finally:
             if self._lines and self._works == [work] and isinstance(work, Count):
-                self._write()
+                self.announce()
             self._works.remove(work)
 
     def update(self) -> None:
         """Write a line if the phase has changed or the last line is ten seconds old."""
         now = time.monotonic()
         if self._entered_long_phase(now) or now - self._written >= SECONDS_PER_LINE:
-            self._write()
+            self.announce()
+
+    def announce(self) -> None:
+        """Write a line now."""
+        texts = [(work.title, work.text()) for work in self._works]
+        write_line(" | ".join(f"{title}: {text}" if text else title for title, text in texts))
+        self._written = time.monotonic()
+        self._lines += 1
 
     def _entered_long_phase(self, now: float) -> bool:
         titles = tuple(work.title for work in self._works if not isinstance(work, Count))
@@ -136,12 +143,6 @@ class Log:
         self._lasted[self._titles] = now - self._changed
         self._titles, self._changed = titles, now
         return self._lasted.get(titles, _BRIEF) >= _BRIEF
-
-    def _write(self) -> None:
-        texts = [(work.title, work.text()) for work in self._works]
-        write_line(" | ".join(f"{title}: {text}" if text else title for title, text in texts))
-        self._written = time.monotonic()
-        self._lines += 1
 
 
 class Terminal:
@@ -184,6 +185,8 @@ class Terminal:
 
     def update(self) -> None:
         """Do nothing: the rows are redrawn twice a second."""
+
+    announce = update
 
     def _rows(self) -> Table | Text:
         if not self._works:

@@ -18,7 +18,7 @@ from ctrlreward.extras import not_installed
 
 try:
     from lightning.pytorch import Callback, LightningModule
-    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
     from lightning.pytorch.loggers import Logger
 except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
@@ -31,6 +31,7 @@ from ctrlreward.callbacks.judges import AUC
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
+from ctrlreward.callbacks.progress import RewardProgressBarMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
 from ctrlreward.callbacks.saving import AdapterExporter
@@ -61,6 +62,7 @@ __all__ = [
     "ProxyGuard",
     "RewardCheckpoint",
     "RewardEarlyStopping",
+    "RewardProgressBar",
     "RewardShaping",
     "RolloutSamples",
     "SoftOverlong",
@@ -101,6 +103,10 @@ class RewardCheckpoint(RewardCheckpointMixin, ModelCheckpoint):
 
 class RewardEarlyStopping(RewardEarlyStoppingMixin, EarlyStopping):
     __doc__ = RewardEarlyStoppingMixin.__doc__
+
+
+class RewardProgressBar(RewardProgressBarMixin, ProgressBar):
+    __doc__ = RewardProgressBarMixin.__doc__
 
 
 class RewardShaping(RewardShapingMixin, Callback):

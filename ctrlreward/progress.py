@@ -23,8 +23,8 @@ _DISPLAY: ContextVar[Log | Terminal | None] = ContextVar("display", default=None
 
 
 @contextmanager
-def show(work: Work) -> Iterator[Callable[[], None]]:
-    """Show work on standard error until the context ends; yield the function that updates it.
+def show(work: Work) -> Iterator[Log | Terminal]:
+    """Show work on standard error until the context ends; yield the display, to be updated.
 
     Within other work, it is shown as a part of that.
 
@@ -34,13 +34,13 @@ def show(work: Work) -> Iterator[Callable[[], None]]:
     outer = _DISPLAY.get()
     if outer:
         with outer.shown(work):
-            yield outer.update
+            yield outer
         return
     with Terminal() if at_terminal() else Log() as display:
         _DISPLAY.set(display)
         try:
             with display.shown(work):
-                yield display.update
+                yield display
         finally:
             _DISPLAY.set(None)
 
@@ -71,11 +71,11 @@ def track(
         yield lambda items: None
         return
     count = Count(title, total, unit, done)
-    with show(count) as update:
+    with show(count) as display:
 
         def advance(items: float) -> None:
             count.done += items
-            update()
+            display.update()
 
         yield advance
 

@@ -279,7 +279,7 @@ def own_module() -> None:
     trainer = pl.Trainer(
         max_epochs=1,
         logger=logger,
-        callbacks=[scorer, stopper, best, front, guard, report],
+        callbacks=[callbacks.RewardProgressBar(), scorer, stopper, best, front, guard, report],
         default_root_dir="runs/own",
     )
     trainer.fit(module)
@@ -330,6 +330,7 @@ def own_module_of_lightning() -> None:
         max_epochs=1,
         logger=lightning.HistoryLogger("runs/lightning"),
         callbacks=[
+            lightning.RewardProgressBar(),
             lightning.GenerationScorer({"content": content}, HELD_OUT, overlap=False),
             lightning.RewardEarlyStopping("score/content", min_delta=0.01),
             lightning.RewardCheckpoint("score/content", mode="max", save_top_k=2),

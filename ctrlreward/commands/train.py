@@ -6,13 +6,19 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from transformers.utils import logging as transformers_logging
 
 from ctrlreward import configs
+from ctrlreward.callbacks import RewardProgressBar
 from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
+from ctrlreward.commands.last_run import make_room
+from ctrlreward.commands.terminal import user_errors
 from ctrlreward.extras import import_extra
 
 _CONFIGS = Path(configs.__path__[0])
@@ -44,6 +50,19 @@ class TrainCLI(LightningCLI):
             default=None,
             help="checkpoint to resume from; 'last' is the last one of this run",
         )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer, with a `RewardProgressBar` unless it has another progress bar or none.
+
+        It is the first callback, and so enters a phase before another callback does its work.
+        """
+        options = self.config_init.trainer
+        callbacks = options.callbacks or []
+        if options.enable_progress_bar is not False and not any(
+            isinstance(callback, ProgressBar) for callback in callbacks
+        ):
+            kwargs["callbacks"] = [RewardProgressBar(), *callbacks]
+        return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
         """Raise before anything is built if a logger of the configuration is not installed."""
@@ -87,6 +106,11 @@ def run(arguments: list[str]) -> None:
         print(f"error: give a configuration: {_COMMAND} {_EXAMPLE}", file=sys.stderr)
         raise SystemExit(2)
     cli = build(arguments)
+    trial = cli.trainer.fast_dev_run  # type: ignore[attr-defined]
+    if cli.config.ckpt_path is None and cli.trainer.is_global_zero and not trial:
+        with user_errors(cli.parser):
+            for folder, aside in make_room(cli.trainer):
+                print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
     try:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
     except SIGTERMException as error:
