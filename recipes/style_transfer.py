@@ -19,7 +19,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
-from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.plots.curves import draw_trajectories
@@ -28,7 +28,7 @@ from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
-from ctrlreward.scorers.base import Component
+from ctrlreward.scorers.base import Component, Scorer
 from ctrlreward.weights.dtypes import Dtype
 
 log = logging.getLogger(__name__)
@@ -212,15 +212,26 @@ def held_out_scorer(
 
 
 def before_after(
-    sentences: Sentences, judges: Judges, generations_per_prompt: int = 1
+    sentences: Sentences,
+    judges: Judges,
+    generations_per_prompt: int = 1,
+    report_judges: Mapping[str, Component | Scorer | AUC] | None = None,
 ) -> BeforeAfter:
-    """Return a callback that compares untuned policy, selected policy and copying on test data."""
+    """Return a callback that compares untuned policy, selected policy and copying on test data.
+
+    Args:
+        sentences: Test sentences.
+        judges: The models of the reward and of the selection.
+        generations_per_prompt: Rewrites per sentence.
+        report_judges: Judges that reward and selection do not use; see `BeforeAfter`.
+    """
     prompts = sentences.prompts()
     return BeforeAfter(
         held_out_scores(judges),
         prompts,
         generations_per_prompt=generations_per_prompt,
         others={"copying": prompts.replace(texts=prompts.require("sources", "before_after"))},
+        judges=report_judges,
     )
 
 

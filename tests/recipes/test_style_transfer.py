@@ -11,7 +11,7 @@ import pytest
 import pytorch_lightning as pl
 import yaml
 
-from ctrlreward import Samples
+from ctrlreward import LexiconSentiment, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.files import JsonLog
@@ -214,6 +214,19 @@ def test_training_selection_and_report_have_sentences_of_their_own(
     assert sources[0].isdisjoint(read_held_out(map(str, rated)))
 
 
+# As in a YAML file: a mean, and a ranking.
+JUDGES = """
+sentiment_accuracy:
+  class_path: ctrlreward.scorers.Component
+  init_args: {scorer: {class_path: ctrlreward.scorers.LexiconSentiment}, name: accuracy}
+sentiment_auc:
+  class_path: ctrlreward.callbacks.AUC
+  init_args:
+    component: {scorer: ctrlreward.scorers.LexiconSentiment, name: polarity}
+    positive: positive
+"""
+
+
 def test_a_small_run_writes_all_results(
     judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
 ) -> None:
@@ -232,6 +245,7 @@ def test_a_small_run_writes_all_results(
             arguments["judges"] |= {"classifier": str(judge), "language_model": small}
         if "sentences" in arguments:
             arguments["sentences"]["count"] = 3
+    jobs[-1]["report_judges"] = yaml.safe_load(JUDGES)
     data["init_args"]["sentences"]["count"] = 4
     data["init_args"] |= {"batch_size": 2, "judge": str(judge)}
     trainer |= {"max_steps": 2, "val_check_interval": 1, "enable_progress_bar": False}
@@ -248,8 +262,15 @@ def test_a_small_run_writes_all_results(
     assert copying["difference_ci95"][0] <= copying["difference"] <= copying["difference_ci95"][1]
     assert summary["after"]["gm"] - copying["gm"] == pytest.approx(copying["difference"], abs=1e-6)
     assert (folder / "trajectories.png").exists()
-    assert (folder / "samples" / "rollout" / "step=000000.jsonl").exists()
-    assert "gm, after - copying" in capsys.readouterr().out
-    rows = JsonLog(folder / "metrics.jsonl").read()
-    steps, weights = curve(rows, "shaping/weight/gm")
-    assert (steps, weights) == ([0, 1], [0.0, 0.0])  # the warm-up
+    accuracy, auc = (summary["judges"][f"sentiment_{name}"] for name in ("accuracy", "auc"))
+    assert auc["others"]["copying"]["value"] == 0.0  # copies keep the sentiment of their source
+    for name in ("before", "after", "copying"):
+        texts = Samples.from_jsonl(folder / f"{name}.jsonl")
+        scores = LexiconSentiment().score(texts)
+        wanted = [label == "positive" for label in texts.labels]
+        expected = scores["accuracy"].mean(), functional.auc(scores["polarity"], wanted)
+        values = [
+            judge[name] if name in judge else judge["others"][name]["value"]
+            for judge in (accuracy, auc)
+        ]
+        assert values == pytest.approx(expected)
