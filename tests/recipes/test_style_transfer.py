@@ -274,3 +274,8 @@ def test_a_small_run_writes_all_results(
             for judge in (accuracy, auc)
         ]
         assert values == pytest.approx(expected)
+    assert (folder / "samples" / "rollout" / "step=000000.jsonl").exists()
+    assert "gm, after - copying" in capsys.readouterr().out
+    rows = JsonLog(folder / "metrics.jsonl").read()
+    steps, weights = curve(rows, "shaping/weight/gm")
+    assert (steps, weights) == ([0, 1], [0.0, 0.0])  # the warm-up
