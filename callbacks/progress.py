@@ -44,7 +44,8 @@ class RewardProgressBarMixin(CallbackMixin):
         >>> from pytorch_lightning import Trainer
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward.callbacks import RewardProgressBar
-        >>> Trainer(max_steps=10, callbacks=[RewardProgressBar()]).fit(BoringModel())
+        >>> bar = RewardProgressBar()
+        >>> Trainer(max_steps=10, callbacks=[bar], enable_progress_bar=True).fit(BoringModel())
     """
 
     def __init__(self) -> None:

@@ -117,6 +117,8 @@ def scores_of_texts() -> None:
     bar_chart(explained["attribute_relevance"]).savefig("evaluators.png")
     distinct = cr.Distinct("smollm2-135m").score({"texts": TEXTS, "groups": ["a", "a"]})
     assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3"}
+    polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
+    assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
     similarity = cr.Similarity(VECTORS)
     cosine: Floats = similarity.score(TEXTS, sources="soup")["similarity"]
     assert cosine.shape == (2,)
@@ -273,12 +275,18 @@ def own_module() -> None:
     directions = {"score/content": "max", "score/fail_rate": "min"}
     front = callbacks.ParetoCheckpoint(directions, dirpath="front")
     guard = callbacks.ProxyGuard("score/content", "score/fail_rate", held_out_mode="min")
-    report = callbacks.BeforeAfter({"content": content}, HELD_OUT, generations_per_prompt=1)
+    judges: dict[str, cr.Component | cr.Scorer | callbacks.AUC] = {
+        "sentiment_auc": callbacks.AUC(cr.LexiconSentiment()["polarity"], positive="positive"),
+        "words": Words(),
+    }
+    test = HELD_OUT.replace(labels=["negative", "positive"])
+    report = callbacks.BeforeAfter({"content": content}, test, 1, judges=judges)
     logger = callbacks.HistoryLogger("runs/own")
     module = Writer()
     trainer = pl.Trainer(
         max_epochs=1,
         logger=logger,
+        enable_progress_bar=True,
         callbacks=[callbacks.RewardProgressBar(), scorer, stopper, best, front, guard, report],
         default_root_dir="runs/own",
     )
@@ -329,6 +337,7 @@ def own_module_of_lightning() -> None:
     trainer = L.Trainer(
         max_epochs=1,
         logger=lightning.HistoryLogger("runs/lightning"),
+        enable_progress_bar=True,
         callbacks=[
             lightning.RewardProgressBar(),
             lightning.GenerationScorer({"content": content}, HELD_OUT, overlap=False),
@@ -336,7 +345,11 @@ def own_module_of_lightning() -> None:
             lightning.RewardCheckpoint("score/content", mode="max", save_top_k=2),
             front,
             lightning.ProxyGuard("score/content", "score/fail_rate", held_out_mode="min"),
-            lightning.BeforeAfter({"content": content}, HELD_OUT),
+            lightning.BeforeAfter(
+                {"content": content},
+                HELD_OUT.replace(labels=["negative", "positive"]),
+                judges={"auc": lightning.AUC(content, "positive"), "words": Words()},
+            ),
         ],
         default_root_dir="runs/lightning",
     )
@@ -413,6 +426,9 @@ def formulas() -> None:
     assert front.tolist() == [False, True]
     change: functional.Estimate = functional.paired_bootstrap([0.1, 0.1], [0.2, 0.3], ["a", "b"])
     assert change.low <= change.value <= change.high
+    ranked: float = functional.auc([0.9, 0.2], [True, False])
+    gain = functional.paired_auc_bootstrap([0.1, 0.1], [0.2, 0.3], [False, True], ["a", "b"])
+    assert (ranked, gain.value) == (1.0, 0.5)
     better, worse = functional.pairwise_preferences([5, 3], items=["a", "a"])
     three = np.array([[0.9, 0.9, 50.0], [0.5, 0.9, 50.0]])
     assert functional.pairwise_agreement(three[better], three[worse]).agreed == 1
