@@ -9,7 +9,7 @@ import sys
 import tomllib
 import venv
 from collections.abc import Callable
-from importlib.metadata import distribution
+from importlib.metadata import distribution, packages_distributions
 from itertools import chain
 from pathlib import Path
 from zipfile import ZipFile
@@ -246,6 +246,10 @@ MISSING = {
         "from ctrlreward.policy.base_model import load_base; load_base('m', None, 'nf4', 'cpu')",
         "lora.quantization = 'nf4' needs bitsandbytes",
     ),
+    "lexicon": (
+        "from ctrlreward import LexiconSentiment; LexiconSentiment().load()",
+        "LexiconSentiment needs vader",
+    ),
     "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
 }
 
@@ -273,8 +277,9 @@ def test_every_extra_is_accounted_for() -> None:
     assert set(MISSING) == set(EXTRA_OF.values())
     # The adapters of TRL import nothing of it; the others are collections.
     assert set(extras) - set(MISSING) == {"all", "bench", "demo", "dev", "trl"}
+    distributions = packages_distributions()
     for package, extra in EXTRA_OF.items():
-        assert package in {Requirement(line).name for line in extras[extra]}
+        assert {Requirement(line).name for line in extras[extra]} & {*distributions[package]}
     (everything,) = map(Requirement, extras["all"])
     assert everything.extras == {*MISSING, "trl"}
 
