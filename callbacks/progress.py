@@ -138,7 +138,7 @@ class RewardProgressBarMixin(CallbackMixin):
         run = self._run
         self._close()
         if run:
-            write_line(f"stopped by {reason} after {run.summary()}")
+            write_line(f"stopped {run.summary()}: {reason}")
 
     def _close(self) -> None:
         self._run = self._display = None
@@ -184,9 +184,9 @@ class _Run:
         return ", ".join([f"step {self.trainer.global_step:,}{of}", *metrics, self._time_left()])
 
     def summary(self) -> str:
-        """Return the number of steps and the time that the run took."""
+        """Return where the run is, and the time it took."""
         seconds = duration(time.monotonic() - self._created)
-        return f"step {self.trainer.global_step:,}, {seconds}"
+        return f"at step {self.trainer.global_step:,} after {seconds}"
 
     def start_steps(self) -> None:
         """Start the clock of training, once."""
@@ -204,9 +204,10 @@ class _Run:
         self._total = _planned_steps(self.trainer)
         if done > first:
             self.pace = max(1e-9, (now - began) / (done - first))
-            in_time = done + math.ceil(max(0.0, _seconds_allowed(self.trainer)) / self.pace)
-            self._bound = "about " if in_time < self._total else ""
-            self._total = min(self._total, in_time)
+            allowed = max(0.0, _seconds_allowed(self.trainer)) / self.pace
+            self._bound = "about " if done + allowed < self._total else ""
+            if self._bound:
+                self._total = done + math.ceil(allowed)
 
     def end_steps(self) -> None:
         """End the clock of training."""
