@@ -21,10 +21,12 @@ has one of these names.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
 
+from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import (
     Callback,
     CallbackMixin,
@@ -54,22 +56,23 @@ def wandb_key(logger: WandbLogger, key: str) -> str:
     return f"{logger._prefix}{logger.LOGGER_JOIN_CHAR}{key}" if logger._prefix else key
 
 
-def is_offline(logger: WandbLogger) -> bool:
-    """Return whether the logger was told to keep its run on this machine."""
-    return logger._offline
-
-
 def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
-    """Set what Lightning will pass to `wandb.init` with `resume="allow"`.
+    """Set what a logger whose run has not started will pass to `wandb.init`.
+
+    An offline run will print nothing but warnings and errors, unless the logger was given settings.
 
     Args:
-        logger: Logger whose run has not started.
-        run_id: Run to continue; "" for a new one, or for that of the id given to the logger.
+        logger: The logger, which passes `resume="allow"`.
+        run_id: Run to continue, unless the logger was given an id; "" for a new one.
     """
-    if run_id:
-        logger._id = logger._wandb_init["id"] = run_id
+    arguments = logger._wandb_init
     # Lightning always passes it, it has no effect, and wandb warns of it.
-    logger._wandb_init.pop("anonymous", None)
+    arguments.pop("anonymous", None)
+    if run_id and logger._id is None:
+        logger._id = arguments["id"] = run_id
+    if logger._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+        wandb = import_extra("wandb", "WandbLogger")
+        arguments.setdefault("settings", wandb.Settings(silent=True))
 
 
 class CheckpointStepsMixin(CallbackMixin, ModelCheckpoint):

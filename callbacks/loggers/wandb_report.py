@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
-from ctrlreward.callbacks.lightning_internals import is_offline, prepare_wandb_run
+from ctrlreward.callbacks.lightning_internals import prepare_wandb_run
 from ctrlreward.callbacks.loggers.wandb_rows import wandb_loggers
 from ctrlreward.callbacks.monitoring import is_fitting
 from ctrlreward.callbacks.report import BeforeAfterMixin
@@ -25,6 +25,13 @@ from ctrlreward.lightning_package import (
     WandbLogger,
     misconfigured,
 )
+
+if TYPE_CHECKING:  # users pass the logger of their package
+    from lightning.pytorch.loggers import WandbLogger as LightningWandbLogger
+
+    AnyWandbLogger: TypeAlias = WandbLogger | LightningWandbLogger
+else:
+    AnyWandbLogger = object
 
 Summary: TypeAlias = dict[str, Any]
 Kind = TypeVar("Kind")
@@ -77,14 +84,14 @@ class WandbReportMixin(CallbackMixin):
         >>> logger = WandbLogger(project="quality", offline=True)
         >>> callbacks = [RewardCheckpoint("score/quality"), WandbReport(logger)]
         >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
-        Weights & Biases: wandb sync wandb/offline-run-*-...
+        Weights & Biases: wandb sync wandb/offline-run-*-...*
         >>> logger.experiment.summary["selected/step"]
         128
     """
 
-    def __init__(self, logger: WandbLogger | None = None, log_adapter: bool = True) -> None:
+    def __init__(self, logger: AnyWandbLogger | None = None, log_adapter: bool = True) -> None:
         super().__init__()
-        self.logger = logger
+        self.logger = cast("WandbLogger | None", logger)
         self.log_adapter = log_adapter
         self.run_id = ""
         self.best: dict[str, tuple[float, int]] = {}
@@ -122,12 +129,11 @@ class WandbReportMixin(CallbackMixin):
         """Start or continue the run, now that the checkpoint to resume from has been read."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        logger = self.logger
-        if logger is not None and logger not in trainer.loggers:
-            prepare_wandb_run(logger, self.run_id if logger.version is None else "")
-            trainer.loggers = [*trainer.loggers, logger]
+        if self.logger is not None and self.logger not in trainer.loggers:
+            prepare_wandb_run(self.logger, self.run_id)
+            trainer.loggers = [*trainer.loggers, self.logger]
         if trainer.is_global_zero:
-            self._start(trainer)
+            self._start(self._logger(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the best scores, and the summary up to the decisions of the last validation."""
@@ -156,25 +162,17 @@ class WandbReportMixin(CallbackMixin):
         run.summary.update(_report(trainer))  # only now: before, the file is of an earlier run
         if self.log_adapter:
             self._log_adapter(trainer, run)
-        if self.logger is not None and run.offline and not run.settings.silent:
-            folders = Path(run.dir).parents[1] / f"offline-run-*-{run.id}"
+        if self.logger is not None and run.offline:
+            folders = Path(run.dir).parents[1] / f"offline-run-*-{run.id}*"
             print(f"Weights & Biases: wandb sync {os.path.relpath(folders)}")
 
     def _logger(self, trainer: Trainer) -> WandbLogger:
         return wandb_loggers(trainer)[0] if self.logger is None else self.logger
 
-    def _start(self, trainer: Trainer) -> None:
-        logger = self._logger(trainer)
-        if self.logger is not None:
-            Path(logger.save_dir or ".").mkdir(parents=True, exist_ok=True)
-            if is_offline(logger) or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
-                # Its lines of information are tips; warnings and errors are still shown. The logger
-                # sets this variable, too, but after the setup, of which wandb would warn.
-                os.environ["WANDB_MODE"] = "dryrun"
-                wandb = import_extra("wandb", "WandbReport")
-                wandb.setup(settings=wandb.Settings(show_info=False))
+    def _start(self, logger: WandbLogger) -> None:
+        Path(logger.save_dir or ".").mkdir(parents=True, exist_ok=True)  # else wandb warns
         run = logger.experiment
-        if self.run_id not in ("", run.id):
+        if self.logger is None and self.run_id not in ("", run.id):
             rank_zero_warn(
                 f"the checkpoint belongs to the Weights & Biases run {self.run_id}, but this "
                 f"training logs to the run {run.id}: to continue the former, give the WandbLogger "

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wandb_runs import read_runs
 
 from ctrlreward import Samples
 
@@ -112,3 +113,13 @@ def test_all_ranks_share_reward_statistics_and_kl_coefficient(seen) -> None:
     expected = {"count": 12, "mean": np.mean(rewards), "squares": squares, "kl_coef": 1.0}
     assert seen[0]["shaped"] == pytest.approx(expected)
     assert seen[1]["shaped"] == seen[0]["shaped"]
+
+
+def test_rank_zero_alone_reports_to_weights_and_biases(seen, folder: Path) -> None:
+    (run,) = read_runs(folder / "reported")
+    assert [rank["reported"]["run_id"] for rank in seen] == [run.id, ""]
+    assert [rank["reported"]["best"] for rank in seen] == [
+        {"score/v": [0.5, 2], "score/fail_rate": [0.0, 1]},
+        {},
+    ]
+    assert run.curve("score/scored_step", "score/v") == {1: 0.25, 2: 0.5}

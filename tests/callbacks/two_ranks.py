@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import wandb
 from lightning_choice import (
     GenerationScorer,
     ParetoCheckpoint,
@@ -19,6 +20,8 @@ from lightning_choice import (
     RewardCheckpoint,
     RewardEarlyStopping,
     RewardShaping,
+    WandbLogger,
+    WandbReport,
     pl,
 )
 
@@ -127,22 +130,32 @@ class Shaped(Tuned):
 
 def run_shaped() -> dict[str, object]:
     shaping = RewardShaping(normalise=True, kl_target=0.5)
-    bare_trainer(shaping, max_steps=3).fit(Shaped())
+    bare_trainer([shaping], max_steps=3).fit(Shaped())
     return shaping.state_dict()
 
 
 def run_guarded() -> dict[str, object]:
     guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
-    trainer = bare_trainer(guard, max_steps=8)
+    trainer = bare_trainer([guard], max_steps=8)
     trainer.fit(Gamed())
     return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
 
 
-def bare_trainer(callback: pl.Callback, max_steps: int) -> pl.Trainer:
+def run_reported(folder: Path) -> dict[str, object]:
+    """Train with a scorer, which logs a table, and report to an offline run."""
+    scorer = shared.Curve([0.0, 0.25, 0.5])
+    watch = GenerationScorer({"v": scorer["value"]}, Samples(texts=["p0", "p1"]))
+    report = WandbReport(WandbLogger(save_dir=folder, offline=True))
+    bare_trainer([report, watch], max_steps=2).fit(Tuned())
+    return {"run_id": report.run_id, "best": report.best}
+
+
+def bare_trainer(callbacks: list[pl.Callback], max_steps: int) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
-        callbacks=[callback],
+        callbacks=callbacks,
         check_val_every_n_epoch=None,
+        default_root_dir=sys.argv[1],
         devices=2,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -209,6 +222,7 @@ def run_all(rank: int) -> None:
     seen = {
         "shaped": run_shaped(),
         "guarded": run_guarded(),
+        "reported": run_reported(Path(sys.argv[1]) / "reported"),
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
         "uneven": run(
             "uneven", Uneven(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25]), ("uneven", "max")
@@ -221,6 +235,7 @@ def run_all(rank: int) -> None:
     }
     path = Path(sys.argv[1]) / f"rank{rank}.json"
     path.write_text(json.dumps(seen))
+    wandb.teardown()
     torch.distributed.destroy_process_group()
 
 

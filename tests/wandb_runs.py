@@ -1,0 +1,89 @@
+"""Offline runs of Weights & Biases, read back from their `.wandb` files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import wandb
+from wandb.proto import wandb_internal_pb2
+
+from ctrlreward.commands.formats.wandb_file import _records
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """Records of one folder `offline-run-<time>-<id>`."""
+
+    folder: Path
+    records: list[wandb_internal_pb2.Record]
+
+    @property
+    def start(self) -> wandb_internal_pb2.RunRecord:
+        (record,) = self.of("run")
+        return record
+
+    @property
+    def id(self) -> str:
+        return self.start.run_id
+
+    def of(self, kind: str) -> Iterator[Any]:
+        """Yield the records of a kind: "metric", "history", "artifact", "alert", …"""
+        return (getattr(r, kind) for r in self.records if r.WhichOneof("record_type") == kind)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Logged rows; a table is a mapping."""
+        rows = []
+        for record in self.of("history"):
+            row: dict[str, Any] = {}
+            for item in record.item:
+                put(row, item)
+            rows.append(row)
+        return rows
+
+    def curve(self, x: str, y: str) -> dict[float, float]:
+        """Return the curve that the run's page draws."""
+        return {row[x]: row[y] for row in self.rows if y in row}
+
+    @property
+    def definitions(self) -> dict[str, Any]:
+        """Definition of each metric; globs by their pattern."""
+        return {record.name or record.glob_name: record for record in self.of("metric")}
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = {}
+        for record in self.of("summary"):
+            for item in record.update:
+                put(summary, item)
+        return summary
+
+    def models(self) -> list[Any]:
+        """Artifacts of type `model`; tables are artifacts too."""
+        return [record for record in self.of("artifact") if record.type == "model"]
+
+    def table(self, row: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """Return `columns` and `data` of a table of a row."""
+        table: dict[str, Any] = json.loads((self.folder / "files" / row[key]["path"]).read_text())
+        return table
+
+
+def put(into: dict[str, Any], item: Any) -> None:
+    *parents, last = tuple(item.nested_key) or (item.key,)
+    for parent in parents:
+        into = into.setdefault(parent, {})
+    into[last] = json.loads(item.value_json)
+
+
+def read_runs(folder: Path) -> list[OfflineRun]:
+    """Finish all runs and return those of a folder, oldest first."""
+    wandb.finish()
+    wandb.teardown()  # waits until the service has written the files
+    parse = wandb_internal_pb2.Record.FromString
+    files = folder.glob("wandb/offline-run-*/*.wandb")
+    runs = [OfflineRun(file.parent, list(map(parse, _records(file)))) for file in files]
+    return sorted(runs, key=lambda run: run.start.start_time.ToNanoseconds())
