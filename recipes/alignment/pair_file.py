@@ -12,6 +12,7 @@ from typing import Any
 from filelock import FileLock
 
 from ctrlreward.files import JsonLog
+from ctrlreward.progress import track
 from ctrlreward.recipes.alignment.labelled_pairs import (
     AlignmentPair,
     as_template,
@@ -104,10 +105,12 @@ class PairFile:
             if not starts:  # another process built it in the meantime
                 return
             filler, paraphrase = self._load_filler(), self._load_paraphraser()
-            for start in starts:
-                indices = range(start, min(start + self.chunk_size, len(texts)))
-                pairs = self._make_pairs(texts, indices, filler, paraphrase)
-                log.append({"texts": len(indices), "pairs": [pair._asdict() for pair in pairs]})
+            with track("labelled pairs", len(texts), done=starts[0]) as advance:
+                for start in starts:
+                    indices = range(start, min(start + self.chunk_size, len(texts)))
+                    pairs = self._make_pairs(texts, indices, filler, paraphrase)
+                    log.append({"texts": len(indices), "pairs": [pair._asdict() for pair in pairs]})
+                    advance(len(indices))
 
     def _identity(self, texts: Sequence[str]) -> dict[str, Any]:
         """Return the settings that a resumed build must share."""
