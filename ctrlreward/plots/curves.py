@@ -135,11 +135,11 @@ def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], name: str)
 
 
 def _draw_judge(panel: Any, judge: Mapping[str, Any], name: str) -> None:
-    """Draw a judge before and after training, with the interval of the difference at the end."""
+    """Draw a judge before and after training; the legend has the difference and its interval."""
     before, after = (_number(judge[key]) for key in ("before", "after"))
-    panel.plot([0, 1], [before, after], color=SECOND, marker="o", markersize=4.5)
-    ends = [before + _number(end) for end in judge["difference_ci95"]]
-    panel.plot([1, 1], ends, color=SECOND, linewidth=5, alpha=0.3, label="95 % of the difference")
+    low, high = map(_number, judge["difference_ci95"])
+    label = f"{after - before:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+    panel.plot([0, 1], [before, after], color=SECOND, marker="o", markersize=4.5, label=label)
     panel.set_xlim(-0.4, 1.4)
     panel.set_xticks([0, 1], ["before", "after"])
     finish_panel(panel, f"judge: {name.replace('_', ' ')}", "", legend=True)

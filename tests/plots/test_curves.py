@@ -35,22 +35,22 @@ def test_any_number_of_scores_and_judges_gets_its_panels(
     assert height == pytest.approx(math.ceil((scores + judges + 2) / 3) * 416, abs=2)
 
 
-def test_a_judge_is_drawn_before_and_after_with_the_interval(
+def test_a_judge_is_drawn_before_and_after_with_its_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines: list[tuple[list[float], list[float]]] = []
+    lines: list[tuple[list[float], list[float], object]] = []
     plot = Axes.plot
 
     def spy(self: Axes, x: list[float], y: list[float], **options: object) -> object:
-        lines.append((list(x), list(y)))
+        lines.append((list(x), list(y), options.get("label")))
         return plot(self, x, y, **options)
 
     monkeypatch.setattr(Axes, "plot", spy)
     judge = {"before": 0.6, "after": 0.9, "difference_ci95": [0.2, 0.35]}
     report = {"before": {}, "after": {}, "judges": {"sentiment_auc": judge}}
     draw_curves([], report, tmp_path / "c.png")
-    assert lines[0] == ([0, 1], [0.6, 0.9])
-    assert lines[1] == ([1, 1], pytest.approx([0.8, 0.95]))
+    difference = "+0.300 (95 % interval +0.200 to +0.350)"
+    assert lines[0] == ([0, 1], [0.6, 0.9], difference)
 
 
 def test_the_moving_average_of_a_constant_is_the_constant() -> None:
