@@ -170,9 +170,8 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.global_step == 0:
             self.seconds["start"] = time.perf_counter() - self._created
             self._measure(trainer, pl_module, "before")
-        else:  # fail now rather than after training; score what an older version did not
-            folder = Path(trainer.default_root_dir)
-            on_rank_zero(lambda: [self._scored(folder, n) for n in ("before", *self.others)])
+        else:
+            on_rank_zero(lambda: self._check_files(Path(trainer.default_root_dir)))
         self._mark = time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -242,6 +241,11 @@ class BeforeAfterMixin(CallbackMixin):
             write_scored_samples(path, texts, scores)
         return texts, scores
 
+    def _check_files(self, folder: Path) -> None:
+        """Fail before a resumed training rather than after it, if texts are absent."""
+        for name in ("before", *self.others):
+            self._scored(folder, name)
+
     def _write_summary(self, trainer: Trainer) -> None:
         folder = Path(trainer.default_root_dir)
         sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
@@ -263,16 +267,10 @@ class BeforeAfterMixin(CallbackMixin):
                 draw_curves(history, summary, folder / "curves.png")
             except ImportError as error:  # without matplotlib the run still counts
                 log.warning("%s", error)
-        print(self._text_pairs(sets["before"], sets["after"]), console_table(summary), sep="\n\n")
-
-    def _text_pairs(self, before: ScoredTexts, after: ScoredTexts) -> str:
-        """Return the pairs of texts to read, with the score of the first judge if there is one."""
-        key = shown = next(iter(self.scores))
-        if self.judges:
-            key = next(iter(self.judges))
-            shown = self.judges[key].score.name
-        (untuned, first), (selected, second) = before, after
-        return text_pairs(shown, (untuned, first[key]), (selected, second[key]))
+        key = next(iter(self.judges or self.scores))
+        shown = self.judges[key].score.name if self.judges else key
+        pair = [(each, scores[key]) for each, scores in (sets["before"], sets["after"])]
+        print(text_pairs(shown, *pair), console_table(summary), sep="\n\n")
 
 
 def _selected_checkpoint(trainer: Trainer) -> str:
