@@ -38,9 +38,9 @@ class GenerationScorerMixin(CallbackMixin):
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
     `<name>/fail_rate`, the share of samples with a NaN score. All texts with their scores go to
-    `<log dir>/samples/<name>/step=000123.jsonl`, and some of them to a Weights & Biases table if
-    the trainer has such a logger. Every validation uses the same seed, and the random state of
-    training is restored afterwards.
+    `<log dir>/samples/<name>/step=000123.jsonl`. If the trainer has a Weights & Biases logger, some
+    of them go to a table, and the curves are drawn over that step. Every validation uses the same
+    seed, and the random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
     and all ranks log the same values. The sanity check is skipped. `fast_dev_run` scores two

@@ -35,8 +35,9 @@ class ProxyGuardMixin(CallbackMixin):
     `window` ones for a rise of the proxy and a decline of the held-out metric, each beyond the
     drift of a random walk (`ctrlreward.selection.AlarmRule`, `ctrlreward.functional.trend`). It
     logs `<name>/p_value`, the larger of the two p-values, and `<name>/alarm`, 1 if that is at most
-    `level`, else 0. A warning is printed when an alarm begins. At the default level, the 8th scored
-    validation is the first that can raise an alarm.
+    `level`, else 0. When an alarm begins, a warning is printed, and the trainer's Weights & Biases
+    runs get an alert. At the default level, the 8th scored validation is the first that can raise
+    an alarm.
 
     A metric can come from a `GenerationScorer` listed before this callback, from
     `validation_step`, or from training (the last value counts, so log a mean over enough samples).

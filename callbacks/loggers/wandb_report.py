@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -11,6 +13,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
+from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.lightning_internals import prepare_wandb_run
 from ctrlreward.callbacks.loggers.wandb_rows import wandb_loggers
 from ctrlreward.callbacks.monitoring import is_fitting
@@ -44,7 +47,8 @@ class WandbReportMixin(CallbackMixin):
     - `best/<score>`: best mean of each score of a `GenerationScorer`, with its `step`;
     - `selected/step`, `selected/<monitor>`, `selected/constraints`, `selected/constraints_met`: the
       choice of the first `RewardCheckpoint` or `ParetoCheckpoint`;
-    - `stopped_by`, `stopped_because`: of `RewardEarlyStopping`;
+    - `stopped_by`, `stopped_because`: the cause, if `RewardEarlyStopping` or `ProxyGuard` stopped
+      training; `guard/alarm_step` if there was an alarm;
     - `report`: the content of the `summary.json` of `BeforeAfter`.
 
     When training ends, the adapter of the selected checkpoint becomes the artifact
@@ -95,15 +99,23 @@ class WandbReportMixin(CallbackMixin):
         self.log_adapter = log_adapter
         self.run_id = ""
         self.best: dict[str, tuple[float, int]] = {}
+        self._wandb_run: Any = None  # on rank 0, from the start of training
+        self._rows = 0
         self._logged_adapter = ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the id of the run, and the best scores with their steps."""
-        return {"run_id": self.run_id, "best": {key: list(self.best[key]) for key in self.best}}
+        """Return id and number of rows of the run, and the best scores with their steps."""
+        run = self._wandb_run
+        rows = self._rows if run is None else run.step
+        return {
+            "run_id": self.run_id,
+            "rows": rows,
+            "best": {k: [*v] for k, v in self.best.items()},
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the id and the best scores."""
-        self.run_id = state_dict["run_id"]
+        """Restore the state."""
+        self.run_id, self._rows = state_dict["run_id"], state_dict["rows"]
         self.best = {key: (value, step) for key, (value, step) in state_dict["best"].items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -137,13 +149,14 @@ class WandbReportMixin(CallbackMixin):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the best scores, and the summary up to the decisions of the last validation."""
-        if not self.run_id or not is_fitting(trainer):
+        if self._wandb_run is None or not is_fitting(trainer):
             return
         for scorer in _callbacks(trainer, GenerationScorerMixin):
             for key, spec in scorer.specs.items() if scorer.fresh else ():
                 value = trainer.callback_metrics[key].item()
                 sign = 1.0 if spec.higher_is_better else -1.0
-                if key not in self.best or sign * value > sign * self.best[key][0]:
+                before, _ = self.best.get(key, (-sign * math.inf, -1))
+                if sign * value > sign * before:  # never with NaN
                     self.best[key] = value, scorer.last_scored_step
         self._write_summary(trainer)
 
@@ -155,10 +168,10 @@ class WandbReportMixin(CallbackMixin):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the summary and log the adapter, after all other callbacks have finished."""
-        if stage != "fit" or not self.run_id:
+        run = self._wandb_run
+        if stage != "fit" or run is None:
             return
         self._write_summary(trainer)
-        run = self._logger(trainer).experiment
         run.summary.update(_report(trainer))  # only now: before, the file is of an earlier run
         if self.log_adapter:
             self._log_adapter(trainer, run)
@@ -178,16 +191,18 @@ class WandbReportMixin(CallbackMixin):
                 f"training logs to the run {run.id}: to continue the former, give the WandbLogger "
                 f"to WandbReport instead of to the trainer, or WandbLogger(id={self.run_id!r})"
             )
-        self.run_id = run.id
+        if run.offline and run.id == self.run_id and run.step < self._rows:
+            run.log({}, step=self._rows)  # number the rows from here; online, the server does it
+        self.run_id, self._wandb_run = run.id, run
         # As Lightning does, but not for a run that was started without it, such as in a sweep.
         run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
 
     def _write_summary(self, trainer: Trainer) -> None:
-        if not self.run_id:  # another rank, or no run yet
+        if self._wandb_run is None:
             return
         best = {f"best/{k}": {"value": value, "step": s} for k, (value, s) in self.best.items()}
         summary = {**best, **_selected(trainer), **_stopped(trainer)}
-        self._logger(trainer).experiment.summary.update(summary)
+        self._wandb_run.summary.update(summary)
 
     def _log_adapter(self, trainer: Trainer, run: Any) -> None:
         """Log the adapter of the selected checkpoint, if this process has not logged the same."""
@@ -197,7 +212,8 @@ class WandbReportMixin(CallbackMixin):
         wandb = import_extra("wandb", "WandbReport")
         folder = Path(checkpoint.best_adapter_path)
         metadata = {**_selected(trainer), **_base_model(folder)}
-        artifact = wandb.Artifact(f"adapter-{run.id}", type="model", metadata=metadata)
+        name = re.sub(r"[^\w.-]", "-", f"adapter-{run.id}", flags=re.ASCII)  # others are refused
+        artifact = wandb.Artifact(name, type="model", metadata=metadata)
         artifact.add_dir(str(folder))
         if artifact.digest != self._logged_adapter:
             run.log_artifact(artifact, aliases=["best", f"step-{checkpoint.selected_step}"])
@@ -232,11 +248,18 @@ def _selected(trainer: Trainer) -> Summary:
 
 
 def _stopped(trainer: Trainer) -> Summary:
+    """Return why training was stopped early, and the first alarm of each `ProxyGuard`."""
+    stopped: Summary = {}
+    for guard in _callbacks(trainer, ProxyGuardMixin):
+        if guard.alarm_step >= 0:
+            stopped[f"{guard.name}/alarm_step"] = guard.alarm_step
+        if guard.stop and guard.alarm:
+            stopped |= {"stopped_by": guard.name, "stopped_because": "possible reward hacking"}
     for stopper in _callbacks(trainer, RewardEarlyStoppingMixin):
         if stopper.stopped_by:
             reason = stopper.stopping_reason_message
-            return {"stopped_by": stopper.stopped_by, "stopped_because": reason}
-    return {}
+            stopped |= {"stopped_by": stopper.stopped_by, "stopped_because": reason}
+    return stopped
 
 
 def _report(trainer: Trainer) -> Summary:

@@ -56,7 +56,7 @@ def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: st
     """
     for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
         step = wandb_key(logger, step_key)
-        logger.experiment.define_metric(step, hidden=True, summary="last")
+        logger.experiment.define_metric(step, hidden=True)
         for key, spec in specs.items():
             best = "max" if spec.higher_is_better else "min"
             name = wandb_key(logger, key)

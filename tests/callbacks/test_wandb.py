@@ -146,7 +146,7 @@ def test_the_summary_has_best_scores_and_the_selection(
     fit(
         tuned(),
         [
-            WandbReport(report().logger),
+            report(),
             GenerationScorer(scores, held_out),
             RewardEarlyStopping("score/v", patience=3),
             RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds),
@@ -169,7 +169,7 @@ def test_the_summary_has_best_scores_and_the_selection(
 def test_a_run_that_meets_no_constraint_logs_no_adapter(
     fit: Fit, tuned, curve, held_out, report, tmp_path
 ) -> None:
-    scores = {"v": curve(VALUES)["value"]}
+    scores = {"v": curve([0.0, float("nan"), 0.5])["value"]}
     bounds = {"score/v": (0.9, None)}
     keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds)
     fit(tuned(), [GenerationScorer(scores, held_out), keeper, report()], max_steps=2)
@@ -225,7 +225,13 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_pa
     guard = ProxyGuard("proxy", "held_out", window=4, level=0.125)
     with pytest.warns(UserWarning, match="ProxyGuard at step 4"):
         fit(Gamed(), [guard, report()], max_steps=len(held_out))
-    alerts = list(only_run(tmp_path).of("alert"))
+    wandb.finish()
+    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
+    fit(Gamed(), [guard, report()], max_steps=len(held_out))
+    run, stopped = read_runs(tmp_path)
+    assert [one.summary["guard/alarm_step"] for one in (run, stopped)] == begins[:1] * 2
+    assert [one.summary.get("stopped_by") for one in (run, stopped)] == [None, "guard"]
+    alerts = list(run.of("alert"))
     assert [alert.text.split(":")[0] for alert in alerts] == [
         f"ProxyGuard at step {step}" for step in begins
     ]
@@ -308,6 +314,10 @@ def test_a_resumed_training_continues_its_run(
     assert first.curve(x, y) == {step: VALUES[step] for step in (1, 2, 3, 4)}
     assert second.curve(x, y) == {step: VALUES[step] for step in (5, 6)}
     assert second.summary["best/score/v"] == {"value": 0.75, "step": 3}  # of the first part
+    (before,), (after,) = first.models(), second.models()
+    assert (before.name, before.digest) == (after.name, after.digest)  # the same version in W&B
+    numbers = [row["_step"] for run in (first, second) for row in run.rows]
+    assert numbers == list(range(len(numbers)))  # rows of one run have numbers of their own
 
 
 def test_an_id_given_to_the_logger_has_priority(
@@ -316,10 +326,10 @@ def test_an_id_given_to_the_logger_has_priority(
     keeper = pl.callbacks.ModelCheckpoint(dirpath=tmp_path / "kept", save_last=True)
     fit(tuned(), [report(), keeper], max_steps=2)
     wandb.finish()
-    mine = WandbReport(WandbLogger(save_dir=tmp_path, offline=True, id="mine"))
+    mine = WandbReport(WandbLogger(save_dir=tmp_path, offline=True, id="my run"))
     fit(tuned(), [mine], max_steps=3, ckpt_path=tmp_path / "kept" / "last.ckpt")
     _, second = read_runs(tmp_path)
-    assert second.id == mine.run_id == "mine"
+    assert second.id == mine.run_id == "my run"
 
 
 def test_a_logger_of_the_trainer_is_used_and_its_new_run_named(
