@@ -269,8 +269,10 @@ class BeforeAfterMixin(CallbackMixin):
                 log.warning("%s", error)
         key = next(iter(self.judges or self.scores))
         shown = self.judges[key].score.name if self.judges else key
-        pair = [(each, scores[key]) for each, scores in (sets["before"], sets["after"])]
-        print(text_pairs(shown, *pair), console_table(summary), sep="\n\n")
+        untuned, selected = (
+            (each, scores[key]) for each, scores in (sets["before"], sets["after"])
+        )
+        print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n")
 
 
 def _selected_checkpoint(trainer: Trainer) -> str:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ctrlreward.arguments import some_of
 from ctrlreward.engine.requests import Requests
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
+
+AspectName: TypeAlias = Literal["polarity", "accuracy"]
+
+SPECS: Mapping[AspectName, ScoreSpec] = {
+    "polarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0)),
+    "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
+}
 
 # Texts of less polarity than this are neutral, the threshold of the VADER paper.
 _NEUTRAL = 0.05
@@ -31,6 +39,7 @@ class LexiconSentiment(Scorer):
       size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
 
     Args:
+        aspects: The scores to compute, one or both.
         labels: Names of the negative and of the positive label.
 
     Examples:
@@ -41,7 +50,12 @@ class LexiconSentiment(Scorer):
         array([1., 0.])
     """
 
-    def __init__(self, labels: Sequence[str] = ("negative", "positive")) -> None:
+    def __init__(
+        self,
+        aspects: AspectName | Sequence[AspectName] = ("polarity", "accuracy"),
+        labels: Sequence[str] = ("negative", "positive"),
+    ) -> None:
+        self.aspects = some_of("aspects", aspects, SPECS)
         if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
             raise ValueError(
                 f"labels = {labels!r}: give the names of the negative and of the positive label"
@@ -50,16 +64,13 @@ class LexiconSentiment(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of polarity and decision."""
-        return {
-            "polarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0)),
-            "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
-        }
+        """Direction and range of the chosen scores."""
+        return {aspect: SPECS[aspect] for aspect in self.aspects}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`labels`, the targets, for the accuracy."""
-        wanted = names is None or "accuracy" in names
-        return {"labels": "LexiconSentiment accuracy"} if wanted else {}
+        aspects = self.aspects if names is None else names
+        return {"labels": "LexiconSentiment accuracy"} if "accuracy" in aspects else {}
 
     @cached_property
     def analyzer(self) -> Any:
@@ -77,7 +88,7 @@ class LexiconSentiment(Scorer):
     def requests(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
-        """Return both scores, or those in `names`, each float64 of shape (n,).
+        """Return the chosen scores, or those of them in `names`, each float64 of shape (n,).
 
         NaN, with a warning, for an empty text.
 
@@ -86,8 +97,8 @@ class LexiconSentiment(Scorer):
             ImportError: The package is not installed.
         """
         yield from ()  # no model
-        wanted = self.specs if names is None else names
-        signs = self._signs(samples) if "accuracy" in wanted else None
+        aspects = self.aspects if names is None else names
+        signs = self._signs(samples) if "accuracy" in aspects else None
         kept = nonempty("polarity", texts=samples.texts)
         compound = [self.analyzer.polarity_scores(samples.texts[i])["compound"] for i in kept]
         polarity = scatter(compound, kept, len(samples))
@@ -95,7 +106,7 @@ class LexiconSentiment(Scorer):
         if signs is not None:
             agrees = np.where(polarity * signs >= _NEUTRAL, 1.0, 0.0)
             scores["accuracy"] = np.where(np.isnan(polarity), np.nan, agrees)
-        return scores
+        return {aspect: scores[aspect] for aspect in self.aspects if aspect in scores}
 
     def _signs(self, samples: Samples) -> Scores:
         """Return -1 for the negative label and 1 for the positive one, shape (n,)."""

@@ -43,7 +43,13 @@ def test_accuracy_is_agreement_with_the_label_and_neutral_is_wrong() -> None:
     positive, negative = (scorer["accuracy"](TEXTS, labels=x) for x in ("positive", "negative"))
     assert positive.tolist() == [0, 0, 0, 1, 1]
     assert negative.tolist() == [1, 1, 0, 0, 0]
-    assert LexiconSentiment(["-", "+"])["accuracy"](TEXTS, labels="+").tolist() == [0, 0, 0, 1, 1]
+    assert LexiconSentiment(labels=["-", "+"])["accuracy"](TEXTS, labels="+").tolist() == [
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
 
 
 def test_polarity_needs_no_labels_and_accuracy_does() -> None:
@@ -54,6 +60,15 @@ def test_polarity_needs_no_labels_and_accuracy_does() -> None:
     with pytest.raises(MissingColumn, match="LexiconSentiment accuracy needs the column 'labels'"):
         score(both, Samples(TEXTS))
     assert set(score(both, Samples(TEXTS, labels=["negative"] * 5))) == {"p", "a"}
+
+
+def test_polarity_alone_is_a_scorer_with_a_single_score() -> None:
+    scorer = LexiconSentiment("polarity")
+    assert list(scorer.specs) == ["polarity"]
+    assert list(scorer.score(TEXTS)) == ["polarity"]
+    assert list(LexiconSentiment("accuracy").score(TEXTS, labels="positive")) == ["accuracy"]
+    with pytest.raises(ValueError, match="aspects"):
+        LexiconSentiment("subjectivity")
 
 
 def test_an_empty_text_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -69,7 +84,7 @@ def test_bad_labels() -> None:
         LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
     for labels in (["positive"], "ab", ["a", "a"]):
         with pytest.raises(ValueError, match="give the names of the negative and of the positive"):
-            LexiconSentiment(labels)
+            LexiconSentiment(labels=labels)
 
 
 def test_without_the_package_the_error_has_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
