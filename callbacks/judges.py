@@ -31,7 +31,8 @@ class Mean:
     score: Component
 
     def check(self, samples: Samples) -> None:
-        """Accept all samples: a mean needs no label."""
+        """Raise a ValueError unless the samples have two groups, which an interval needs."""
+        _check_groups(samples)
 
     def value(self, scores: Scores, samples: Samples) -> float:
         """Return the mean of n scores, NaN (failed samples) left out; NaN if there are none."""
@@ -83,7 +84,8 @@ class AUC:
         return as_component("component", self.component)
 
     def check(self, samples: Samples) -> None:
-        """Raise a ValueError unless the samples have the label `positive` and another one."""
+        """Raise a ValueError unless the samples have two groups, `positive` and another label."""
+        _check_groups(samples)
         labels = dict.fromkeys(samples.require("labels", "AUC"))
         if self.positive not in labels or len(labels) < 2:
             raise ValueError(
@@ -190,6 +192,15 @@ def comparison(
 
 def _are_valid(scores: Scores) -> bool:
     return not np.isnan(scores).all() and not np.isinf(scores).any()
+
+
+def _check_groups(samples: Samples) -> None:
+    groups = _groups(samples)
+    if len(set(groups)) < 2:
+        raise ValueError(
+            f"the samples of BeforeAfter are of {len(set(groups))} group, and its intervals draw "
+            "whole groups: give prompts of two or more"
+        )
 
 
 def _groups(samples: Samples) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import torch
 
 from ctrlreward.arguments import positive
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
-from ctrlreward.callbacks.judges import AUC, comparison, judges_by_name
+from ctrlreward.callbacks.judges import AUC, Mean, comparison, judges_by_name
 from ctrlreward.callbacks.logged_scores import components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.report_text import console_table, text_pairs
@@ -83,7 +83,8 @@ class BeforeAfterMixin(CallbackMixin):
     Raises:
         TypeError: A value of `scores` or `judges` is not a score.
         ValueError: There are no scores, a name is reserved, or `others` has a different number of
-            texts than `samples`. In `setup`: the samples lack a column or label of a judge.
+            texts than `samples`. In `setup`: the samples are of one group, or lack a
+            column or label of a judge.
         MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`.
 
     Examples:
@@ -154,11 +155,11 @@ class BeforeAfterMixin(CallbackMixin):
         self.seconds = dict(state_dict["seconds"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise if the trainer has no `RewardCheckpoint`, or the samples lack a column or label."""
+        """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
         for samples in (self.samples, *self.others.values()):
             check_columns(self._components(), samples)
-        for judge in self.judges.values():
+        for judge in (Mean(next(iter(self.scores.values()))), *self.judges.values()):
             judge.check(self.samples)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             _checkpoint_callback(trainer)

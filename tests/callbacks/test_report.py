@@ -416,6 +416,15 @@ def test_labels_are_checked_before_training(
     assert module.calls == []
 
 
+def test_one_group_is_refused_before_training(fit, counter, curve, held_out) -> None:
+    scores = {"v": curve(VALUES)["value"]}
+    report = BeforeAfter(scores, TEST.replace(groups=["a"] * 4))
+    module = counter()
+    with pytest.raises(ValueError, match="are of 1 group, and its intervals draw whole groups"):
+        fit(module, [GenerationScorer(scores, held_out), RewardCheckpoint("score/v"), report])
+    assert module.calls == []
+
+
 def test_an_auc_needs_one_score() -> None:
     with pytest.raises(ValueError, match="component is a LexiconSentiment with 2 scores"):
         AUC(LexiconSentiment(), "positive")
