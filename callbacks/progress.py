@@ -69,7 +69,7 @@ class RewardProgressBarMixin(CallbackMixin):
         super().setup(trainer, pl_module, stage)  # disables this bar on other ranks
         self._close()
         if self._enabled:
-            self._run = _Run(trainer, "start" if stage == "fit" else stage)
+            self._run = _Run(trainer, stage)
             self._display = self._shown.enter_context(show(self._run))
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,11 +83,13 @@ class RewardProgressBarMixin(CallbackMixin):
         if self._run and self._run.report and not trainer.global_step:
             self._enter("before")
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enter the phase of training."""
-        if self._run:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
+    ) -> None:
+        """Enter the phase of training; a run that resumes within an epoch does not start one."""
+        if self._run and not self._run.training:
             self._run.start_steps()
-        self._enter("training")
+            self._enter("training")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
@@ -97,7 +99,8 @@ class RewardProgressBarMixin(CallbackMixin):
             self._run.measure()
             if self._run.pace >= SECONDS_PER_LINE:
                 self._display.announce()
-            self._display.update()
+            else:
+                self._display.update()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase."""
@@ -121,7 +124,9 @@ class RewardProgressBarMixin(CallbackMixin):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Tell where the run was interrupted."""
-        self._end(f"{type(exception).__name__}")
+        if self._run and self._run.fits:
+            self._end(type(exception).__name__)
+        self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell why a fit ended, and after how many steps."""
@@ -151,9 +156,10 @@ class _Run:
     Metrics are read in hooks of the trainer only; a terminal calls `text` from another thread.
     """
 
-    def __init__(self, trainer: Trainer, title: str) -> None:
-        self.title = title
+    def __init__(self, trainer: Trainer, stage: str) -> None:
+        self.title = {"fit": "start", "validate": "validation"}.get(stage, stage)
         self.trainer = trainer
+        self.fits = stage == "fit"
         reports = [c for c in _callbacks(trainer) if isinstance(c, BeforeAfterMixin)]
         trial = trainer.fast_dev_run  # type: ignore[attr-defined]
         self.report = reports[0] if reports and not trial else None
@@ -164,7 +170,7 @@ class _Run:
         self._measured = 0.0
         self.pace = 0.0  # seconds per step; 0 before the first
         self._total = float("inf")
-        self._bound = "at most "
+        self._bound = "" if math.isinf(_seconds_allowed(trainer)) else "at most "
         self._metrics: dict[str, float] = {}
 
     @property
@@ -176,7 +182,7 @@ class _Run:
 
     def text(self) -> str:
         """Return step, metrics and time left."""
-        if self.title in ("validate", "test", "predict"):
+        if not self.fits:
             return ""
         total = self._total if self.training or self.ended else _planned_steps(self.trainer)
         of = "" if math.isinf(total) else f" of {self._bound}{total:,.0f}"
@@ -189,11 +195,10 @@ class _Run:
         return f"at step {self.trainer.global_step:,} after {seconds}"
 
     def start_steps(self) -> None:
-        """Start the clock of training, once."""
-        if not self.training:
-            self.training = True
-            self._first = (time.monotonic(), self.trainer.global_step)
-            self._total = _planned_steps(self.trainer)
+        """Start the clock of training."""
+        self.training = True
+        self._first = (time.monotonic(), self.trainer.global_step)
+        self._total = _planned_steps(self.trainer)
 
     def measure(self) -> None:
         """Read the metrics, and compute seconds per step and the number of steps."""

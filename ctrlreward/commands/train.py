@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import warnings
@@ -37,6 +38,16 @@ _KNOWN_WARNINGS = (
     ".*is_gradient_checkpointing.*",  # between transformers and Lightning
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
+
+# Beginnings of log messages of the same kind, by logger.
+_KNOWN_MESSAGES = {
+    "pytorch_lightning.utilities.rank_zero": (
+        "💡 Tip",  # advertises other packages
+        "GPU available: False",
+        "TPU available: False",
+    ),
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # nothing uses it
+}
 
 
 class TrainCLI(LightningCLI):
@@ -99,9 +110,7 @@ def run(arguments: list[str]) -> None:
         SystemExit: With status 2 after a wrong option, 143 after a SIGTERM, where Lightning alone
             would exit with 0.
     """
-    for message in _KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    transformers_logging.disable_progress_bar()  # models load in a second
+    _hide_known_messages()
     if not arguments:
         print(f"error: give a configuration: {_COMMAND} {_EXAMPLE}", file=sys.stderr)
         raise SystemExit(2)
@@ -115,3 +124,16 @@ def run(arguments: list[str]) -> None:
         cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
     except SIGTERMException as error:
         raise SystemExit(128 + signal.SIGTERM) from error
+
+
+def _hide_known_messages() -> None:
+    """Hide warnings, tips and bars that a user can do nothing about."""
+    for message in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in _KNOWN_MESSAGES:
+        logging.getLogger(name).addFilter(_is_news)
+    transformers_logging.disable_progress_bar()  # models load in a second
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_KNOWN_MESSAGES[record.name])

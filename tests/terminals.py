@@ -1,0 +1,52 @@
+"""Programs on a pseudo-terminal of 150 columns, and what its screen shows at the end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+from collections.abc import Sequence
+
+
+def in_terminal(command: Sequence[str], **variables: str) -> tuple[list[str], str]:
+    """Run a command with a terminal as its standard streams.
+
+    Returns:
+        The lines that are left on the screen, and all that was written there without the codes for
+        colours and the cursor.
+    """
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ.pop("CI", None)
+        os.environ |= {"TERM": "xterm", "COLUMNS": "150", "LINES": "40", **variables}
+        os.execvp(command[0], command)
+    pieces = []
+    while True:
+        try:
+            piece = os.read(terminal, 65536)
+        except OSError:  # the program has closed it
+            break
+        if not piece:
+            break
+        pieces.append(piece)
+    os.close(terminal)
+    _, status = os.waitpid(process, 0)
+    written = b"".join(pieces).decode()
+    assert status == 0, written
+    return _screen(written), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+
+
+def _screen(written: str) -> list[str]:
+    """Return the lines of the screen, by the codes that rich writes: rows up, and rows erased."""
+    rows, row = [""], 0
+    for code in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if code == "\n":
+            row += 1
+            rows += [""] * (row == len(rows))
+        elif code == "\x1b[2K":
+            rows[row] = ""
+        elif re.fullmatch(r"\x1b\[\d+A", code):
+            row -= int(code[2:-1])
+        elif code[0] not in "\x1b\r":
+            rows[row] += code
+    return [text.rstrip() for text in rows if text.strip()]

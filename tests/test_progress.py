@@ -1,0 +1,231 @@
+"""Progress of work in a log, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from terminals import in_terminal
+
+from ctrlreward import displays
+from ctrlreward.displays import Count, Phase
+from ctrlreward.engine.batching import run_batched, windows
+from ctrlreward.progress import part, phase, show, track
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Function that lets seconds pass, for displays only."""
+    clock = SimpleNamespace(now=1000.0)
+
+    def pass_seconds(seconds: float) -> None:
+        clock.now += seconds
+
+    stand_in = SimpleNamespace(monotonic=lambda: clock.now, strftime=lambda form: "12:00:00")
+    monkeypatch.setattr(displays, "time", stand_in)
+    return pass_seconds
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
+    """Function that returns the lines written since the last call, without the time of day."""
+
+    def read() -> list[str]:
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert re.fullmatch(r"(\d\d:\d\d:\d\d [^\r\x1b\n]+\n)*", printed.err)
+        return [line.split(" ", 1)[1] for line in printed.err.splitlines()]
+
+    return read
+
+
+# In a log
+
+
+def test_a_log_has_a_line_every_ten_seconds(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    with track("CTRLEval", 1500, done=300) as advance:
+        assert lines() == []
+        wait(9.5)
+        advance(95)
+        assert lines() == []
+        wait(10.5)  # 200 texts in 20 s: 1000 more take 100 s
+        advance(105)
+        assert lines() == ["CTRLEval: 500 of 1,500 texts, 10 texts/s, 1 min 40 s left"]
+        wait(5)
+        advance(500)
+        assert lines() == []
+        wait(5)
+        advance(500)
+        assert lines() == ["CTRLEval: 1,500 of 1,500 texts in 30 s"]
+    assert lines() == ["CTRLEval: 1,500 of 1,500 texts in 30 s"]
+
+
+def test_the_last_line_tells_where_work_was_interrupted(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    def count() -> None:
+        with track("counting", 2.5, "MB") as advance:
+            wait(20)
+            advance(1.0)
+            wait(5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        count()
+    assert lines() == [
+        "counting: 1.0 of 2.5 MB, 0.05 MB/s, 30 s left",
+        "counting: 1.0 of 2.5 MB, 0.04 MB/s, 38 s left",
+    ]
+
+
+def test_short_work_leaves_a_log_empty(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    with track("CTRLEval", 10) as advance:
+        wait(9)
+        advance(10)
+    with track("CTRLEval", 0):
+        pass
+    assert lines() == []
+
+
+def test_a_line_names_the_parts(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    with track("CTRLEval", 100):
+        for _ in windows(["text"] * 50):
+            wait(40)
+            run_batched([1] * 20, 1, lambda batch: wait(1) or batch, "tiny: 20 texts")
+    assert lines() == [
+        "CTRLEval: 0 of 100 texts, time left unknown | scoring: 0 of 50 texts, time left unknown"
+        f" | tiny: 20 texts: {rows}"
+        for rows in (
+            "0 of 20 rows, time left unknown",
+            "10 of 20 rows, 1 rows/s, 10 s left",
+            "20 of 20 rows in 20 s",
+        )
+    ] + ["CTRLEval: 0 of 100 texts, time left unknown"]
+
+
+def test_a_phase_is_announced_at_once_and_again_if_it_takes_a_second(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    run = Phase("training")
+    with show(run) as display:
+        for seconds in (0.5, 0.5, 3, 0.5, 0.5):
+            run.title = "training"
+            display.update()
+            wait(2)
+            run.title = "validation"
+            display.update()
+            wait(seconds)
+    expected = ["training", "validation", "training", "training", "training", "validation"]
+    assert lines() == [*expected, "training"]
+
+
+def test_phases_of_no_work_are_not_shown(lines: Callable[[], list[str]]) -> None:
+    with phase("generating 128 texts"), part("scoring", 10) as advance:
+        advance(10)
+    assert lines() == []
+
+
+def test_other_threads_show_nothing(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    def score() -> None:
+        with phase("scoring"), track("CTRLEval", 10) as advance:
+            wait(20)
+            advance(5)
+
+    with show(Phase("training")):
+        thread = threading.Thread(target=score)
+        thread.start()
+        thread.join()
+    assert lines() == ["training"]
+
+
+def test_a_generator_that_is_dropped_within_work_ends_its_part(
+    wait: Callable[[float], None], lines: Callable[[], list[str]]
+) -> None:
+    with track("CTRLEval", 100) as advance:
+        unfinished = windows(["text"] * 50)
+        next(unfinished)
+        del unfinished
+        wait(20)
+        advance(50)
+    assert lines()[0] == "CTRLEval: 50 of 100 texts, 2.5 texts/s, 20 s left"
+
+
+# On a terminal
+
+SCRIPT = """
+import logging, sys, time
+from ctrlreward.progress import phase, track
+
+logging.basicConfig(format="%(message)s")
+with track("CTRLEval [b]", 100) as advance:
+    advance(25)
+    with phase("generating 128 texts"):
+        time.sleep(1.1)
+    logging.warning("a log message")
+    print("printed", flush=True)
+    advance(75)
+    time.sleep(0.6)
+logging.warning("the end")
+"""
+
+
+def test_a_terminal_shows_a_bar_that_is_gone_at_the_end() -> None:
+    screen, whole = in_terminal([sys.executable, "-c", SCRIPT])
+    assert "CTRLEval [b]" in whole
+    assert "25 of 100 texts" in whole
+    assert "generating 128 texts" in whole
+    assert "100 of 100 texts in" in whole
+    assert screen == ["a log message", "printed", "the end"]
+
+
+def test_data_on_standard_output_is_apart_from_the_bars(tmp_path: Path) -> None:
+    script, data = tmp_path / "script.py", tmp_path / "data.txt"
+    script.write_text(SCRIPT)
+    screen, whole = in_terminal(["bash", "-c", f"{sys.executable} {script} > {data}"])
+    assert data.read_text() == "printed\n"
+    assert screen == ["a log message", "the end"]
+    assert "CTRLEval [b]" in whole
+
+
+@pytest.mark.parametrize("variables", [{"CI": "true"}, {"TERM": "dumb"}])
+def test_a_terminal_that_keeps_a_log_gets_lines(variables: dict[str, str]) -> None:
+    script = "from ctrlreward.progress import *\nwith show(Phase('downloading')): pass"
+    _, whole = in_terminal([sys.executable, "-c", script], **variables)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d downloading\r\n", whole)
+
+
+def test_lines_reach_a_pipe_at_once() -> None:
+    script = """
+import time
+from ctrlreward.displays import Phase
+from ctrlreward.progress import show
+with show(Phase("downloading")):
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        started = time.monotonic()
+        assert process.stderr.readline().endswith(b" downloading\n")
+        assert time.monotonic() - started < 50
+        process.kill()
+
+
+def test_a_count_knows_its_share() -> None:
+    count = Count("texts", 8, done=2)
+    assert count.share == 0.25
+    assert Count("texts", 0).share == 1.0
