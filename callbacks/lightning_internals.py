@@ -59,7 +59,8 @@ def wandb_key(logger: WandbLogger, key: str) -> str:
 def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
     """Set what a logger whose run has not started will pass to `wandb.init`.
 
-    An offline run will print nothing but warnings and errors, unless the logger was given settings.
+    An offline run will print nothing but warnings and errors, and be on disk within a second, in
+    case the process is killed; unless the logger was given settings.
 
     Args:
         logger: The logger, which passes `resume="allow"`.
@@ -72,7 +73,8 @@ def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
         logger._id = arguments["id"] = run_id
     if logger._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
         wandb = import_extra("wandb", "WandbLogger")
-        arguments.setdefault("settings", wandb.Settings(silent=True))
+        settings = wandb.Settings(silent=True, x_transaction_log_flush_interval=1.0)
+        arguments.setdefault("settings", settings)
 
 
 class CheckpointStepsMixin(CallbackMixin, ModelCheckpoint):

@@ -83,7 +83,13 @@ def read_runs(folder: Path) -> list[OfflineRun]:
     """Finish all runs and return those of a folder, oldest first."""
     wandb.finish()
     wandb.teardown()  # waits until the service has written the files
+    return read_files(folder)
+
+
+def read_files(folder: Path) -> list[OfflineRun]:
+    """Return the runs of a folder as far as they are on disk, oldest first."""
     parse = wandb_internal_pb2.Record.FromString
     files = folder.glob("wandb/offline-run-*/*.wandb")
     runs = [OfflineRun(file.parent, list(map(parse, _records(file)))) for file in files]
-    return sorted(runs, key=lambda run: run.start.start_time.ToNanoseconds())
+    begun = [run for run in runs if run.records]
+    return sorted(begun, key=lambda run: run.start.start_time.ToNanoseconds())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from lightning_choice import (
     WandbReport,
     pl,
 )
-from wandb_runs import OfflineRun, read_runs
+from wandb_runs import OfflineRun, read_files, read_runs
 
 from ctrlreward import RewardBatch, Samples
 from ctrlreward.selection import AlarmRule
@@ -43,6 +44,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("WANDB_MODE", "offline")  # which Lightning sets, too
     yield
+    wandb.finish()
     wandb.teardown()
 
 
@@ -332,6 +334,17 @@ def test_an_id_given_to_the_logger_has_priority(
     assert second.id == mine.run_id == "my run"
 
 
+def test_a_killed_offline_run_is_on_disk(fit: Fit, tuned, report, tmp_path) -> None:
+    fit(tuned(), [report()], max_steps=2, log_every_n_steps=1)
+    until = time.monotonic() + 5  # W&B's default is 15 s
+    curve: dict[float, float] = {}
+    while time.monotonic() < until and len(curve) < 2:
+        time.sleep(0.1)
+        for run in read_files(tmp_path):
+            curve = run.curve("trainer/global_step", "train/weight")
+    assert curve == {0: 0, 1: 1}
+
+
 def test_a_logger_of_the_trainer_is_used_and_its_new_run_named(
     fit: Fit, tuned, curve, held_out, tmp_path
 ) -> None:
@@ -456,7 +469,8 @@ def test_an_offline_run_prints_how_to_upload_it_and_nothing_else(
     new = WandbReport(WandbLogger(save_dir="runs/new", offline=True))
     fit(counter(), [new], max_steps=1)
     wandb.termwarn("a warning")
-    wandb.teardown()  # as at the end of the process
+    wandb.finish()
+    wandb.teardown()
     printed = capfd.readouterr()
     (folder,) = (tmp_path / "runs" / "new" / "wandb").glob("offline-run-*")
     pattern = f"runs/new/wandb/offline-run-*-{new.run_id}*"
