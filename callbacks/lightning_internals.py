@@ -71,10 +71,10 @@ def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
     arguments.pop("anonymous", None)
     if run_id and logger._id is None:
         logger._id = arguments["id"] = run_id
-    if logger._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+    offline = logger._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
+    if offline and arguments.get("settings") is None:  # the command line passes None
         wandb = import_extra("wandb", "WandbLogger")
-        settings = wandb.Settings(silent=True, x_transaction_log_flush_interval=1.0)
-        arguments.setdefault("settings", settings)
+        arguments["settings"] = wandb.Settings(silent=True, x_transaction_log_flush_interval=1.0)
 
 
 class CheckpointStepsMixin(CallbackMixin, ModelCheckpoint):

@@ -402,6 +402,8 @@ def test_the_command_continues_the_run_without_a_word(tmp_path: Path, monkeypatc
             wandb.finish()
     resumed = ["--trainer.max_steps=4", "--ckpt_path=last"]
     train([str(tmp_path / "config.yaml"), *resumed])
+    assert wandb.run is not None
+    assert wandb.run.settings.x_transaction_log_flush_interval == 1.0  # as without the command
     ids = [run.id for run in read_runs(tmp_path)]
     assert len(set(ids[:3])) == 3
     assert ids[3] == ids[2]
