@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -26,6 +28,7 @@ from ctrlreward.callbacks import (
     GenerationScorer,
     RewardCheckpoint,
     RewardEarlyStopping,
+    RewardProgressBar,
 )
 from ctrlreward.cli import USAGE, main
 from ctrlreward.commands.train import build
@@ -63,6 +66,7 @@ def test_a_configuration_builds_trainer_model_and_data(file: Path) -> None:
     assert cli.trainer.max_steps > 0
     assert cli.config.ckpt_path is None
     assert any(isinstance(c, GenerationScorer) for c in cli.trainer.callbacks)
+    assert isinstance(cli.trainer.callbacks[0], RewardProgressBar)
 
 
 @every_file
@@ -99,6 +103,21 @@ def test_configuration_keys_are_options() -> None:
     cli = build(["--config", str(FILES[0]), *options])
     assert (cli.model.kl_coef, cli.trainer.max_steps) == (0.5, 7)
     assert cli.config.ckpt_path == "last"
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    [
+        ("--trainer.enable_progress_bar=false", []),
+        ("--trainer.callbacks+=RichProgressBar", [pl.callbacks.RichProgressBar]),
+    ],
+)
+@pytest.mark.usefixtures("nothing_loaded")
+def test_a_configuration_may_choose_its_progress_bar(
+    option: str, kinds: list[type[pl.Callback]]
+) -> None:
+    callbacks = build(["--config", str(FILES[0]), option]).trainer.callbacks
+    assert [type(c) for c in callbacks if isinstance(c, pl.callbacks.ProgressBar)] == kinds
 
 
 @pytest.mark.usefixtures("nothing_loaded")
@@ -224,10 +243,33 @@ def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
     return options
 
 
+SMALL = [
+    "--model.generation.group_size=2",
+    "--model.generation.max_new_tokens=8",
+    "--data.init_args.batch_size=2",
+]
+
+
+def in_process(arguments: list[str], modules: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does, without the settings of `conftest.py` that keep it quiet."""
+    start = [sys.executable, "-c", "from ctrlreward.cli import main; main()"]
+    quiet = ("WANDB_SILENT", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM")
+    environment = {name: value for name, value in os.environ.items() if name not in quiet}
+    return subprocess.run(
+        [*start, *arguments],
+        env=environment | {"PYTHONPATH": str(modules), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
 class Resumed(NamedTuple):
     """Files of a run that was killed and resumed."""
 
     folder: Path
+    said: str  # standard error until the kill
     killed: list[dict[str, Any]]  # rows of metrics.jsonl after the kill
     before: bytes  # before.jsonl after the kill
     history: list[dict[str, Any]]  # rows of metrics.jsonl at the end
@@ -238,43 +280,29 @@ class Resumed(NamedTuple):
 @pytest.fixture(scope="module")
 def resumed(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     """Train for ten steps with a validation every two, killed before the sixth step."""
-    folder = tmp_path_factory.mktemp("run")
+    base = tmp_path_factory.mktemp("killed")
+    folder = base / "run"
     options = shrunk(FILES[0], folder, tiny_llama(LETTERS))
-    (folder / "rest.yaml").write_text(yaml.safe_dump(options))
+    (base / "rest.yaml").write_text(yaml.safe_dump(options))
     options["trainer"]["callbacks"].append({"class_path": "killing.Killer"})
-    (folder / "killed.yaml").write_text(yaml.safe_dump(options))
-    (folder / "killing.py").write_text(KILLER)
-    arguments = [
-        "--trainer.max_steps=10",
-        "--trainer.val_check_interval=2",
-        "--trainer.enable_progress_bar=false",
-        "--model.generation.group_size=2",
-        "--model.generation.max_new_tokens=8",
-        "--data.init_args.batch_size=2",
-    ]
-    start = ["-c", "from ctrlreward.cli import main; main()", "train"]
-    ended = subprocess.run(
-        [sys.executable, *start, "--config", str(folder / "killed.yaml"), *arguments],
-        env=os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    (base / "killed.yaml").write_text(yaml.safe_dump(options))
+    (base / "killing.py").write_text(KILLER)
+    arguments = [*SMALL, "--trainer.max_steps=10", "--trainer.val_check_interval=2"]
+    ended = in_process(["train", "--config", str(base / "killed.yaml"), *arguments], base)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert "args parameter" not in ended.stderr  # a warning that users can do nothing about
     killed = JsonLog(folder / "metrics.jsonl").read()
     before = (folder / "before.jsonl").read_bytes()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
-        rest = ["--config", str(folder / "rest.yaml"), *arguments, "--ckpt_path=last"]
+        rest = ["--config", str(base / "rest.yaml"), *arguments, "--ckpt_path=last"]
         main(["train", *rest])
         wandb.finish()
     torch.set_num_threads(threads)
     return Resumed(
         folder,
+        ended.stderr,
         killed,
         before,
         JsonLog(folder / "metrics.jsonl").read(),
@@ -292,6 +320,52 @@ def test_resumes_from_the_last_checkpoint(resumed: Resumed) -> None:
     kept = [row for row in resumed.killed if row["step"] < 4]  # later steps were repeated
     assert resumed.history[: len(kept)] == kept
     assert resumed.last["global_step"] == 10
+
+
+# Lines of standard error: progress, and messages that a user can act on or look up.
+EXPECTED = [
+    r"\d\d:\d\d:\d\d (start|before|training|validation|after): step \d+ of .*\d+, .* left.*",
+    r"\d\d:\d\d:\d\d (start|before|training|validation|after): step \d+ of .*\d+, .* unknown.*",
+    r"\d\d:\d\d:\d\d after: step \d+, .* left.*",
+    r"\d\d:\d\d:\d\d stopped at step \d+ after \d+ s: max_steps",
+    r"`Trainer.fit` stopped: `max_steps=\d+` reached\.",
+    r"Seed set to 0",
+    r"moved the last run from .* to .*",
+    r"wandb: .*",
+]
+
+
+def unexpected(said: str) -> list[str]:
+    return [line for line in said.splitlines() if not any(re.fullmatch(e, line) for e in EXPECTED)]
+
+
+def test_a_log_shows_each_phase_and_nothing_useless(resumed: Resumed) -> None:
+    assert unexpected(resumed.said) == []
+    phases = re.findall(r"^\S+ (\w+): step (\d+) of (?:at most )?10, ", resumed.said, re.M)
+    assert phases[:4] == [("start", "0"), ("before", "0"), ("training", "0"), ("validation", "2")]
+    assert re.search(r"validation: step 2 of 10, reward/total \S+, \d+ s left", resumed.said)
+
+
+def test_a_new_run_moves_the_last_one_aside(
+    resumed: Resumed, tiny_llama: Callable[[str], str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(resumed.folder, folder)
+    options = shrunk(FILES[0], folder, tiny_llama(LETTERS))
+    (tmp_path / "new.yaml").write_text(yaml.safe_dump(options))
+    limits = ["--trainer.max_steps=1", "--trainer.val_check_interval=1"]
+    trial = [*SMALL, *limits, "--trainer.fast_dev_run=true", "--trainer.logger=false"]
+    done = in_process(["train", str(tmp_path / "new.yaml"), *trial], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.yaml", "run"]
+    done = in_process(["train", str(tmp_path / "new.yaml"), *SMALL, *limits], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert unexpected(done.stderr) == []
+    assert f"moved the last run from {folder} to {folder}-1\n" in done.stderr
+    for file in ("metrics.jsonl", "summary.json", "before.jsonl", "checkpoints/last.ckpt"):
+        kept = tmp_path / "run-1" / file
+        assert kept.read_bytes() == (resumed.folder / file).read_bytes()
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 1
 
 
 def test_callbacks_resume_their_counters(resumed: Resumed) -> None:

@@ -36,6 +36,7 @@ _KNOWN_WARNINGS = (
     ".*does not have many workers.*",  # prompts need no worker processes
     ".*overridden `transfer_batch_to_device`.*",  # batches of text stay on the CPU
     ".*is_gradient_checkpointing.*",  # between transformers and Lightning
+    "Checkpoint directory .* exists and is not empty.*",  # of every run that is resumed
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
 
@@ -45,6 +46,7 @@ _KNOWN_MESSAGES = {
         "💡 Tip",  # advertises other packages
         "GPU available: False",
         "TPU available: False",
+        "`Trainer(",  # repeats an option: "`Trainer(val_check_interval=1)` was configured so …"
     ),
     "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # nothing uses it
 }
