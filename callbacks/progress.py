@@ -52,7 +52,7 @@ class RewardProgressBarMixin(CallbackMixin):
         super().__init__()
         self._enabled = True
         self._shown = ExitStack()
-        self._run: _Run | None = None
+        self._state: _Run | None = None
         self._display: Log | Terminal | None = None
 
     def enable(self) -> None:
@@ -69,8 +69,8 @@ class RewardProgressBarMixin(CallbackMixin):
         super().setup(trainer, pl_module, stage)  # disables this bar on other ranks
         self._close()
         if self._enabled:
-            self._run = _Run(trainer, stage)
-            self._display = self._shown.enter_context(show(self._run))
+            self._state = _Run(trainer, stage)
+            self._display = self._shown.enter_context(show(self._state))
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase."""
@@ -78,26 +78,26 @@ class RewardProgressBarMixin(CallbackMixin):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase before training, and tell where a resumed run goes on."""
-        if self._run and trainer.global_step:
+        if self._state and trainer.global_step:
             write_line(f"resumed after step {trainer.global_step:,}")
-        if self._run and self._run.report and not trainer.global_step:
+        if self._state and self._state.report and not trainer.global_step:
             self._enter("before")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Enter the phase of training; a run that resumes within an epoch does not start one."""
-        if self._run and not self._run.training:
-            self._run.start_steps()
+        if self._state and not self._state.training:
+            self._state.start_steps()
             self._enter("training")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Show step, metrics and time left."""
-        if self._run and self._display:
-            self._run.measure()
-            if self._run.pace >= SECONDS_PER_LINE:
+        if self._state and self._display:
+            self._state.measure()
+            if self._state.pace >= SECONDS_PER_LINE:
                 self._display.announce()
             else:
                 self._display.update()
@@ -109,44 +109,44 @@ class RewardProgressBarMixin(CallbackMixin):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Return to training, with the new scores."""
-        if self._run and self._run.training:
-            self._run.measure()
+        if self._state and self._state.training:
+            self._state.measure()
             self._enter("training")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase after training."""
-        if self._run:
-            self._run.measure()
-            self._run.end_steps()
-            self._enter("after" if self._run.report else "end")
+        if self._state:
+            self._state.measure()
+            self._state.end_steps()
+            self._enter("after" if self._state.report else "end")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Tell where the run was interrupted."""
-        if self._run and self._run.fits:
+        if self._state and self._state.fits:
             self._end(type(exception).__name__)
         self._close()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell why a fit ended, and after how many steps."""
-        if self._run and self._run.ended is not None:
+        if self._state and self._state.ended is not None:
             self._end(_stopped_by(trainer))
         self._close()
 
     def _enter(self, phase: str) -> None:
-        if self._run and self._display:
-            self._run.title = phase
+        if self._state and self._display:
+            self._state.title = phase
             self._display.update()
 
     def _end(self, reason: str) -> None:
-        run = self._run
+        run = self._state
         self._close()
         if run:
             write_line(f"stopped {run.summary()}: {reason}")
 
     def _close(self) -> None:
-        self._run = self._display = None
+        self._state = self._display = None
         self._shown.close()
 
 
