@@ -53,7 +53,7 @@ class Count:
         self.title = title
         self.total = total
         self.unit = unit
-        self.done = self._start = done
+        self.done = self._start = type(total)(done)  # both are counts, or both are sizes
         self._started = time.monotonic()
 
     @property
@@ -131,7 +131,9 @@ class Log:
 
     def announce(self) -> None:
         """Write a line now."""
-        texts = [(work.title, work.text()) for work in self._works]
+        first, *parts = self._works
+        unfinished = [part for part in parts if part.share != 1.0]
+        texts = [(work.title, work.text()) for work in (first, *unfinished)]
         write_line(" | ".join(f"{title}: {text}" if text else title for title, text in texts))
         self._written = time.monotonic()
         self._lines += 1

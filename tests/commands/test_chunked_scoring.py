@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctrlreward import Samples
+from ctrlreward import Samples, displays
 from ctrlreward.commands.chunked_scoring import ScoreLog, score_in_chunks
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
@@ -82,3 +82,30 @@ def test_a_log_with_more_rows_than_samples_is_refused(tmp_path: Path) -> None:
     log.append({"length": np.zeros(3)})
     with pytest.raises(ValueError, match=r"has 3 rows, but there are 2 samples: delete it"):
         score_in_chunks({"length": Length()["length"]}, Samples(["a", "b"]), 4, log)
+
+
+def test_the_log_of_a_run_shows_the_texts_of_each_scorer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    samples = Samples(["a", "bb", "", "dddd", "eeeee"])
+    log = ScoreLog(tmp_path / "log.jsonl", IDENTITY)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        score_in_chunks({"length": Length(fail_at="eeeee")["length"]}, samples, 2, log)
+    capsys.readouterr()
+    both = {"length": Length()["length"], "second": Length()["length"]}
+    score_in_chunks(both, samples, 2, ScoreLog(tmp_path / "log.jsonl", IDENTITY))
+    printed = capsys.readouterr()
+    said = [line.split(" ", 1)[1] for line in printed.err.splitlines()]
+    assert [line.partition(" texts")[0] for line in said] == [
+        "Length (1 of 2): 4 of 5",  # goes on where the log ends
+        "Length (1 of 2): 5 of 5",
+        "Length (1 of 2): 5 of 5",
+        "Length (2 of 2): 0 of 5",
+        "Length (2 of 2): 2 of 5",
+        "Length (2 of 2): 4 of 5",
+        "Length (2 of 2): 5 of 5",
+        "Length (2 of 2): 5 of 5",
+    ]
+    assert said[0].endswith("5 texts, time left unknown")
+    assert printed.out == ""

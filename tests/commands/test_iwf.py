@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from ctrlreward import displays
 from ctrlreward.cli import main
 from ctrlreward.commands.iwf import read_sentences, run
 from ctrlreward.models.frequency import InverseFrequency
@@ -105,6 +106,20 @@ def test_the_sentence_splitter_can_be_chosen(corpus: Path, model: str) -> None:
     ]
     np.testing.assert_allclose(weights, expected, rtol=1e-15)
     assert weights[0] != weights[1]
+
+
+def test_a_log_shows_how_much_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    paths = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for path in paths:
+        path.write_text(f"{'x' * 99_999}\n" * 4)
+    assert len(list(read_sentences(paths, lambda line: [line]))) == 8
+    said = [line.split(" ", 1)[1] for line in capsys.readouterr().err.splitlines()]
+    assert said[0] == "counting: 0.0 of 0.8 MB, time left unknown"
+    assert said[1].startswith("counting: 0.1 of 0.8 MB, ")
+    assert said[-1].startswith("counting: 0.8 of 0.8 MB")
 
 
 def test_files_are_read_lazily(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
+from ctrlreward import displays
 from ctrlreward.recipes.alignment import pair_file
 from ctrlreward.recipes.alignment.pair_file import PairFile, read_pair_file
 from ctrlreward.recipes.alignment.span_filling import Fillings, Template
@@ -83,6 +84,19 @@ def cuts(content: bytes) -> Iterator[int]:
     ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
     near = {end + shift for end in ends for shift in (-1, 0, 1, 2)}
     yield from sorted(near | set(range(0, len(content), 97)))
+
+
+def test_a_log_shows_how_many_texts_have_pairs(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "pairs.jsonl", filler=FakeFiller(1))
+    capsys.readouterr()
+    build(tmp_path / "pairs.jsonl")
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.endswith(f" labelled pairs: 2 of {len(TEXTS)} texts, time left unknown")
+    assert f" labelled pairs: {len(TEXTS)} of {len(TEXTS)} texts in " in last
 
 
 def test_a_build_killed_while_writing_is_resumed(build: Build, tmp_path: Path) -> None:
