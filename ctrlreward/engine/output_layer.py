@@ -38,9 +38,22 @@ class Targets(NamedTuple):
 
 
 def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """Return the input of the model's output layer, shape (rows, tokens, width).
+    """Return the input of the model's output layer, shape (rows, tokens, width)."""
+    return states_and_output(model, use_cache=False, **inputs)[0]
+
+
+def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Any]:
+    """Return the input of the output layer, and the model's output without logits.
 
     The layer itself runs on zero rows, since even one token's logits would read all its weights.
+
+    Args:
+        model: The model.
+        inputs: Its inputs, and options such as `use_cache`.
+
+    Returns:
+        Hidden states of shape (rows, tokens, width), and what the model returned (with its cache,
+        for example), where `logits` is empty.
     """
     captured: list[Tensor] = []
 
@@ -50,10 +63,10 @@ def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
 
     hook = model.get_output_embeddings().register_forward_pre_hook(capture)
     try:
-        model(**inputs, use_cache=False)
+        output = model(**inputs)
     finally:
         hook.remove()
-    return captured[0]
+    return captured[0], output
 
 
 def target_log_probs(
@@ -102,7 +115,7 @@ def token_log_probs(
     if hidden.device.type != "cpu":
         rows, words = max(1, _CUDA_LOGITS // vocabulary), vocabulary
     edges = [*range(0, vocabulary, words), vocabulary]
-    logits = _output_layer(model, words, temperature)
+    logits = logit_blocks(model, words, temperature)
     result = hidden.new_zeros(len(tokens), dtype=torch.float32)
     for start in range(0, len(hidden), rows):
         inside = ((states >= start) & (states < start + rows)).nonzero().squeeze(-1)
@@ -147,7 +160,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
     with torch.inference_mode():
         hidden = hidden_states(model, input_ids=ids, **extra)
         expected = model(input_ids=ids, **extra, use_cache=False).logits
-        (ours,) = _output_layer(model, words=expected.shape[-1])(hidden)
+        (ours,) = logit_blocks(model, words=expected.shape[-1])(hidden)
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{model.config.model_type} models transform their logits after the output layer in a "
@@ -155,25 +168,22 @@ def check_output_layer(model: PreTrainedModel) -> None:
         )
 
 
-def keep_contiguous(model: PreTrainedModel) -> None:
-    """Make the input of the output layer contiguous in all later calls.
-
-    PyTorch multiplies a slice such as `hidden[:, -1:]` by a frozen matrix row by row, which takes
-    longer than all other work of a decoding step (measured on CPU, torch 2.13, bfloat16: 1.7 s
-    against 9 ms for 32 rows).
-    """
-    model.get_output_embeddings().register_forward_pre_hook(
-        lambda layer, args: (args[0].contiguous(),)
-    )
-
-
-def _output_layer(
-    model: PreTrainedModel, words: int, temperature: float = 1.0
+def logit_blocks(
+    model: PreTrainedModel,
+    words: int | None = None,
+    temperature: float = 1.0,
+    multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
 ) -> Callable[[Tensor], Iterator[Tensor]]:
     """Return a function from hidden states to float32 logits, in blocks of the vocabulary.
 
     Includes the transformations that models apply after the layer: a bias (BART, PEGASUS), a scale
     (Cohere, Granite), a soft cap (Gemma).
+
+    Args:
+        model: The model that computed the hidden states.
+        words: Number of words of each block but the last; None: the vocabulary as one block.
+        temperature: Divisor of the logits.
+        multiply: Computes the layer's product from states, weights and bias.
     """
     layer, config = model.get_output_embeddings(), model.config
     # A PeftModel has the buffer under a longer name.
@@ -182,13 +192,14 @@ def _output_layer(
     scale = getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     # Split once: the gradient of a slice per block would be as large as all weights each time.
+    words = words or len(layer.weight)
     weights = layer.weight.split(words)
     layer_biases = repeat(None) if layer.bias is None else layer.bias.split(words)
     final_biases = repeat(None) if final is None else final.split(words, dim=-1)
 
     def logits(hidden: Tensor) -> Iterator[Tensor]:
         for weight, bias, final_bias in zip(weights, layer_biases, final_biases, strict=False):
-            values = linear(hidden, weight, bias).float()
+            values = multiply(hidden, weight, bias).float()
             if final_bias is not None:
                 values += final_bias
             if scale != 1:

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ctrlreward.engine.output_layer import keep_contiguous
 from ctrlreward.extras import import_extra
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.loading import load_config
@@ -54,7 +53,6 @@ def load_base(
         resolve(model), config=plain, dtype=torch_dtype, use_safetensors=True, **placing
     )
     base.generation_config = _plain_generation_config(model, base)
-    keep_contiguous(base)
     if quantization is not None:
         _keep_in_training_mode(base)
     return base

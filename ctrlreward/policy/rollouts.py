@@ -12,6 +12,13 @@ from torch import Tensor
 from ctrlreward.arguments import positive
 from ctrlreward.engine.output_layer import hidden_states, token_log_probs
 from ctrlreward.functional.policy import completion_mask, ended
+from ctrlreward.policy.decoding import (
+    CausalDecoder,
+    Decoder,
+    EncoderDecoder,
+    decode,
+    token_positions,
+)
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
@@ -96,6 +103,7 @@ class Rollout:
         )
 
 
+@torch.no_grad()
 def sample(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
@@ -120,28 +128,30 @@ def sample(
         special_tokens: Whether an encoder reads the tokenizer's special tokens too; False if a chat
             template has put them into the prompts.
     """
-    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     family = _family(model)
-    batch = family.encode(tokenizer, list(prompts), special_tokens)
-    prompt = torch.tensor(batch.input_ids, device=model.device)
+    distinct = list(dict.fromkeys(prompts))  # read once each
+    batch = family.encode(tokenizer, distinct, special_tokens)
+    ids = torch.tensor(batch.input_ids, device=model.device)
     attention = torch.tensor(batch.attention_mask, device=model.device)
-    with torch.no_grad():
-        generated = model.generate(
-            input_ids=prompt,
-            attention_mask=attention,
-            **(sampling if temperature > 0 else {"do_sample": False}),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    new = generated[:, family.prefix_length(prompt) :]
-    end = _end_tokens(model).to(new.device)
+    rows = [distinct.index(prompt) for prompt in prompts]
+    end = _end_tokens(model).to(ids.device)
+    new = decode(
+        model,
+        family.decoder(model),
+        (ids, attention),
+        rows,
+        max_new_tokens,
+        temperature,
+        end,
+        tokenizer.pad_token_id,
+    )
     mask = completion_mask(new, end)
     is_text = mask.bool() & ~torch.isin(new, end)
     completions = tokenizer.batch_decode(
         [row[kept] for row, kept in zip(new, is_text, strict=True)], skip_special_tokens=True
     )
-    ids = torch.cat([prompt, new], dim=1)
-    attention = torch.cat([attention, mask.long()], dim=1)
+    ids = torch.cat([ids[rows], new], dim=1)
+    attention = torch.cat([attention[rows], mask.long()], dim=1)
     return Rollout(completions, ids, attention, mask, ended(new, end))
 
 
@@ -178,12 +188,12 @@ class _Family(NamedTuple):
 
     Attributes:
         encode: Tokenizes prompts, with special tokens if asked to and if the model reads them.
-        prefix_length: Number of tokens that `generate` returns before the first new one.
+        decoder: Returns a new decoder of a model.
         states: See `states_before`.
     """
 
     encode: Callable[[PreTrainedTokenizerBase, list[str], bool], BatchEncoding]
-    prefix_length: Callable[[Tensor], int]
+    decoder: Callable[[Any], Decoder]
     states: Callable[[Any, Rollout], Tensor]
 
 
@@ -192,12 +202,11 @@ def _family(model: Any) -> _Family:
 
 
 def _causal_states(model: Any, rollout: Rollout) -> Tensor:
-    positions = (rollout.attention.cumsum(dim=1) - 1).clamp(min=0)
     hidden = hidden_states(
         model,
         input_ids=rollout.ids,
         attention_mask=rollout.attention,
-        position_ids=positions,
+        position_ids=token_positions(rollout.attention),
     )
     return hidden[:, -rollout.mask.shape[1] - 1 : -1]
 
@@ -219,7 +228,7 @@ _CAUSAL = _Family(
     lambda tokenizer, prompts, _: tokenizer(
         prompts, add_special_tokens=False, padding=True, padding_side="left"
     ),
-    lambda prompt: prompt.shape[1],
+    CausalDecoder,
     _causal_states,
 )
 _ENCODER_DECODER = _Family(
@@ -227,7 +236,7 @@ _ENCODER_DECODER = _Family(
     lambda tokenizer, prompts, special: tokenizer(
         prompts, add_special_tokens=special, padding=True, padding_side="right"
     ),
-    lambda prompt: 1,  # the decoder's start token
+    EncoderDecoder,
     _decoder_states,
 )
 

@@ -37,7 +37,7 @@ from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
-_PROMPTS_PER_BATCH = 64  # in `complete`
+_PROMPTS_PER_BATCH = 128  # in `complete`
 
 
 class PolicyTunerMixin(LightningModule):

@@ -20,7 +20,6 @@ from ctrlreward.engine.output_layer import (
     Targets,
     check_output_layer,
     hidden_states,
-    keep_contiguous,
     target_log_probs,
     token_log_probs,
 )
@@ -165,18 +164,6 @@ def test_the_model_is_left_as_it_was() -> None:
     with pytest.raises(IndexError):
         hidden_states(model, input_ids=IDS + 40)  # not in the vocabulary
     torch.testing.assert_close(model(IDS).logits, expected)
-
-
-def test_the_output_layer_gets_its_input_in_one_piece() -> None:
-    model = tiny("llama")
-    expected = model(IDS).logits
-    keep_contiguous(model)
-    seen: list[bool] = []
-    model.get_output_embeddings().register_forward_hook(
-        lambda layer, args, output: seen.append(args[0].is_contiguous())
-    )
-    torch.testing.assert_close(model(IDS, logits_to_keep=1).logits, expected[:, -1:])
-    assert seen == [True]
 
 
 def test_the_output_layer_is_given_no_rows() -> None:

@@ -103,15 +103,15 @@ def test_a_step_learns_from_conversations_and_complete_uses_them_too(chat, share
     assert not any(text.startswith("Praise") for text in scored.texts)
 
     read: list[str] = []
-    generate = module.policy.generate
+    forward = module.policy.forward
 
-    def spy(**options: Any) -> torch.Tensor:
+    def spy(**options: Any) -> Any:
         read.extend(module.tokenizer.batch_decode(options["input_ids"]))
-        return generate(**options)
+        return forward(**options)
 
-    module.policy.generate = spy
+    module.policy.forward = spy
     module.complete(PROMPTS[0])  # a string is one prompt
-    assert read == ["<|open|>user\nPraise the soup.<|close|>\n<|open|>assistant\n"]
+    assert read[:1] == ["<|open|>user\nPraise the soup.<|close|>\n<|open|>assistant\n"]
 
 
 def test_a_prompt_that_is_also_the_beginning_is_an_error(chat) -> None:

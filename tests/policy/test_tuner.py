@@ -253,11 +253,11 @@ def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
     sizes: list[int] = []
     sample = module._sample
     monkeypatch.setattr(module, "_sample", lambda p: sizes.append(len(p)) or sample(p))
-    prompts = ["ab", "abcdef"] * 65
+    prompts = ["ab", "abcdef"] * 129
     torch.manual_seed(0)
     completions = module.complete(prompts)
-    assert sizes == [64, 64, 2]
-    assert len(completions) == 130
+    assert sizes == [128, 128, 2]
+    assert len(completions) == 258
     assert all(len(c) <= 6 and set(c) <= set("abcdef") for c in completions)
     torch.manual_seed(0)
     assert module.complete(prompts) == completions
