@@ -8,7 +8,7 @@ DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 # The other scripts of benchmarks/ are studies, run by hand.
-SUITES ?= ctrleval ctc perplexity distinct reward_step
+SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint bench clean

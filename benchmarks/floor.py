@@ -19,6 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from ctrlreward.policy import packing
 from ctrlreward.processor import onednn
 
 _SIZES = ((2048, 2048, 2048), (4096, 576, 1536), (4096, 256, 1024))
@@ -115,12 +116,12 @@ def measure(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) 
 @contextmanager
 def pytorch_products() -> Iterator[None]:
     """Use PyTorch's own matrix products in our models: for peers that run on them, and to count."""
-    original = onednn._mkl_lacks_avx512
-    onednn._mkl_lacks_avx512 = lambda: False
+    original = onednn._mkl_lacks_avx512, packing.pack
+    onednn._mkl_lacks_avx512, packing.pack = (lambda: False), (lambda weight, rows: None)
     try:
         yield
     finally:
-        onednn._mkl_lacks_avx512 = original
+        onednn._mkl_lacks_avx512, packing.pack = original
 
 
 @contextmanager
