@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from ctrlreward.functional.shaping import (
+    distance_outside,
     piecewise_linear,
     potential_difference,
     soft_overlong_punishment,
-    tokens_outside,
 )
 from ctrlreward.reward import Reward, check_direction
 from ctrlreward.samples import Samples
@@ -159,7 +159,7 @@ class LengthWindow:
 
     def term(self, lengths: Scores) -> Scores:
         """Return the term of each length, ≤ 0, shape (n,)."""
-        return -self.cost * tokens_outside(lengths, self.low, self.high)
+        return -self.cost * distance_outside(lengths, self.low, self.high)
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-import numpy as np
 import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
-from ctrlreward.callbacks import BeforeAfter, GenerationScorer
+from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
+from ctrlreward.functional.shaping import distance_outside
 from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
-from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.base import Component, Scorer, Scores
 from ctrlreward.scorers.task import TEXT_SLOT
 from ctrlreward.weights.dtypes import Dtype
 
@@ -87,24 +87,28 @@ class PromptData(pl.LightningDataModule):
 def relevance_reward(
     model: str = "smollm2-135m",
     task: str = "sentiment",
-    fluency: float = 0.1,
-    floor: float = -3.5,
+    fluency: float = 0.3,
+    likelihood: tuple[float, float] = (-3.6, -3.0),
     evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
 ) -> Reward:
-    """Return attribute relevance minus a penalty for texts that the base model finds unlikely.
+    """Return attribute relevance minus a cost for unusually unlikely and unusually likely texts.
 
-    Only the evaluators whose prompt follows the text are used. That halves the cost, and leaves the
-    other half as evaluators of held-out texts that were not trained on.
+    A lower bound on the likelihood alone lets the policy drift to likely, repetitive texts. For the
+    same reason GM takes points off for low perplexity, too (Pang and Gimpel 2019, eq. 1).
+
+    Only the evaluators whose prompt follows the text are used. That halves the computation, and
+    leaves the other half as evaluators of held-out texts that were not trained on.
 
     Args:
-        model: Infilling model of the relevance and language model of the penalty.
+        model: Infilling model of the relevance and language model of the cost.
         task: Task of CTRLEval.
-        fluency: Penalty per nat of mean token log-probability below the floor; relevance has weight
-            1. Likelihood above the floor is not rewarded, since the most likely texts are
-            repetitive.
-        floor: Mean token log-probability in nats; -3.5 is a perplexity of 33.
+        fluency: Cost of each nat of mean token log-probability outside of `likelihood`; relevance
+            has weight 1.
+        likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
+            there is no cost. The defaults are perplexities of 37 and 20: those of the untuned
+            SmolLM2-135M are about 28.
         evaluators: Number of evaluators to draw, for a lower cost (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
@@ -122,16 +126,16 @@ def relevance_reward(
     )
     perplexity = Perplexity(model, device=device, dtype=dtype)
 
-    def penalised(scores: Mapping[str, Scores]) -> Scores:
-        shortfall = np.minimum(scores["log_likelihood"] - floor, 0.0)
-        return scores["attribute_relevance"] + fluency * shortfall
+    def guarded(scores: Mapping[str, Scores]) -> Scores:
+        cost = fluency * distance_outside(scores["log_likelihood"], *likelihood)
+        return scores["attribute_relevance"] - cost
 
     return Reward(
         {
             "attribute_relevance": ctrleval["attribute_relevance"],
             "log_likelihood": perplexity["log_likelihood"],
         },
-        aggregate=penalised,
+        aggregate=guarded,
     )
 
 
@@ -139,11 +143,25 @@ def relevance_reward(
 def held_out_scores(
     model: str = "smollm2-135m",
     task: str = "sentiment",
+    evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
 ) -> dict[str, Component]:
-    """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model."""
-    ctrleval = CTRLEval(model, task, ("attribute_relevance",), device=device, dtype=dtype)
+    """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model.
+
+    Args:
+        model: The frozen model.
+        task: Task of CTRLEval.
+        evaluators: Number of evaluators to draw (see `CTRLEval`); None uses all.
+        device: Device of the model.
+        dtype: Dtype of the model.
+    """
+    ctrleval = CTRLEval(
+        *(model, task, ("attribute_relevance",)),
+        evaluators=evaluators,
+        device=device,
+        dtype=dtype,
+    )
     perplexity = Perplexity(model, device=device, dtype=dtype)
     return {
         "attribute_relevance": ctrleval["attribute_relevance"],
@@ -159,12 +177,13 @@ def held_out_scorer(
     generations_per_prompt: int = 1,
     model: str = "smollm2-135m",
     task: str = "sentiment",
+    evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
 ) -> GenerationScorer:
     """Return a callback that scores completions of validation prefixes during training."""
     return GenerationScorer(
-        held_out_scores(model, task, device, dtype),
+        held_out_scores(model, task, evaluators, device, dtype),
         build_prompts(prefixes, labels, template),
         generations_per_prompt=generations_per_prompt,
     )
@@ -177,15 +196,18 @@ def before_after(
     generations_per_prompt: int = 4,
     model: str = "smollm2-135m",
     task: str = "sentiment",
+    evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
+    judges: Mapping[str, Component | Scorer | AUC] | None = None,
 ) -> BeforeAfter:
     """Return a callback that compares the untuned and the selected policy on test prefixes.
 
-    Nothing else sees the test prefixes.
+    Nothing else sees the test prefixes. The judges see nothing but these texts.
     """
     return BeforeAfter(
-        held_out_scores(model, task, device, dtype),
+        held_out_scores(model, task, evaluators, device, dtype),
         build_prompts(prefixes, labels, template),
         generations_per_prompt=generations_per_prompt,
+        judges=judges,
     )

@@ -57,14 +57,14 @@ def potential_difference(before: Values, after: Values, discount: float = 1.0) -
     return discount * after - before
 
 
-def tokens_outside(lengths: Values, low: float, high: float) -> Values:
-    """Return the number of tokens by which lengths are below `low` or above `high`, ≥ 0.
+def distance_outside(values: Values, low: float, high: float) -> Values:
+    """Return the amount by which values are below `low` or above `high`, ≥ 0.
 
     Examples:
-        >>> tokens_outside(np.array([2.0, 5.0, 9.0]), low=3, high=8)
+        >>> distance_outside(np.array([2.0, 5.0, 9.0]), low=3, high=8)
         array([1., 0., 1.])
     """
-    return np.maximum(low - lengths, 0.0) + np.maximum(lengths - high, 0.0)
+    return np.maximum(low - values, 0.0) + np.maximum(values - high, 0.0)
 
 
 def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> Values:

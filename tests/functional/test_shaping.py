@@ -13,11 +13,11 @@ from ctrlreward.functional.advantages import group_centred_advantages
 from ctrlreward.functional.shaping import (
     Moments,
     adaptive_kl_coef,
+    distance_outside,
     piecewise_linear,
     potential_difference,
     soft_overlong_punishment,
     standardise_rewards,
-    tokens_outside,
 )
 
 values = st.floats(-100, 100)
@@ -85,10 +85,10 @@ def test_dapo_equation_13(tokens: list[int], cache: int, rest: int) -> None:
 
 
 @given(lengths, st.integers(0, 20), st.integers(0, 20))
-def test_tokens_outside_a_window(tokens: list[int], low: int, width: int) -> None:
+def test_distance_outside_a_window(tokens: list[int], low: int, width: int) -> None:
     inside = range(low, low + width + 1)
     expected = [min(abs(length - place) for place in inside) for length in tokens]
-    assert tokens_outside(array(tokens), low, low + width).tolist() == expected
+    assert distance_outside(array(tokens), low, low + width).tolist() == expected
 
 
 @given(st.lists(st.tuples(values, values), min_size=3, max_size=3), st.floats(0, 1))

@@ -103,18 +103,20 @@ def test_the_reward_uses_the_evaluators_after_the_text(model: str) -> None:
     assert batch.components["attribute_relevance"].tolist() == relevance.tolist()
 
 
-def test_only_texts_below_the_floor_are_punished(model: str) -> None:
-    texts = Samples(["the food was good", "a bad room"], labels=["positive", "negative"])
+def test_texts_outside_the_range_of_likelihood_cost(model: str) -> None:
+    texts = Samples(["the food was good", "a bad room", "so it was"], labels=["positive"] * 3)
     likely = Perplexity(model).score(texts)["log_likelihood"]
-    floor = float(likely.mean())  # one text above it, one below
-    reward = relevance_reward(model, fluency=0.5, floor=floor)
+    least, middle, most = sorted(likely.tolist())
+    low, high = (least + middle) / 2, (middle + most) / 2
+    reward = relevance_reward(model, fluency=0.5, likelihood=(low, high))
     batch = reward(texts)
     reward.release()
     together = batch.components["log_likelihood"]  # read in one row with the prompts
     np.testing.assert_allclose(together, likely, rtol=1e-5)
-    penalty = [0.5 * (value - floor) if value < floor else 0.0 for value in together]
-    assert sorted(value == 0.0 for value in penalty) == [False, True]
-    np.testing.assert_allclose(batch.total, batch.components["attribute_relevance"] + penalty)
+    cost = [0.5 * max(low - value, value - high, 0.0) for value in together]
+    assert sorted(value == 0.0 for value in cost) == [False, False, True]
+    expected = batch.components["attribute_relevance"] - cost
+    np.testing.assert_allclose(batch.total, expected)
 
 
 def test_an_empty_text_fails_and_is_named(model: str, caplog) -> None:
