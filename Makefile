@@ -17,7 +17,6 @@ help:  ## list what there is to make
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
 
 demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
-	rm -rf runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
 
 # Two processes with a core each take half the time of one with two: tiny models gain nothing from
