@@ -76,11 +76,11 @@ class Floor:
 
 
 @cache
-def speed() -> Speed:
-    """Return the best rates of several float32 matrix products (PyTorch's and ours) and copies."""
+def speed(dtype: torch.dtype = torch.float32) -> Speed:
+    """Return the best rates of several matrix products (PyTorch's and ours) and copies."""
     best = 0.0
     for rows, inner, columns in _SIZES:
-        a, b = torch.rand(rows, inner), torch.rand(columns, inner)
+        a, b = torch.rand(rows, inner).to(dtype), torch.rand(columns, inner).to(dtype)
         for multiply in (torch.nn.functional.linear, onednn.linear):
             seconds = _fastest(lambda m=multiply, a=a, b=b: m(a, b))
             best = max(best, 2 * rows * inner * columns / seconds)
@@ -90,13 +90,19 @@ def speed() -> Speed:
     return Speed(best / 1e9, copied / 1e9)
 
 
-def measure(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) -> Floor | None:
+def measure(
+    done: Callable[[], Any],
+    needed: Callable[[], Any],
+    seconds: float,
+    dtype: torch.dtype = torch.float32,
+) -> Floor | None:
     """Return the lower bound of a run; None if it has no matrix products.
 
     Args:
         done: The run that was timed.
         needed: The same run without padding, or `done` again.
         seconds: The measured time of `done`.
+        dtype: Type of the weights; all products are taken to be of this type.
     """
     with count_cost() as cost:
         done()
@@ -106,11 +112,12 @@ def measure(done: Callable[[], Any], needed: Callable[[], Any], seconds: float) 
             needed()
     if not cost.flops:
         return None
-    peak = speed()
+    peak = speed(dtype)
+    size = dtype.itemsize / 4  # counted as four bytes
     # For a single row, PyTorch may pick an attention kernel that does more operations.
     flops = min(needed_cost.flops, cost.flops)
-    floor_s = max(flops / peak.gflops, cost.bytes / peak.gbytes) / 1e9
-    return Floor(flops / 1e9, cost.flops / 1e9, cost.bytes / 1e9, floor_s, floor_s / seconds)
+    floor_s = max(flops / peak.gflops, size * cost.bytes / peak.gbytes) / 1e9
+    return Floor(flops / 1e9, cost.flops / 1e9, size * cost.bytes / 1e9, floor_s, floor_s / seconds)
 
 
 @contextmanager

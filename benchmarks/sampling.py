@@ -83,7 +83,8 @@ def main() -> None:
     }
     for case, rows in cases.items():
         row = compare(
-            SUITE, case, lambda r=rows: ours(r), lambda r=rows: peer(r), options.runs, "generate"
+            *(SUITE, case, lambda r=rows: ours(r), lambda r=rows: peer(r), options.runs),
+            *("generate", None, getattr(torch, options.dtype)),
         )
         assert row.floor is not None
         speeds = [len(rows) * tokens / seconds for seconds in (row.ours_s, row.peer_s)]

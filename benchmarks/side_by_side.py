@@ -134,6 +134,7 @@ def compare(
     runs: int,
     peer_name: str = "plain",
     needed: Work | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Row:
     """Time two sides in alternating runs after a warm-up of each, and print the row.
 
@@ -146,6 +147,7 @@ def compare(
         peer_name: Name of the other side.
         needed: Our side without padding, whose operations make the lower bound of the run time;
             None takes `ours`.
+        dtype: Type of our side's weights.
     """
     ours(), peer()
     pairs = []
@@ -168,7 +170,7 @@ def compare(
         None if a is None or b is None else float(np.abs(a - b).max()),
         peak_mib(ours),
         peak_mib(peer),
-        floor.measure(ours, needed or ours, median_s),
+        floor.measure(ours, needed or ours, median_s, dtype),
     )
     print_row(row)
     return row
