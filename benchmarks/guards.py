@@ -48,8 +48,9 @@ def train(guard: str, seed: int, steps: int, run: Path) -> None:
     config["seed_everything"] = seed
     config["model"]["init_args"]["reward"]["init_args"] |= GUARDS[guard]
     trainer = config["trainer"]
-    logger, scorer = trainer["logger"][0], trainer["callbacks"][0]
+    (logger,) = trainer["logger"]
     logger["init_args"]["folder"] = str(run)
+    (scorer,) = (c for c in trainer["callbacks"] if c["class_path"].endswith("held_out_scorer"))
     changes = {"logger": logger, "callbacks": [scorer], "max_steps": steps, "max_time": None}
     trainer |= {**changes, "default_root_dir": str(run), "enable_checkpointing": False}
     given = run.with_suffix(".yaml")
