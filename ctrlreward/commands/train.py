@@ -79,7 +79,7 @@ class TrainCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Raise before anything is built if a logger of the configuration is not installed."""
-        if "WandbLogger" in str(self.config.trainer.logger):  # one logger, a list, a bool or None
+        if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
 

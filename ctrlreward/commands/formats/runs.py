@@ -26,6 +26,7 @@ LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
 # Columns that loggers add to the metrics.
 _STEPS = ("trainer/global_step", "step", "_step")
 _BOOKKEEPING = {*_STEPS, "epoch"}
+_SCORED_STEP = "/scored_step"
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ def _with_report(run: Run, summary: Path) -> Run:
     report = _read_json_object(summary) if summary.is_file() else {}
     measured = {f"after/{name}": v for name, v in _numbers(report.get("after", {})).items()}
     measured |= _numbers({name: report[name] for name in ("difference",) if name in report})
+    judges = report.get("judges", {})
+    measured |= _numbers({f"judges/{name}": judge["after"] for name, judge in judges.items()})
     measured.pop("after/generations", None)
     return Run(run.name, {"": {**run.studies[""], **_single_system(measured)}}, run.curves)
 
@@ -149,10 +152,17 @@ def _history_row(row: Mapping[str, Any], path: Path) -> LoggedStep:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a row without tables, images, steps and W&B's own keys."""
+    """Return the metrics of a row without tables, images, steps and W&B's own keys.
+
+    The summary of a W&B run may have several values of a metric; its last one counts.
+    """
     metrics = {}
     for name, value in row.items():
-        if name in _BOOKKEEPING or name.startswith("_") or isinstance(value, bool):
+        if name in _BOOKKEEPING or name.startswith("_") or name.endswith(_SCORED_STEP):
+            continue
+        if isinstance(value, dict) and "last" in value:
+            value = value["last"]
+        if isinstance(value, bool):
             continue
         if value is None or value in ("NaN", "Infinity", "-Infinity"):  # as loggers write them
             metrics[name] = nan

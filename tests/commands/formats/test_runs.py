@@ -83,6 +83,7 @@ def test_folder_of_our_logger_with_the_report(tmp_path: Path) -> None:
         "score": "x",
         "after": {"x": 0.8, "fail_rate": 0.0, "generations": 16},
         "difference": None,
+        "judges": {"lexicon": {"before": 0.5, "after": 0.9, "difference_ci95": [0.3, 0.5]}},
     }
     write(tmp_path / "summary.json", json.dumps(report))
     added = read_run(str(tmp_path)).studies[""]
@@ -90,6 +91,7 @@ def test_folder_of_our_logger_with_the_report(tmp_path: Path) -> None:
         "after/x": 0.8,
         "after/fail_rate": 0.0,
         "difference": NAN,
+        "judges/lexicon": 0.9,
     }
 
 
@@ -146,9 +148,10 @@ def test_an_incomplete_file_of_wandb(offline: Path, tmp_path: Path) -> None:
 def test_summary_of_wandb_without_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     summary = {"_step": 3, "_timestamp": 1.0, "epoch": 2, "x": 0.5, "bad": "NaN", "t": {"a": 1}}
+    summary |= {"score/y": {"max": 0.75, "last": 0.25}, "score/scored_step": 10}
     write(tmp_path / "files" / "wandb-summary.json", json.dumps(summary))
     run = read_run(str(tmp_path))
-    assert run.studies == {"": {"x": {"run": 0.5}, "bad": {"run": NAN}}}
+    assert run.studies == {"": {"x": {"run": 0.5}, "bad": {"run": NAN}, "score/y": {"run": 0.25}}}
     assert run.curves == {}
 
 
