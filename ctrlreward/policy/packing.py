@@ -33,14 +33,15 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     Yields:
         The product of the output layer, with the arguments of `torch.nn.functional.linear`.
     """
-    if sum(parameter.numel() for parameter in model.parameters()) > _MOST_WEIGHTS:
+    weights_in_all = sum(parameter.numel() for parameter in model.parameters())
+    if weights_in_all > _MOST_WEIGHTS or torch.is_autocast_enabled("cpu"):
         yield linear
         return
     weights = _weights(model)
     for layer, weight in weights.items():
-        layer.forward = _Packed(layer.forward, weight, layer.bias, rows)
+        layer.forward = _Packed(layer, weight, rows)
     output = model.get_output_embeddings()
-    packed_output = _Packed(output.forward, lambda: output.weight, output.bias, rows)
+    packed_output = _Packed(output, lambda: output.weight, rows)
     try:
         yield lambda hidden, weight, bias: packed_output(hidden)
     finally:
@@ -52,27 +53,21 @@ class _Packed:
     """Forward pass of a linear layer, by packed weights for one number of rows.
 
     Args:
-        plain: The layer's own forward pass, for all other numbers of rows.
-        weight: Returns the weights.
-        bias: Bias of the layer, if any.
+        layer: The layer, whose own forward pass takes all other inputs.
+        weight: Returns the weights to pack.
         rows: That number of rows.
     """
 
-    def __init__(
-        self,
-        plain: Callable[..., Tensor],
-        weight: Callable[[], Tensor],
-        bias: Tensor | None,
-        rows: int,
-    ) -> None:
-        self.plain = plain
+    def __init__(self, layer: Any, weight: Callable[[], Tensor], rows: int) -> None:
+        self.plain: Callable[[Tensor], Tensor] = layer.forward
+        self.bias: Tensor | None = layer.bias
+        self.dtype: torch.dtype = layer.weight.dtype
         self.weight = weight
-        self.bias = bias
         self.rows = rows
         self.product: Product | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        if hidden.numel() != self.rows * hidden.shape[-1]:
+        if hidden.numel() != self.rows * hidden.shape[-1] or hidden.dtype != self.dtype:
             return self.plain(hidden)
         if self.product is None:
             self.product = pack(self.weight(), self.rows)

@@ -170,6 +170,16 @@ def test_large_models_are_not_packed(policy: PeftModel, monkeypatch) -> None:
         assert torch.equal(multiply(hidden, weight, None), hidden @ weight.T)
 
 
+def test_nothing_is_packed_under_autocast(policy: PeftModel, folder: str) -> None:
+    """Where plain layers multiply in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16), packed_products(policy, 5):
+        assert not any("forward" in vars(layer) for layer in policy.modules())
+    rollout = sample(policy.to(torch.float32), load_tokenizer(folder), PROMPTS, 4, 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sample(policy, load_tokenizer(folder), PROMPTS, 4, 1.0).ids.shape[0] == len(PROMPTS)
+    assert len(rollout.completions) == len(PROMPTS)
+
+
 def test_the_output_layer_may_have_a_bias(folder: str) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
