@@ -10,6 +10,7 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 import torch
 
+from ctrlreward.progress import phase
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 
@@ -86,7 +87,7 @@ def generate(
     if len(rows) == 0:
         return rows
     inputs = cast(Sequence[str], rows.prompts)
-    with fixed_randomness(seed):
+    with fixed_randomness(seed), phase(f"generating {len(inputs)} texts"):
         completions = module.complete(inputs)
     if len(completions) != len(inputs) or not all(isinstance(c, str) for c in completions):
         raise ValueError(

@@ -28,6 +28,7 @@ from ctrlreward.lightning_package import (
     is_instance,
     misconfigured,
 )
+from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns, score
@@ -300,7 +301,7 @@ class GenerationScorerMixin(CallbackMixin):
             return generate_across_ranks(module, prompts, repeats, self.seed)
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
-        with fixed_randomness(self.seed):
+        with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
             scores = self._score(step, samples)
         self._show(trainer, step, samples, scores)
         return scores

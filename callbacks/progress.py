@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, cast
 
-from ctrlreward.callbacks.report import BeforeAfterMixin, _stopped_by
+from ctrlreward.callbacks.report import BeforeAfterMixin
+from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.displays import SECONDS_PER_LINE, Log, Terminal, duration, write_line
 from ctrlreward.lightning_package import (
     CallbackMixin,
@@ -131,7 +132,7 @@ class RewardProgressBarMixin(CallbackMixin):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell why a fit ended, and after how many steps."""
         if self._state and self._state.ended is not None:
-            self._end(_stopped_by(trainer))
+            self._end(stopped_by(trainer))
         self._close()
 
     def _enter(self, phase: str) -> None:

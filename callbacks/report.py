@@ -19,16 +19,16 @@ from ctrlreward.callbacks.logged_scores import components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
-from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
+from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.lightning_package import (
     CallbackMixin,
     LightningModule,
     Trainer,
-    is_instance,
     misconfigured,
 )
 from ctrlreward.plots.curves import draw_curves
+from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, check_columns, score
@@ -237,7 +237,7 @@ class BeforeAfterMixin(CallbackMixin):
         texts, scores = read_scored_samples(path)
         missing = {key: each for key, each in self._components().items() if key not in scores}
         if missing:
-            with fixed_randomness(self.seed):
+            with fixed_randomness(self.seed), phase(f"scoring {len(texts)} texts"):
                 scores |= score(missing, texts)
             write_scored_samples(path, texts, scores)
         return texts, scores
@@ -255,7 +255,7 @@ class BeforeAfterMixin(CallbackMixin):
         summary = {
             **comparison(self.scores, self.judges, texts, {n: s for n, (_, s) in sets.items()}),
             "steps": trainer.global_step,
-            "stopped_by": _stopped_by(trainer),
+            "stopped_by": stopped_by(trainer),
             "best_checkpoint": keeper.best_adapter_path or _selected_checkpoint(trainer),
             "constraints_met": bool(keeper.best_model_path),
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
@@ -273,7 +273,7 @@ class BeforeAfterMixin(CallbackMixin):
         untuned, selected = (
             (each, scores[key]) for each, scores in (sets["before"], sets["after"])
         )
-        print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n")
+        print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
 
 
 def _selected_checkpoint(trainer: Trainer) -> str:
@@ -297,17 +297,6 @@ def _checkpoint_callback(trainer: Trainer) -> SelectingCheckpointMixin:
         "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the trainer "
         "has none: add RewardCheckpoint to its callbacks",
     )
-
-
-def _stopped_by(trainer: Trainer) -> str:
-    """Return a short reason why training ended."""
-    for callback in trainer.early_stopping_callbacks:
-        if isinstance(callback, RewardEarlyStoppingMixin) and callback.stopped_by:
-            return f"RewardEarlyStopping: {callback.stopping_reason_message}"
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if is_instance(callback, "callbacks.Timer") and (callback.time_remaining() or 1.0) <= 0:
-            return "max_time"
-    return "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "end of the data"
 
 
 def _nan_to_none(value: Any) -> Any:

@@ -8,12 +8,14 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import Mode
+from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import check_mode, is_fitting, read_metrics, rule_errors
 from ctrlreward.lightning_package import (
     CallbackMixin,
     EarlyStopping,
     LightningModule,
     Trainer,
+    is_instance,
     package_of,
 )
 from ctrlreward.selection import StopRule, StopState
@@ -174,3 +176,16 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         cause = state.stopped_by or "not_stopped"
         self.stopping_reason = reasons[cause.upper()]
         self.stopping_reason_message = state.stopping_reason or None
+
+
+def stopped_by(trainer: Trainer) -> str:
+    """Return a short reason why training ended."""
+    for callback in trainer.early_stopping_callbacks:
+        if isinstance(callback, RewardEarlyStoppingMixin) and callback.stopped_by:
+            return f"RewardEarlyStopping: {callback.stopping_reason_message}"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, ProxyGuardMixin) and callback.stop and callback.alarm:
+            return f"ProxyGuard: alarm at step {callback.alarm_step}"
+        if is_instance(callback, "callbacks.Timer") and (callback.time_remaining() or 1.0) <= 0:
+            return "max_time"
+    return "max_steps" if trainer.global_step >= trainer.max_steps > 0 else "end of the data"

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ import torch
 import wandb
 import yaml
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from wandb.proto import wandb_internal_pb2
+from wandb_runs import read_runs
 
 from ctrlreward.callbacks import (
     BeforeAfter,
@@ -331,7 +330,7 @@ EXPECTED = [
     r"`Trainer.fit` stopped: `max_steps=\d+` reached\.",
     r"Seed set to 0",
     r"moved the last run from .* to .*",
-    r"wandb: .*",
+    r"Weights & Biases: wandb sync .*",
 ]
 
 
@@ -404,38 +403,17 @@ def test_the_report_covers_the_whole_run(resumed: Resumed) -> None:
     assert (resumed.folder / "config.yaml").exists()
 
 
-def records(path: Path) -> Iterator[wandb_internal_pb2.Record]:
-    """Yield the records of a `.wandb` file: LevelDB's log format after a header of 7 bytes.
-
-    A block has 32 KiB. Each piece of a record starts with 4 bytes of checksum, 2 of length and 1 of
-    kind: whole (1), first (2), middle (3) or last (4).
-    """
-    content = path.read_bytes()
-    assert content[:4] == b":W&B"
-    position, record = 7, b""
-    while position + 7 <= len(content):
-        left = 32768 - position % 32768
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
-        record += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            yield wandb_internal_pb2.Record.FromString(record)
-            record = b""
-
-
 def test_the_offline_run_of_wandb_has_the_curves(resumed: Resumed) -> None:
-    last = max((resumed.folder / "wandb").glob("offline-run-*/*.wandb"))
-    logged: dict[int, float] = {}
-    for record in records(last):
-        row = {
-            item.key or "/".join(item.nested_key): json.loads(item.value_json)
-            for item in record.history.item
-        }
-        if "score/attribute_relevance" in row:
-            logged[row["trainer/global_step"]] = row["score/attribute_relevance"]
+    killed, rest = read_runs(resumed.folder)
+    assert killed.id == rest.id
     steps, values = curve(resumed.history, "score/attribute_relevance")
-    assert list(logged) == [5, 7, 9]  # the steps before the kill are in another W&B run
-    assert logged == pytest.approx(dict(zip(steps[2:], values[2:], strict=True)))
+    scored = dict(zip([step + 1 for step in steps], values, strict=True))
+    curves = [run.curve("score/scored_step", "score/attribute_relevance") for run in (killed, rest)]
+    # A killed process loses up to a second of rows.
+    assert list(curves[0]) == [2, 4][: len(curves[0])]
+    assert list(curves[1]) == [6, 8, 10]
+    for one in curves:
+        assert one == pytest.approx({step: scored[step] for step in one})
+    assert rest.summary["report"] == resumed.summary
+    (adapter,) = rest.models()
+    assert f"step-{rest.summary['selected/step']}" in adapter.aliases
