@@ -40,14 +40,17 @@ _KNOWN_WARNINGS = (
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
 
-# Beginnings of log messages of the same kind, by logger.
+# Beginnings of log messages of the same kind, by logger. Where `lightning` is imported, too, it logs
+# the messages of pytorch_lightning.
+_LIGHTNING = (
+    "💡 Tip",  # advertises other packages
+    "GPU available: False",
+    "TPU available: False",
+    "`Trainer(",  # repeats an option: "`Trainer(val_check_interval=1)` was configured so …"
+)
 _KNOWN_MESSAGES = {
-    "pytorch_lightning.utilities.rank_zero": (
-        "💡 Tip",  # advertises other packages
-        "GPU available: False",
-        "TPU available: False",
-        "`Trainer(",  # repeats an option: "`Trainer(val_check_interval=1)` was configured so …"
-    ),
+    "pytorch_lightning.utilities.rank_zero": _LIGHTNING,
+    "lightning.pytorch.utilities.rank_zero": _LIGHTNING,
     "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # nothing uses it
 }
 
