@@ -40,8 +40,8 @@ _KNOWN_WARNINGS = (
     ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
 )
 
-# Beginnings of log messages of the same kind, by logger. Where `lightning` is imported, too, it logs
-# the messages of pytorch_lightning.
+# Beginnings of log messages of the same kind, by logger. Where `lightning` is imported, too, it
+# logs the messages of pytorch_lightning.
 _LIGHTNING = (
     "💡 Tip",  # advertises other packages
     "GPU available: False",
