@@ -342,7 +342,7 @@ def unexpected(said: str) -> list[str]:
 def test_a_log_shows_each_phase_and_nothing_useless(resumed: Resumed) -> None:
     assert unexpected(resumed.said) == [], resumed.said
     phases = re.findall(
-        r"^\S+ (\w+): step (\d+) of (?:at most )?10, [^|]*$", resumed.said, re.MULTILINE
+        r"^\S+ (\w+): step (\d+) of (?:at most )?10, [^|\n]*$", resumed.said, re.MULTILINE
     )
     assert phases[:4] == [("start", "0"), ("before", "0"), ("training", "0"), ("validation", "2")]
     assert re.search(r"validation: step 2 of 10, reward/total \S+, \d+ s left", resumed.said)
