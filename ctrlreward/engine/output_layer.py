@@ -206,6 +206,6 @@ def logit_blocks(
                 values *= scale
             if cap is not None:
                 values = cap * torch.tanh(values / cap)
-            yield values if temperature == 1 else values / temperature
+            yield values if temperature == 1 else values.div_(temperature)
 
     return logits

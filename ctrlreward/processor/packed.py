@@ -35,8 +35,9 @@ def pack(weight: Tensor, rows: int) -> Product | None:
         return None
     if weight.dtype == torch.float32 and _mkl_packs():
         packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, rows)
-        # The plain weights give the shape; they would be read for another number of rows.
-        return lambda hidden, bias: torch.ops.mkl._mkl_linear(hidden, packed, weight, bias, rows)
+        # The plain weights would be read for another number of rows; here they give the shape.
+        shape = weight.new_empty(1, 1).expand(weight.shape)
+        return lambda hidden, bias: torch.ops.mkl._mkl_linear(hidden, packed, shape, bias, rows)
     if weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and _has_bfloat16()):
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
         multiply = torch.ops.mkldnn._linear_pointwise
