@@ -1,8 +1,9 @@
 """Decoding: tokens drawn from a policy, several rows per prompt.
 
-What `generate` of transformers does with plain sampling, with three savings: equal prompts are read
-once, tokens are drawn from the cumulative distribution (on two AVX2 cores `torch.multinomial` takes
-a seventh of a rollout), and the products of the loop use packed weights (`packed_products`).
+The work of `generate` of transformers with plain sampling, and its distribution, with four
+savings: equal prompts are read once, tokens are drawn by cumulative probabilities
+(`torch.multinomial` took a seventh of a rollout on two cores), the key-value cache is written in
+place (`kv_cache`), and the products of the loop use packed weights (`packing`).
 """
 
 from __future__ import annotations

@@ -14,11 +14,18 @@ class _RoomyLayer(DynamicLayer):
 
     `DynamicLayer` copies all of them at each token.
 
-    Attributes:
-        room: Tensors that begin with the keys and the values.
+    Args:
+        layer: Layer with the keys and values of the prompts.
+        tokens: Largest number of tokens that will be added.
     """
 
-    room: tuple[Tensor, Tensor]
+    def __init__(self, layer: DynamicLayer, tokens: int) -> None:
+        super().__init__()
+        assert layer.keys is not None
+        assert layer.values is not None
+        self.lazy_initialization(layer.keys, layer.values)
+        self.keys, self.values = layer.keys, layer.values
+        self.room = (_longer(layer.keys, tokens), _longer(layer.values, tokens))
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -32,6 +39,14 @@ class _RoomyLayer(DynamicLayer):
         return self.keys, self.values
 
 
+def _longer(states: Tensor, tokens: int) -> Tensor:
+    """Return a copy with room for more tokens, shape (rows, heads, length + tokens, width)."""
+    rows, heads, length, width = states.shape
+    longer = states.new_empty(rows, heads, length + tokens, width)
+    longer[:, :, :length] = states
+    return longer
+
+
 def make_room(cache: Any, tokens: int) -> None:
     """Give the layers of a cache room for more tokens, in place; caches of other kinds stay.
 
@@ -39,15 +54,7 @@ def make_room(cache: Any, tokens: int) -> None:
         cache: Cache after the prompts were read.
         tokens: Largest number of tokens that will be added.
     """
-    if not isinstance(cache, DynamicCache):
-        return
-    for layer in cache.layers:
-        if type(layer) is not DynamicLayer or not layer.get_seq_length():
-            continue
-        room = []
-        for states in (layer.keys, layer.values):
-            rows, heads, length, width = states.shape
-            room.append(states.new_empty(rows, heads, length + tokens, width))
-            room[-1][:, :, :length] = states
-        layer.__class__ = _RoomyLayer
-        layer.room = tuple(room)
+    if isinstance(cache, DynamicCache):
+        for i, layer in enumerate(cache.layers):
+            if type(layer) is DynamicLayer and layer.get_seq_length():
+                cache.layers[i] = _RoomyLayer(layer, tokens)
