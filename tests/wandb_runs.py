@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,9 +81,20 @@ def put(into: dict[str, Any], item: Any) -> None:
 
 
 def read_runs(folder: Path) -> list[OfflineRun]:
-    """Finish all runs and return those of a folder, oldest first."""
+    """Finish all runs and return those of a folder, oldest first.
+
+    The service may still write for a moment after `teardown`: waits until the files have been the
+    same for half a second.
+    """
     wandb.finish()
-    wandb.teardown()  # waits until the service has written the files
+    wandb.teardown()
+    sizes: list[int] = []
+    for _ in range(40):
+        time.sleep(0.25)
+        before = sizes[-2:]
+        sizes.append(sum(file.stat().st_size for file in folder.glob("wandb/*/*.wandb")))
+        if sizes[-1] > 7 and before == [sizes[-1]] * 2:  # a header has seven bytes
+            break
     return read_files(folder)
 
 

@@ -197,15 +197,25 @@ def logit_blocks(
     layer_biases = repeat(None) if layer.bias is None else layer.bias.split(words)
     final_biases = repeat(None) if final is None else final.split(words, dim=-1)
 
+    is_linear = layer.bias is None and final is None and cap is None
+
+    def transformed(values: Tensor, final_bias: Tensor | None) -> Tensor:
+        if final_bias is not None:
+            values += final_bias
+        if scale != 1:
+            values *= scale
+        if cap is not None:
+            values = cap * torch.tanh(values / cap)
+        return values if temperature == 1 else values.div_(temperature)
+
     def logits(hidden: Tensor) -> Iterator[Tensor]:
+        # A factor of the states saves passes over the logits, which are a hundred times as large.
+        # In bfloat16 it would round the states.
+        folded = is_linear and hidden.dtype == torch.float32
+        if folded and scale != temperature:
+            hidden = hidden * (scale / temperature)
         for weight, bias, final_bias in zip(weights, layer_biases, final_biases, strict=False):
             values = multiply(hidden, weight, bias).float()
-            if final_bias is not None:
-                values += final_bias
-            if scale != 1:
-                values *= scale
-            if cap is not None:
-                values = cap * torch.tanh(values / cap)
-            yield values if temperature == 1 else values.div_(temperature)
+            yield values if folded else transformed(values, final_bias)
 
     return logits

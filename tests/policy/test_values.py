@@ -147,13 +147,14 @@ def test_truncated_completions_do_not_train_the_values(
     assert ((weights.sum(dim=1) > 0) == rollout.ended).all()
 
 
-def test_learns_to_say_a_and_to_predict_returns(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]
-) -> None:
-    """With one completion per prompt; later updates clip ratios and values.
-
-    Stops before all completions are equal, when no variance would be left to explain.
-    """
+def trained(
+    tuner: Callable[..., PolicyTuner],
+    fit: Callable[..., pl.Trainer],
+    prompts: int,
+    steps: int,
+    policy_learns: bool,
+) -> list[dict[str, float]]:
+    """Return the logged metrics of each step; later updates clip ratios and values."""
     module = tuner(
         algorithm="ppo",
         group_size=1,
@@ -163,20 +164,37 @@ def test_learns_to_say_a_and_to_predict_returns(
         critic=Critic(coef=0.5),
     )
     pl.seed_everything(1, verbose=False)
+    module.configure_model()
+    if not policy_learns:
+        module.policy.requires_grad_(False)
     logs: list[dict[str, float]] = []
     module.on_train_batch_end = lambda *_: logs.append(  # type: ignore[method-assign]
         {name: value.item() for name, value in module.trainer.callback_metrics.items()}
     )
-    many = Samples(texts=["ab", "cd", "f"] * 5)
+    many = Samples(texts=["ab", "cd", "f"] * (prompts // 3))
     module.transfer_batch_to_device = lambda *_: many  # type: ignore[method-assign]
-    fit(module, 20)
+    fit(module, steps)
+    return logs
+
+
+def test_learns_to_say_a(tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]) -> None:
+    """With one completion per prompt."""
+    logs = trained(tuner, fit, prompts=15, steps=20, policy_learns=True)
     rewards = [log["reward/total"] for log in logs]
-    explained = [log["policy/explained_variance"] for log in logs]
     assert rewards[0] < 0.25
     assert sum(rewards[-3:]) / 3 > rewards[0] + 0.4
-    assert explained[0] == 0  # the same for all
-    assert sum(explained[-3:]) / 3 > 0.3
     assert max(log["policy/clip_fraction"] for log in logs) > 0
+
+
+def test_learns_to_predict_the_returns_of_a_frozen_policy(
+    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer]
+) -> None:
+    """Over seeds 0 to 9, the last ten explain 0.09 to 0.16 of the variance, the first few none."""
+    logs = trained(tuner, fit, prompts=120, steps=60, policy_learns=False)
+    explained = [log["policy/explained_variance"] for log in logs]
+    assert explained[0] == 0  # the same for all
+    assert sum(explained[1:4]) / 3 < 0
+    assert sum(explained[-10:]) / 10 > 0.05
 
 
 def test_the_checkpoint_holds_the_value_head_and_the_exported_adapter_does_not(

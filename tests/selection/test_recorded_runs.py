@@ -14,7 +14,7 @@ import pytest
 from ctrlreward.plots.curves import curve
 from ctrlreward.selection import BestRule
 
-RUNS = Path(__file__).parent / "runs"
+RUNS = Path(__file__).parent / "recorded"
 RELEVANCE, DIVERSITY, PERPLEXITY = (
     f"score/{name}" for name in ("attribute_relevance", "distinct_2", "perplexity")
 )
