@@ -81,12 +81,18 @@ def put(into: dict[str, Any], item: Any) -> None:
 
 
 def read_runs(folder: Path) -> list[OfflineRun]:
-    """Finish all runs and return those of a folder, oldest first.
-
-    The service may still write for a moment after `teardown`: waits until the files have been the
-    same for half a second.
-    """
+    """Finish all runs and return those of a folder, oldest first."""
     wandb.finish()
+    wait_for_files(folder)
+    return read_files(folder)
+
+
+def wait_for_files(folder: Path) -> None:
+    """End wandb's service, and wait until the runs of a folder are on disk.
+
+    The service may still write for a moment after `teardown`: the files are ready when they have
+    been the same for half a second.
+    """
     wandb.teardown()
     sizes: list[int] = []
     for _ in range(40):
@@ -95,7 +101,6 @@ def read_runs(folder: Path) -> list[OfflineRun]:
         sizes.append(sum(file.stat().st_size for file in folder.glob("wandb/*/*.wandb")))
         if sizes[-1] > 7 and before == [sizes[-1]] * 2:  # a header has seven bytes
             break
-    return read_files(folder)
 
 
 def read_files(folder: Path) -> list[OfflineRun]:

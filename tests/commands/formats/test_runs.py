@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import wandb
 from pytorch_lightning.loggers import CSVLogger
+from wandb_runs import wait_for_files
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.commands.formats.runs import read_run
@@ -119,7 +120,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for step in range(STEPS):
             row = {"trainer/global_step": 10 * step, "score/x": step / 8, LONG: 1}
             run.log(row if step else row | {"table": wandb.Table(["a"], [[1]]), "bad": math.nan})
-    wandb.teardown()  # its service may still be writing the end of the file
+    wait_for_files(folder)
     (run_folder,) = (folder / "wandb").glob("offline-run-*")
     return run_folder
 
