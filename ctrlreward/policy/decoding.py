@@ -99,7 +99,8 @@ def draw(logits: Tensor) -> Tensor:
     cores, AVX2), a tenth of a token.
 
     Args:
-        logits: Shape (n, vocabulary).
+        logits: Shape (n, vocabulary). Overwritten: to map new memory of their size takes longer
+            than the exponentials.
 
     Returns:
         Tokens, shape (n,).
@@ -107,10 +108,10 @@ def draw(logits: Tensor) -> Tensor:
     Raises:
         RuntimeError: A row has a NaN, or an infinite probability.
     """
-    probabilities = logits.softmax(dim=-1)
-    if missing := -probabilities.shape[1] % _BLOCK:
-        probabilities = torch.nn.functional.pad(probabilities, (0, missing))
-    blocks = probabilities.unflatten(1, (-1, _BLOCK))
+    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
+    if missing := -weights.shape[1] % _BLOCK:
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    blocks = weights.unflatten(1, (-1, _BLOCK))
     cumulative = blocks.sum(dim=-1).double().cumsum(dim=-1)
     total = cumulative[:, -1:]
     if not torch.isfinite(total).all():

@@ -40,9 +40,12 @@ class _RoomyLayer(DynamicLayer):
 
 
 def _longer(states: Tensor, tokens: int) -> Tensor:
-    """Return a copy with room for more tokens, shape (rows, heads, length + tokens, width)."""
+    """Return a copy with room for more tokens, shape (rows, heads, length + tokens, width).
+
+    In memory, the heads of a token are neighbours: a new token is one block per row.
+    """
     rows, heads, length, width = states.shape
-    longer = states.new_empty(rows, heads, length + tokens, width)
+    longer = states.new_empty(rows, length + tokens, heads, width).transpose(1, 2)
     longer[:, :, :length] = states
     return longer
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft.tuners import lora
@@ -17,14 +18,25 @@ from ctrlreward.processor.packed import Product, pack
 # 4 GiB in float32. The packed copy of a larger model might not fit into the memory.
 _MOST_WEIGHTS = 2**30
 
+# 1 GiB in float32. The packed weights of smaller models stay in memory until the next call.
+_MOST_KEPT = 2**28
+
+_Source = tuple[Tensor, int, int, int]  # weights, their address and version, number of rows
+_Kept = dict[nn.Module, tuple[_Source | None, Product]]
+_kept: WeakKeyDictionary[nn.Module, _Kept] = WeakKeyDictionary()
+
 
 @contextmanager
 def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     """Compute the products of `rows` rows with packed weights inside the context.
 
-    A layer is packed when it first sees that number of rows, and freed at the end. In float32 the
-    adapter is merged into the packed weights. In bfloat16 it stays beside them: merged weights
-    would be rounded, and the policy that samples would not be the one that learns.
+    A layer is packed when it first sees that number of rows. In float32 the adapter is merged into
+    the packed weights. In bfloat16 it stays beside them: merged weights would be rounded, and the
+    policy that samples would not be the one that learns.
+
+    Packed weights of up to 1 GiB are kept for the next call. It packs again what may have changed,
+    in the memory of before: to map 430 MB anew took 0.1 to 0.6 s of a rollout of 2.5 s
+    (SmolLM2-135M, 32 rows).
 
     Args:
         model: The policy, in eval mode.
@@ -37,11 +49,12 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     if weights_in_all > _MOST_WEIGHTS or torch.is_autocast_enabled("cpu"):
         yield linear
         return
+    kept = _kept.setdefault(model, {}) if weights_in_all <= _MOST_KEPT else {}
     weights = _weights(model)
     for layer, weight in weights.items():
-        layer.forward = _Packed(layer, weight, rows)
+        layer.forward = _Packed(layer, weight, rows, kept)
     output = model.get_output_embeddings()
-    packed_output = _Packed(output, lambda: output.weight, rows)
+    packed_output = _Packed(output, lambda: output.weight, rows, kept)
     try:
         yield lambda hidden, weight, bias: packed_output(hidden)
     finally:
@@ -56,9 +69,12 @@ class _Packed:
         layer: The layer, whose own forward pass takes all other inputs.
         weight: Returns the weights to pack.
         rows: That number of rows.
+        kept: Products of earlier calls by layer, each with what it was packed from.
     """
 
-    def __init__(self, layer: Any, weight: Callable[[], Tensor], rows: int) -> None:
+    def __init__(self, layer: Any, weight: Callable[[], Tensor], rows: int, kept: _Kept) -> None:
+        self.layer = layer
+        self.kept = kept
         self.plain: Callable[[Tensor], Tensor] = layer.forward
         self.bias: Tensor | None = layer.bias
         self.dtype: torch.dtype = layer.weight.dtype
@@ -70,12 +86,30 @@ class _Packed:
         if hidden.numel() != self.rows * hidden.shape[-1] or hidden.dtype != self.dtype:
             return self.plain(hidden)
         if self.product is None:
-            self.product = pack(self.weight(), self.rows)
+            self.product = self._pack()
             if self.product is None:
                 self.rows = 0  # never again
                 return self.plain(hidden)
         flat = hidden.reshape(self.rows, -1)
         return self.product(flat, self.bias).view(*hidden.shape[:-1], -1)
+
+    def _pack(self) -> Product | None:
+        weight = self.weight()
+        source = _source(weight, self.rows)
+        before, product = self.kept.pop(self.layer, (None, None))
+        if source is None or before is None or before[0] is not weight or before[1:] != source[1:]:
+            product = None  # first, so that the new one takes its memory
+            product = pack(weight, self.rows)
+        if product is not None:
+            self.kept[self.layer] = source, product
+        return product
+
+
+def _source(weight: Tensor, rows: int) -> _Source | None:
+    """Return what tells frozen weights from changed ones; None for weights that learn."""
+    if not isinstance(weight, nn.Parameter) or weight.requires_grad or weight.is_inference():
+        return None
+    return weight, weight.data_ptr(), weight._version, rows
 
 
 def _weights(model: nn.Module) -> dict[nn.Module, Callable[[], Tensor]]:

@@ -43,7 +43,7 @@ def test_each_token_is_drawn_for_its_share_of_the_unit_interval(monkeypatch) -> 
     draws = 20_000
     grid = (torch.arange(draws, dtype=torch.float64)[:, None] + 0.5) / draws
     monkeypatch.setattr(torch, "rand", lambda *_, **__: grid)
-    counts = draw(logits.expand(draws, -1)).bincount(minlength=50)
+    counts = draw(logits.repeat(draws, 1)).bincount(minlength=50)
     expected = logits.double().softmax(dim=-1) * draws
     assert (counts - expected).abs().max() <= 1.01
 
@@ -154,6 +154,43 @@ def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> 
         assert torch.equal(outputs(policy, 3), others)
     assert all(layer.forward == own[name] for name, layer in policy.named_modules())
     assert torch.equal(outputs(policy, 5), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("changed", ["lora_B", "layers.0.mlp.up_proj", "embed_tokens"])
+def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed: str) -> None:
+    torch.manual_seed(4)
+    policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
+    for _ in range(3):
+        for name, parameter in policy.named_parameters():
+            if changed in name:
+                with torch.no_grad():
+                    parameter.add_(torch.randn_like(parameter) * 0.3)
+        expected = [outputs(policy, rows) for rows in (5, 3)]
+        for rows, before in zip((5, 3), expected, strict=True):
+            with torch.inference_mode(), packed_products(policy, rows) as multiply:
+                torch.testing.assert_close(outputs(policy, rows), before, **close)
+                head = policy.get_output_embeddings()
+                hidden = torch.ones(rows, head.in_features, dtype=head.weight.dtype)
+                torch.testing.assert_close(
+                    multiply(hidden, head.weight, None), head(hidden), **close
+                )
+
+
+def test_frozen_weights_are_packed_once(policy: PeftModel, monkeypatch) -> None:
+    packed: list[torch.Size] = []
+    pack = packing.pack
+    monkeypatch.setattr(
+        packing, "pack", lambda weight, rows: packed.append(weight.shape) or pack(weight, rows)
+    )
+    head = policy.get_output_embeddings()
+    for _ in range(3):
+        with torch.inference_mode(), packed_products(policy, 5) as multiply:
+            outputs(policy, 5)
+            multiply(torch.ones(5, head.in_features), head.weight, None)
+    assert packed.count(head.weight.shape) == 1
+    assert len(packed) > 3
 
 
 def test_layers_are_restored_after_an_error(policy: PeftModel) -> None:

@@ -26,13 +26,13 @@ def main(model: str, trimmed: str) -> None:
     def sentence() -> str:
         return f"The {' '.join(draw.choices(WORDS, k=draw.randint(6, 24)))}."
 
-    texts = [" ".join(sentence() for _ in range(draw.randint(2, 5))) for _ in range(64)]
-    samples = Samples(texts, prefixes=["The"] * 64, labels=["positive"] * 64)
+    texts = [" ".join(sentence() for _ in range(draw.randint(2, 5))) for _ in range(256)]
+    samples = Samples(texts, prefixes=["The"] * 256, labels=["positive"] * 256)
     ctrleval = CTRLEval(model)
     process = psutil.Process()
     ctrleval.score(samples[:4])
     first = process.memory_info().rss
-    for start in range(0, 64, 16):
+    for start in range(0, 256, 16):
         ctrleval.score(samples[start : start + 16])
     print((process.memory_info().rss - first) / 2**20)
 
