@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from peft.tuners import lora
+from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from ctrlreward.processor.onednn import linear
@@ -50,11 +51,11 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
         yield linear
         return
     kept = _kept.setdefault(model, {}) if weights_in_all <= _MOST_KEPT else {}
-    weights = _weights(model)
+    weights, adapted = _weights(model), _adapted(model)
     for layer, weight in weights.items():
-        layer.forward = _Packed(layer, weight, rows, kept)
+        layer.forward = _Packed(layer, weight, rows, layer in adapted, kept)
     output = model.get_output_embeddings()
-    packed_output = _Packed(output, lambda: output.weight, rows, kept)
+    packed_output = _Packed(output, lambda: output.weight, rows, output in adapted, kept)
     try:
         yield lambda hidden, weight, bias: packed_output(hidden)
     finally:
@@ -69,11 +70,16 @@ class _Packed:
         layer: The layer, whose own forward pass takes all other inputs.
         weight: Returns the weights to pack.
         rows: That number of rows.
+        adapted: Whether the layer has an adapter. peft merges it by changes of `weight.data`, which
+            leave no trace in the version of the weights.
         kept: Products of earlier calls by layer, each with what it was packed from.
     """
 
-    def __init__(self, layer: Any, weight: Callable[[], Tensor], rows: int, kept: _Kept) -> None:
+    def __init__(
+        self, layer: Any, weight: Callable[[], Tensor], rows: int, adapted: bool, kept: _Kept
+    ) -> None:
         self.layer = layer
+        self.adapted = adapted
         self.kept = kept
         self.plain: Callable[[Tensor], Tensor] = layer.forward
         self.bias: Tensor | None = layer.bias
@@ -95,7 +101,7 @@ class _Packed:
 
     def _pack(self) -> Product | None:
         weight = self.weight()
-        source = _source(weight, self.rows)
+        source = None if self.adapted else _source(weight, self.rows)
         before, product = self.kept.pop(self.layer, (None, None))
         if source is None or before is None or before[0] is not weight or before[1:] != source[1:]:
             product = None  # first, so that the new one takes its memory
@@ -130,6 +136,12 @@ def _weights(model: nn.Module) -> dict[nn.Module, Callable[[], Tensor]]:
             weights[layer] = partial(getattr, layer, "weight")
     weights.pop(model.get_output_embeddings(), None)  # type: ignore[operator]
     return weights
+
+
+def _adapted(model: nn.Module) -> set[nn.Module]:
+    """Return the layers of adapters and the layers that they adapt."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    return {*layers, *(layer.get_base_layer() for layer in layers)}  # type: ignore[misc]
 
 
 def _can_merge(layer: Any) -> bool:

@@ -178,6 +178,23 @@ def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed:
                 )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_may_be_merged_between_rollouts(folder: str, dtype: Any) -> None:
+    """Into frozen weights, whose version stays the same."""
+    torch.manual_seed(4)
+    policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
+    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
+    for _ in range(3):
+        for name, parameter in policy.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.6)
+        policy.merge_adapter()
+        expected = outputs(policy, 5)
+        with packed_products(policy, 5):
+            torch.testing.assert_close(outputs(policy, 5), expected, **close)
+        policy.unmerge_adapter()
+
+
 def test_frozen_weights_are_packed_once(policy: PeftModel, monkeypatch) -> None:
     packed: list[torch.Size] = []
     pack = packing.pack
