@@ -141,7 +141,7 @@ def _weights(model: nn.Module) -> dict[nn.Module, Callable[[], Tensor]]:
 def _adapted(model: nn.Module) -> set[nn.Module]:
     """Return the layers of adapters and the layers that they adapt."""
     layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
-    return {*layers, *(layer.get_base_layer() for layer in layers)}  # type: ignore[misc]
+    return {*layers, *(layer.get_base_layer() for layer in layers)}
 
 
 def _can_merge(layer: Any) -> bool:
