@@ -135,18 +135,16 @@ def sample(
     attention = torch.tensor(batch.attention_mask, device=model.device)
     rows = [distinct.index(prompt) for prompt in prompts]
     end = _end_tokens(model).to(ids.device)
-    with torch.inference_mode():  # 3 % faster than `no_grad`
-        new = decode(
-            model,
-            family.decoder(model),
-            (ids, attention),
-            rows,
-            max_new_tokens,
-            temperature,
-            end,
-            tokenizer.pad_token_id,
-        )
-    new = new.clone()  # inference tensors cannot be saved for a backward pass
+    new = decode(
+        model,
+        family.decoder(model),
+        (ids, attention),
+        rows,
+        max_new_tokens,
+        temperature,
+        end,
+        tokenizer.pad_token_id,
+    ).clone()  # inference tensors cannot be saved for a backward pass
     mask = completion_mask(new, end)
     is_text = mask.bool() & ~torch.isin(new, end)
     completions = tokenizer.batch_decode(

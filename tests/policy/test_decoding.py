@@ -22,16 +22,22 @@ from ctrlreward.weights.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+CLOSE = {"float32": {"rtol": 1e-4, "atol": 1e-5}, "bfloat16": {"rtol": 5e-2, "atol": 5e-2}}
 PROMPTS = ["ab", "f", "ab", "abcdef", "f", "ab"]
+
+
+def draw_adapter(policy: PeftModel, std: float) -> None:
+    """Give the adapter an effect; untrained, it has none."""
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=std)
 
 
 @pytest.fixture
 def policy(folder: str) -> PeftModel:
     torch.manual_seed(4)
     policy = load_policy(folder, LoRA(4, "float32"), "cpu").eval()
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+    draw_adapter(policy, std=0.3)
     return policy
 
 
@@ -135,9 +141,7 @@ def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> 
     policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
     if state == "two adapters":
         policy.add_adapter("other", policy.peft_config["default"])
-    for name, parameter in policy.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
+    draw_adapter(policy, std=0.3)
     if state == "two adapters":
         policy.base_model.set_adapter(["default", "other"])
     if state == "merged":
@@ -146,11 +150,10 @@ def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> 
         policy.base_model.disable_adapter_layers()
     own = {name: layer.forward for name, layer in policy.named_modules()}
     expected, others = outputs(policy, 5), outputs(policy, 3)
-    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
     with packed_products(policy, 5):
         assert any(layer.forward != own[name] for name, layer in policy.named_modules())
         for _ in range(2):
-            torch.testing.assert_close(outputs(policy, 5), expected, **close)
+            torch.testing.assert_close(outputs(policy, 5), expected, **CLOSE[dtype])
         assert torch.equal(outputs(policy, 3), others)
     assert all(layer.forward == own[name] for name, layer in policy.named_modules())
     assert torch.equal(outputs(policy, 5), expected)
@@ -161,7 +164,6 @@ def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> 
 def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed: str) -> None:
     torch.manual_seed(4)
     policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
-    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
     for _ in range(3):
         for name, parameter in policy.named_parameters():
             if changed in name:
@@ -170,11 +172,11 @@ def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed:
         expected = [outputs(policy, rows) for rows in (5, 3)]
         for rows, before in zip((5, 3), expected, strict=True):
             with torch.inference_mode(), packed_products(policy, rows) as multiply:
-                torch.testing.assert_close(outputs(policy, rows), before, **close)
+                torch.testing.assert_close(outputs(policy, rows), before, **CLOSE[dtype])
                 head = policy.get_output_embeddings()
                 hidden = torch.ones(rows, head.in_features, dtype=head.weight.dtype)
                 torch.testing.assert_close(
-                    multiply(hidden, head.weight, None), head(hidden), **close
+                    multiply(hidden, head.weight, None), head(hidden), **CLOSE[dtype]
                 )
 
 
@@ -183,15 +185,12 @@ def test_an_adapter_may_be_merged_between_rollouts(folder: str, dtype: Any) -> N
     """Into frozen weights, whose version stays the same."""
     torch.manual_seed(4)
     policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
-    close = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 5e-2, "atol": 5e-2}
     for _ in range(3):
-        for name, parameter in policy.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(parameter, std=0.6)
+        draw_adapter(policy, std=0.6)
         policy.merge_adapter()
         expected = outputs(policy, 5)
         with packed_products(policy, 5):
-            torch.testing.assert_close(outputs(policy, 5), expected, **close)
+            torch.testing.assert_close(outputs(policy, 5), expected, **CLOSE[dtype])
         policy.unmerge_adapter()
 
 

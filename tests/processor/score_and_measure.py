@@ -27,12 +27,12 @@ def main(model: str, trimmed: str) -> None:
         return f"The {' '.join(draw.choices(WORDS, k=draw.randint(6, 24)))}."
 
     texts = [" ".join(sentence() for _ in range(draw.randint(2, 5))) for _ in range(256)]
-    samples = Samples(texts, prefixes=["The"] * 256, labels=["positive"] * 256)
+    samples = Samples(texts, prefixes=["The"] * len(texts), labels=["positive"] * len(texts))
     ctrleval = CTRLEval(model)
     process = psutil.Process()
     ctrleval.score(samples[:4])
     first = process.memory_info().rss
-    for start in range(0, 256, 16):
+    for start in range(0, len(texts), 16):
         ctrleval.score(samples[start : start + 16])
     print((process.memory_info().rss - first) / 2**20)
 

@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -111,17 +112,17 @@ def test_resident_memory_grows_with_the_texts_only_without_trims(
     PegasusForConditionalGeneration(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     script = Path(__file__).with_name("score_and_measure.py")
-    modes = ("trimmed", "untrimmed")
-    processes = [
-        subprocess.Popen(
+
+    def growth(mode: str) -> float:
+        ended = subprocess.run(
             [sys.executable, str(script), str(folder), mode],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            capture_output=True, text=True, timeout=360, check=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for mode in modes
-    ]  # fmt: skip
-    printed = [process.communicate(timeout=360)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    grown = {m: float(text.splitlines()[-1]) for m, text in zip(modes, printed, strict=True)}
+        )  # fmt: skip
+        return float(ended.stdout.splitlines()[-1])
+
+    modes = ("trimmed", "untrimmed")
+    with ThreadPoolExecutor() as pool:
+        grown = dict(zip(modes, pool.map(growth, modes), strict=True))
     assert grown["trimmed"] < 64  # a trim follows at 48 MiB
     assert grown["untrimmed"] > grown["trimmed"] + 32

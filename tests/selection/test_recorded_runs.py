@@ -18,7 +18,7 @@ RUNS = Path(__file__).parent / "recorded"
 RELEVANCE, DIVERSITY, PERPLEXITY = (
     f"score/{name}" for name in ("attribute_relevance", "distinct_2", "perplexity")
 )
-BOUNDS = {DIVERSITY: (0.83, None), PERPLEXITY: (20.0, 36.0)}  # those of the demo
+BOUNDS = {DIVERSITY: (0.83, None), PERPLEXITY: (20.0, 36.0)}  # the demo's when it recorded them
 
 
 def selected(run: str, constraints: dict[str, tuple[float | None, float | None]]) -> int | None:
