@@ -127,6 +127,14 @@ def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def finished_wandb_run() -> Iterator[None]:
+    """Finish a test's W&B run: with one open, `wandb.init` of the next test returns that one."""
+    yield
+    if (wandb := sys.modules.get("wandb")) and wandb.run:
+        wandb.finish()
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Use one thread: on a busy machine, thread synchronisation costs more than a tiny model."""

@@ -91,11 +91,11 @@ def wait_for_files(folder: Path) -> None:
     """End wandb's service, and wait until the runs of a folder are on disk.
 
     The service may still write for a moment after `teardown`: the files are ready when they have
-    been the same for half a second. On two busy cores ten seconds were too few once.
+    been the same for half a second.
     """
     wandb.teardown()
     sizes: list[int] = []
-    for _ in range(240):
+    for _ in range(40):
         time.sleep(0.25)
         before = sizes[-2:]
         sizes.append(sum(file.stat().st_size for file in folder.glob("wandb/*/*.wandb")))
