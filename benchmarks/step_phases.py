@@ -25,6 +25,7 @@ from side_by_side import machine
 
 from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
 from ctrlreward.policy.model import reference_policy
+from ctrlreward.processor import heap
 from ctrlreward.recipes.controlled_generation import PromptData, relevance_reward
 
 
@@ -62,7 +63,9 @@ def phases(dtype: str) -> dict[str, Callable[[], Any]]:
         weights = tuner.learner.weights(experience)
         tuner.learner.terms(experience, weights, tuner.kl_coef)["loss"].backward()
         tuner.zero_grad()
+        heap.end_step()
 
+    heap.reuse_freed()  # as in training
     return {
         "sampling": sample,
         "reward": lambda: reward(texts),

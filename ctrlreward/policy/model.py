@@ -1,4 +1,4 @@
-"""The models of `PolicyTuner`: a base model with an adapter, its reference policy, releasing."""
+"""The models of `PolicyTuner`: a base model with an adapter, its reference policy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ctrlreward.arguments import one_of, positive
-from ctrlreward.lightning_package import CallbackMixin, LightningModule, Trainer
 from ctrlreward.policy.base_model import Quantization, load_base
-from ctrlreward.reward import Reward
 from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.sources import resolve
 
@@ -244,23 +242,3 @@ def reference_policy(policy: PeftModel) -> Iterator[None]:
 def export_adapter(policy: PeftModel, folder: str) -> None:
     """Write the adapter that is trained in peft's format."""
     policy.save_pretrained(folder, selected_adapters=["default"])
-
-
-class ReleaseOnExceptionMixin(CallbackMixin):
-    """Stops a reward's worker and frees its models after an exception.
-
-    Lightning calls `on_exception` of callbacks, but not of modules.
-
-    Args:
-        reward: The reward to release.
-    """
-
-    def __init__(self, reward: Reward) -> None:
-        super().__init__()
-        self.reward = reward
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Wait for the batch that is being scored, and drop those that have not started."""
-        self.reward.release()

@@ -27,7 +27,8 @@ from ctrlreward.policy.chat import check_beginnings, conversations
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
 from ctrlreward.policy.learner import Learner
-from ctrlreward.policy.model import LoRA, ReleaseOnExceptionMixin, export_adapter
+from ctrlreward.policy.memory import MemoryMixin
+from ctrlreward.policy.model import LoRA, export_adapter
 from ctrlreward.policy.objectives import Objective, check_sampling
 from ctrlreward.policy.optimizer import adamw, number_of_updates, step_optimizer
 from ctrlreward.policy.rollouts import Generation, Rollout, sample
@@ -126,9 +127,8 @@ class PolicyTunerMixin(LightningModule):
         self.strict_loading = False
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return a callback that frees the reward's models when training fails."""
-        release = mixed(ReleaseOnExceptionMixin, package_of(self), "callbacks.Callback")
-        return [release(self.reward)]
+        """Return a callback for memory; it frees the reward's models when training fails."""
+        return [mixed(MemoryMixin, package_of(self), "callbacks.Callback")(self.reward)]
 
     def setup(self, stage: str) -> None:
         """Check the strategy and the devices.

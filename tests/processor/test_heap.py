@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,55 @@ def test_holes_are_bounded_however_many_batches(batches: list[tuple[int, int]]) 
         heap.trim_if_grown()
         run_batched([1] * len(batches), 1, forward, "holes")
     assert trims <= sum(map(sum, batches)) / (48 * MIB)
+
+
+@GLIBC
+def test_freed_memory_is_reused_in_training_and_returned_after_it() -> None:
+    def fault_mebibytes() -> float:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        bytes([1]) * (64 * MIB)  # which glibc would map
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 256
+
+    heap.trim()
+    before = resident()
+    heap.reuse_freed()
+    try:
+        fault_mebibytes()
+        heap.trim_if_grown()  # nothing: no step has ended
+        assert fault_mebibytes() < 1
+        assert resident() - before > 60 * MIB
+    finally:
+        heap.return_freed()
+    assert resident() - before < 32 * MIB
+    assert fault_mebibytes() > 60
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 1000 * MIB), st.integers(0, 300 * MIB)), max_size=30)
+
+
+@given(STEPS)
+def test_memory_of_training_is_bounded_by_what_its_steps_need(steps: list[tuple[int, int]]) -> None:
+    """Each step needs memory and leaves holes; a trim takes both."""
+    used, free, needed, trimmed = 1000 * MIB, 0, 0, 0
+
+    def trim() -> None:
+        nonlocal free, trimmed
+        free, trimmed = 0, trimmed + 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heap, "_resident", lambda: used + free)
+        patch.setattr(heap, "trim", trim)
+        patch.setattr(heap, "_mallopt", lambda option, value: None)
+        heap.reuse_freed()
+        for need, holes in steps:
+            free = max(free, need) + holes
+            needed = max(needed, used + need)
+            heap.end_step()
+            heap.trim_if_grown()
+            assert used + free <= 1.25 * (needed + 2 * 300 * MIB)
+        heap.return_freed()
+    if len({need for need, _ in steps}) <= 1 and not any(holes for _, holes in steps):
+        assert trimmed == 1  # the last one
 
 
 def test_without_proc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
