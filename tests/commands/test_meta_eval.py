@@ -18,7 +18,6 @@ from scipy import stats
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.commands import meta_eval
 from ctrlreward.commands.formats.tables import number_column, read_rows
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
@@ -158,7 +157,7 @@ def test_scores_are_kept_when_the_statistics_fail(
     def broken(*_: Any) -> None:
         raise RuntimeError("no statistics")
 
-    monkeypatch.setattr("ctrlreward.commands.meta_report.correlate_all", broken)
+    monkeypatch.setattr("ctrlreward.commands.meta_eval.rated_report.correlate_all", broken)
     with pytest.raises(RuntimeError, match="no statistics"):
         main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.jsonl"])
     assert len(read_rows(Path("rows.jsonl"))) == len(MINE)
@@ -224,8 +223,8 @@ def test_a_score_that_always_fails_has_a_note(
 
 
 def stub_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CTRLEval", "Alignment"):
-        monkeypatch.setattr(meta_eval, name, Stub)
+    for name in ("ctrleval_file.CTRLEval", "ctc_file.Alignment", "li2018_file.Alignment"):
+        monkeypatch.setattr(f"ctrlreward.commands.meta_eval.{name}", Stub)
 
 
 def test_ctrleval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -306,7 +305,8 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> None:
     sides = {"Accuracy": ("accuracy", "label_probability"), "Similarity": ("similarity",)}
     sides["Perplexity"] = ("perplexity", "log_likelihood")
     for name, scores in sides.items():
-        monkeypatch.setattr(meta_eval, name, lambda *_, names=scores: Side(names))
+        path = f"ctrlreward.commands.meta_eval.li2018_file.{name}"
+        monkeypatch.setattr(path, lambda *_, names=scores: Side(names))
     with open("rated.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, list(TRANSFERS[0]))
         writer.writeheader()
@@ -373,7 +373,7 @@ def test_the_correlations_are_kept_when_the_fit_fails(
         seeds.append(seed)
         raise ValueError("no fit")
 
-    monkeypatch.setattr("ctrlreward.commands.meta_report.fit_gm", failing)
+    monkeypatch.setattr("ctrlreward.commands.meta_eval.li2018_file.fit_gm", failing)
     options = ["--classifier=folder", "--fit-gm", "--output=found.json", "--resamples=20"]
     assert "no fit" in fails("li2018", "--data=rated.csv", *options, "--seed=7", capsys=capsys)
     assert seeds == [7]

@@ -3,13 +3,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from ctrlreward.commands.correlation_report import PUBLISHED
 from ctrlreward.commands.formats.rated_files import (
     assign_systems,
     read_ctc,
     read_ctrleval,
     read_li2018,
 )
+from ctrlreward.commands.meta_eval.correlations import PUBLISHED
 
 
 def test_published_files_can_be_read(data_dir: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,19 @@ import numpy as np
 
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.chunked_scoring import score_in_chunks
-from ctrlreward.commands.correlation_report import (
+from ctrlreward.commands.formats.rated_files import Rated
+from ctrlreward.commands.formats.tables import Row, check_suffix, encode_rows
+from ctrlreward.commands.meta_eval.correlations import (
     correlate_all,
     draw_scatter,
     print_correlations,
     require_plot,
     to_json_record,
 )
-from ctrlreward.commands.formats.rated_files import Rated
-from ctrlreward.commands.formats.tables import Row, check_suffix, encode_rows
 from ctrlreward.files import write_whole
-from ctrlreward.functional.preferences import (
-    PairwiseAgreement,
-    Thresholds,
-    fit_gm,
-    pairwise_agreement,
-    pairwise_preferences,
-)
 from ctrlreward.scorers.base import Component, Scores
 
 _CHUNK = 256
-
-# The inputs of GM, in the order of `fit_gm`.
-_GM_INPUTS = ("label_probability", "similarity", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -71,25 +61,6 @@ class Outputs:
         for path in (self.output, self.scores, self.plot):
             if path is not None and path.is_dir():
                 raise ValueError(f"{path} is a folder: give a file")
-
-
-@dataclass(frozen=True)
-class HeldOutFit:
-    """GM thresholds fitted to preferences of half of the items, and their held-out agreement.
-
-    Attributes:
-        thresholds: The fitted thresholds t1 to t4.
-        fitted_pairs: Number of preferences that they were fitted to.
-        judged_pairs: Number of held-out preferences, of the other half.
-        fitted: Agreement with the held-out preferences under the fitted thresholds.
-        default: Agreement with the held-out preferences under the paper's thresholds.
-    """
-
-    thresholds: Thresholds
-    fitted_pairs: int
-    judged_pairs: int
-    fitted: PairwiseAgreement
-    default: PairwiseAgreement
 
 
 def score_rated(
@@ -137,7 +108,7 @@ def report_correlations(
     """
     pairs = correlate_all(rated, scores, outputs.resamples, outputs.seed)
     record = to_json_record(pairs, rated, outputs.resamples, outputs.seed)
-    _write_record(record, outputs)
+    write_record(record, outputs)
     specs = {name: component.spec for name, component in components.items()}
     print_correlations(pairs, rated, specs)
     if outputs.plot is not None:
@@ -145,54 +116,8 @@ def report_correlations(
     return record
 
 
-def fit_gm_held_out(rated: Rated, scores: Mapping[str, Scores], seed: int) -> HeldOutFit:
-    """Fit GM's thresholds on every other item, and evaluate them on the rest.
-
-    A preference is a pair of outputs for the same item with different mean ratings.
-
-    Args:
-        rated: The rated file, with the rating `mean` and items as clusters.
-        scores: Scores with the three inputs of GM, arrays of shape (n,) by name.
-        seed: Seed of the search for thresholds.
-    """
-    inputs = np.stack([scores[name] for name in _GM_INPUTS], axis=1)
-    items = rated.clusters or ()
-    order = {item: position for position, item in enumerate(dict.fromkeys(items))}
-    first_half = np.array([order[item] % 2 == 0 for item in items])
-    ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, rated.ratings["mean"])
-    halves = [np.where(half, ratings, np.nan) for half in (first_half, ~first_half)]
-    training, held_out = (pairwise_preferences(half, items) for half in halves)
-    preferred, rejected = (inputs[rows] for rows in training)
-    fit = fit_gm(preferred, rejected, seed=seed)
-    better, worse = (inputs[rows] for rows in held_out)
-    return HeldOutFit(
-        fit.thresholds,
-        len(preferred),
-        len(better),
-        pairwise_agreement(better, worse, fit.thresholds),
-        pairwise_agreement(better, worse),
-    )
-
-
-def report_gm_fit(fit: HeldOutFit, record: dict[str, Any], outputs: Outputs) -> None:
-    """Print GM's agreement with held-out preferences, and add it to the JSON file.
-
-    Args:
-        fit: Agreement under the fitted and the paper's thresholds.
-        record: Result of `report_correlations`.
-        outputs: Files to write.
-    """
-    agreements = {"fitted": fit.fitted._asdict(), "default": fit.default._asdict()}
-    _write_record({**record, "gm": {**asdict(fit), **agreements}}, outputs)
-    numbers = ", ".join(f"{threshold:.1f}" for threshold in fit.thresholds)
-    print(f"GM thresholds fitted to {fit.fitted_pairs} preferences: ({numbers})")
-    print(f"Agreement of GM with {fit.judged_pairs} preferences of held-out items:")
-    for name, agreement in (("fitted", fit.fitted), ("the paper's", fit.default)):
-        shares = f"{agreement.agreed:.1%} (ties, counted as disagreement: {agreement.tied:.1%})"
-        print(f"  {name} thresholds: {shares}")
-
-
-def _write_record(record: dict[str, Any], outputs: Outputs) -> None:
+def write_record(record: dict[str, Any], outputs: Outputs) -> None:
+    """Write the JSON file, if one is requested."""
     if outputs.output is not None:
         write_whole(outputs.output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
