@@ -1,1 +1,1 @@
-"""Processor- and C-library-dependent code: oneDNN products, packed products and heap trimming."""
+"""Processor- and C-library-dependent code: oneDNN products, packed products and the heap."""
