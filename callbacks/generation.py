@@ -10,12 +10,14 @@ from ctrlreward.arguments import positive
 from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate_across_ranks
 from ctrlreward.callbacks.lightning_internals import logged_step, state_key
 from ctrlreward.callbacks.logged_scores import (
-    FAIL_RATE,
     SCORED_STEP,
     TABLE,
     check_devices,
     components_by_name,
-    mean_scores,
+    logged_scores,
+    logged_specs,
+    with_corpus_parts,
+    without_corpus_parts,
 )
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
@@ -38,10 +40,12 @@ class GenerationScorerMixin(CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
-    `<name>/fail_rate`, the share of samples with a NaN score. All texts with their scores go to
+    `<name>/fail_rate`, the share of samples with a NaN score. Perplexity and the four scores of
+    `TransferQuality` are logged as papers report them, too: `<name>/corpus/<score>`, of all texts
+    as one corpus (`Scorer.corpus_folds`). All texts with their scores go to
     `<log dir>/samples/<name>/step=000123.jsonl`. If the trainer has a Weights & Biases logger, some
-    of them go to a table, and the curves are drawn over that step. Every validation uses the same
-    seed, and the random state of training is restored afterwards.
+    go to a table, and the curves are drawn over that step. Every validation uses the same seed, and
+    the random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
     and all ranks log the same values. The sanity check is skipped. `fast_dev_run` scores two
@@ -155,8 +159,7 @@ class GenerationScorerMixin(CallbackMixin):
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each logged key."""
-        specs = {f"{self.name}/{key}": c.spec for key, c in self.scores.items()}
-        return {**specs, f"{self.name}/{FAIL_RATE}": ScoreSpec(False, (0.0, 1.0))}
+        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.scores).items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
@@ -188,7 +191,7 @@ class GenerationScorerMixin(CallbackMixin):
             return
         self._start(self._pending.step, self._pending.samples)
         if not self.overlap:  # saved by a run with overlap; here no validation would fetch them
-            self._pending_means(trainer)
+            self._pending_values(trainer)
             self._pending.clear()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -203,16 +206,16 @@ class GenerationScorerMixin(CallbackMixin):
         step = trainer.global_step
         samples = self._generate(trainer, cast(TextGenerator, pl_module)) if now else None
         if self.overlap and fitting and not self._trial:
-            means = self._pending_means(trainer)
-            if means is not None:
-                self._log(pl_module, means)
+            values = self._pending_values(trainer)
+            if values is not None:
+                self._log(pl_module, values)
                 self.last_scored_step = self._pending.step
                 self._pending.clear()
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
             scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, mean_scores(scores))
+            self._log(pl_module, logged_scores(self.scores, scores))
             if fitting:
                 self.last_scored_step = step
 
@@ -222,14 +225,12 @@ class GenerationScorerMixin(CallbackMixin):
         They stay in the state, so a run that resumes from here logs them at its next validation,
         as it would have without the interruption.
         """
-        means = self._pending_means(trainer)
-        if means is None:
+        values = self._pending_values(trainer)
+        if values is None:
             return
+        row = {f"{self.name}/{key}": value for key, value in values.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(
-                {f"{self.name}/{key}": value for key, value in means.items()},
-                step=logged_step(trainer),
-            )
+            logger.log_metrics(row, step=logged_step(trainer))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the background thread and free the scorers' models."""
@@ -264,13 +265,8 @@ class GenerationScorerMixin(CallbackMixin):
                 raise misconfigured(trainer, late_score_error(callback, key))
 
     def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
-        module.log_dict(
-            {f"{self.name}/{key}": value for key, value in values.items()},
-            on_step=False,
-            on_epoch=True,
-            sync_dist=True,
-            batch_size=1,
-        )
+        logged = {f"{self.name}/{key}": value for key, value in values.items()}
+        module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         self.fresh = True
 
     def _start(self, step: int, samples: Samples) -> None:
@@ -284,13 +280,13 @@ class GenerationScorerMixin(CallbackMixin):
         on_rank_zero(load)
         self._pending.start(step, samples)
 
-    def _pending_means(self, trainer: Trainer) -> dict[str, float] | None:
-        """Wait for pending scores, log their table and return their means; None without any."""
+    def _pending_values(self, trainer: Trainer) -> dict[str, float] | None:
+        """Wait for pending scores, log their table and return what to log; None without any."""
         step, samples = self._pending.step, self._pending.samples
         if samples is None:
             return None
         scores = self._pending.result(lambda result: self._show(trainer, step, samples, result))
-        return {**mean_scores(scores), SCORED_STEP: float(step)}
+        return {**logged_scores(self.scores, scores), SCORED_STEP: float(step)}
 
     def _generate(self, trainer: Trainer, module: TextGenerator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
@@ -308,13 +304,15 @@ class GenerationScorerMixin(CallbackMixin):
 
     def _score(self, step: int, samples: Samples) -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
-        scores = score(self.scores, samples)
+        scores = score(with_corpus_parts(self.scores), samples)
         if self.folder is not None:
-            write_scored_samples(self.folder / f"step={step:06d}.jsonl", samples, scores)
+            file = self.folder / f"step={step:06d}.jsonl"
+            write_scored_samples(file, samples, without_corpus_parts(scores))
         return scores
 
     def _show(
         self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
     ) -> None:
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
-        log_sample_table(trainer, key, samples, scores, self.table_rows, steps)
+        shown = without_corpus_parts(scores)
+        log_sample_table(trainer, key, samples, shown, self.table_rows, steps)

@@ -1,4 +1,4 @@
-"""Scores that a callback logs: reserved keys, checks and means."""
+"""Scores that a callback logs: reserved keys, checks, means and scores of the corpus."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, as_component
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
+CORPUS = "corpus"
 
 
 def components_by_name(scores: Mapping[str, Component | Scorer]) -> dict[str, Component]:
@@ -31,7 +32,7 @@ def components_by_name(scores: Mapping[str, Component | Scorer]) -> dict[str, Co
     if not scores:
         raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
     for key in scores:
-        if key in (FAIL_RATE, TABLE, SCORED_STEP):
+        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith(f"{CORPUS}/"):
             raise ValueError(
                 f"scores has the key {key!r}, which the callback logs itself: give another name"
             )
@@ -67,3 +68,49 @@ def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:
     means = {key: valid_mean(values) for key, values in scores.items()}
     failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
     return {**means, FAIL_RATE: float(failed.mean())}
+
+
+def logged_specs(components: Mapping[str, Component]) -> dict[str, ScoreSpec]:
+    """Return direction and range of each key of `logged_scores`."""
+    return {
+        **{key: component.spec for key, component in components.items()},
+        FAIL_RATE: ScoreSpec(False, (0.0, 1.0)),
+        **{f"{CORPUS}/{key}": c.spec for key, c in components.items() if c.corpus_fold},
+    }
+
+
+def with_corpus_parts(components: Mapping[str, Component]) -> dict[str, Component]:
+    """Return the components, and under keys of their own those that corpus folds read."""
+    parts = {
+        _part_key(key, name): Component(component.scorer, name)
+        for key, component in components.items()
+        for name in (component.corpus_fold.parts if component.corpus_fold else ())
+    }
+    return {**components, **parts}
+
+
+def without_corpus_parts(scores: Mapping[str, Scores]) -> dict[str, Scores]:
+    """Return the scores that a user asked for."""
+    return {key: values for key, values in scores.items() if not key.startswith(f"{CORPUS}/")}
+
+
+def logged_scores(
+    components: Mapping[str, Component], scores: Mapping[str, Scores]
+) -> dict[str, float]:
+    """Return mean scores and fail rate, and `corpus/<name>` of the components with a corpus fold.
+
+    Args:
+        components: n scores by name.
+        scores: Values of `with_corpus_parts(components)` of all samples, arrays of shape (n,).
+    """
+    means = mean_scores({key: scores[key] for key in components})
+    folds = {key: c.corpus_fold for key, c in components.items() if c.corpus_fold}
+    corpus = {
+        f"{CORPUS}/{key}": fold.fold(*(scores[_part_key(key, name)] for name in fold.parts))
+        for key, fold in folds.items()
+    }
+    return {**means, **corpus}
+
+
+def _part_key(key: str, part: str) -> str:
+    return f"{CORPUS}/{key}/{part}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -37,6 +37,21 @@ class ScoreSpec:
 
     higher_is_better: bool
     range: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class CorpusFold:
+    """Fold of the values of n samples into the score of the corpus that they make up.
+
+    Attributes:
+        parts: Names of the arrays that `fold` takes: scores, or other values that `requests`
+            returns where its `names` ask for them.
+        fold: Maps the arrays, each of shape (n,), NaN where a sample failed, to one number within
+            the range of the score; NaN if no sample counts.
+    """
+
+    parts: tuple[str, ...]
+    fold: Callable[..., float]
 
 
 class Scorer(ABC):
@@ -74,6 +89,11 @@ class Scorer(ABC):
     @abstractmethod
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, by name."""
+
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Folds of the scores whose value for a corpus is not the mean over its samples."""
+        return {}
 
     def score(self, samples: SamplesLike, **columns: Column) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
@@ -185,6 +205,11 @@ class Component:
     def spec(self) -> ScoreSpec:
         """Direction and range of this score."""
         return self.scorer.specs[self.name]
+
+    @property
+    def corpus_fold(self) -> CorpusFold | None:
+        """Fold into the score of a corpus; None where that is the mean over the samples."""
+        return self.scorer.corpus_folds.get(self.name)
 
 
 def as_component(name: str, given: object) -> Component:

@@ -15,15 +15,19 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+
+# Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
+TOKENS = "tokens"
 
 
 class Perplexity(ModelScorer[CausalLM]):
     """Perplexity of each text, prefix included.
 
     - `perplexity`: exp of the negative mean token log-probability, 1 or more; lower is better.
+      That of a corpus is over the tokens of all texts (`pooled_perplexity`), not the mean.
     - `log_likelihood`: the mean token log-probability, 0 or less; higher is better. It is the
       more stable reward of the two, because perplexity has no upper bound.
 
@@ -62,6 +66,11 @@ class Perplexity(ModelScorer[CausalLM]):
             "log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
         }
 
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Perplexity of all texts as one corpus."""
+        return {"perplexity": CorpusFold(("log_likelihood", TOKENS), pooled_perplexity)}
+
     def build_model(self, name: str) -> CausalLM:
         """Load the language model, or share it with the scorers that have loaded it."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
@@ -69,22 +78,25 @@ class Perplexity(ModelScorer[CausalLM]):
     def requests(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
-        """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text."""
+        """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
+
+        Names that include `"tokens"` get the number of scored tokens, too.
+        """
         total, tokens = yield from self._totals(samples)
         log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
-        return {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
+        scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
+        return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
 
     def corpus_perplexity(self, samples: SamplesLike) -> float:
         """Return the perplexity of all texts as one corpus.
 
-        This is exp of the negative mean log-probability over the tokens of all texts, so longer
-        texts weigh more. Empty texts are left out, with a warning.
+        Empty texts are left out, with a warning.
 
         Returns:
-            1 or more, lower is better; NaN if no text has a token.
+            `pooled_perplexity`: 1 or more, lower is better; NaN if no text has a token.
         """
-        total, tokens = run_requests([self._totals(as_samples(samples))])[0]
-        return float(np.exp(-total.sum() / tokens.sum())) if tokens.any() else float("nan")
+        scores = run_requests([self.requests(as_samples(samples), (TOKENS,))])[0]
+        return pooled_perplexity(scores["log_likelihood"], scores[TOKENS])
 
     def _totals(self, samples: Samples) -> Requests[tuple[Scores, Scores]]:
         """Return the summed log-probability and the number of tokens of each text, shape (n,)."""
@@ -99,3 +111,28 @@ class Perplexity(ModelScorer[CausalLM]):
                 # Rounding can push the log-probability of a certain token just above 0.
                 total[i], tokens[i] = np.minimum(log_probs, 0.0).sum(), len(log_probs)
         return total, tokens
+
+
+def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
+    """Return exp of the negative mean log-probability over the tokens of n texts.
+
+    Longer texts weigh more, unlike in a mean of perplexities, and one unlikely sentence does not
+    dominate.
+
+    Args:
+        log_likelihood: Mean token log-probability of each text, shape (n,), 0 or less.
+        tokens: Number of tokens of each text, shape (n,); texts of 0 or NaN tokens are left out.
+
+    Returns:
+        1 or more, lower is better; NaN if no text has a token.
+
+    Examples:
+        >>> half, tenth = np.log([0.5, 0.1])
+        >>> round(pooled_perplexity(np.array([half, tenth]), np.array([3, 1])), 3)  # 80 ^ (1/4)
+        2.991
+    """
+    read = tokens > 0
+    if not read.any():
+        return float("nan")
+    weights = tokens[read]
+    return float(np.exp(-(log_likelihood[read] * weights).sum() / weights.sum()))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from ctrlreward.engine.requests import run_requests
+from ctrlreward.engine.requests import Requests, run_requests
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.composite import CompositeScorer
-from ctrlreward.scorers.perplexity import Perplexity
+from ctrlreward.scorers.perplexity import TOKENS, Perplexity, pooled_perplexity
 from ctrlreward.scorers.similarity import Similarity
+
+# Values of each sample from which the scores of a corpus follow.
+_CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class TransferQuality(CompositeScorer):
       is all or nothing.
     - All scores of the three scorers, under their own names.
 
-    The paper's tables report `corpus`, not the mean of `gm`.
+    The paper's tables report `corpus`, not the mean of `gm`. `GenerationScorer` logs the four
+    figures of a corpus beside the means.
 
     Args:
         accuracy: Scores the style.
@@ -91,13 +97,26 @@ class TransferQuality(CompositeScorer):
             specs.update(part.specs)
         return specs
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Figures of the paper's tables: accuracy, similarity, perplexity and GM of a corpus."""
+
+        def fold(figure: str) -> CorpusFold:
+            return CorpusFold(_CORPUS_PARTS, partial(self._figure, figure))
+
+        return {name: fold(name) for name in ("gm", "accuracy", "similarity", "perplexity")}
+
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Compute all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        parts = run_requests([part.requests(samples) for part in self.parts])
+        yield from ()  # the parts run side by side, so their requests are not passed on
+        extra = names or ()
+        parts = run_requests([p.requests(samples, {*p.specs, *extra}) for p in self.parts])
         scores = {name: values for part in parts for name, values in part.items()}
         factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
         return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
@@ -122,3 +141,32 @@ class TransferQuality(CompositeScorer):
             gm=float(adjusted_gm(accuracy, similarity, perplexity, self.thresholds)),
             failed=int((~valid).sum()),
         )
+
+    def _figure(self, figure: str, *parts: Scores) -> float:
+        return float(getattr(corpus_transfer(*parts, self.thresholds), figure))
+
+
+def corpus_transfer(
+    accuracy: Scores,
+    similarity: Scores,
+    log_likelihood: Scores,
+    tokens: Scores,
+    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
+) -> CorpusTransfer:
+    """Return the scores of a corpus from those of its n sentences.
+
+    Args:
+        accuracy: 1 for a sentence with the target label, 0 for another, shape (n,).
+        similarity: Cosine with the source, shape (n,).
+        log_likelihood: Mean token log-probability, shape (n,).
+        tokens: Number of tokens, shape (n,).
+        thresholds: t1 to t4 of eq. 1.
+
+    Returns:
+        Scores over the sentences without a NaN; NaN if there are none.
+    """
+    valid = ~np.isnan(accuracy) & ~np.isnan(similarity) & (tokens > 0)
+    means = valid_mean(accuracy[valid]), valid_mean(similarity[valid])
+    perplexity = pooled_perplexity(log_likelihood[valid], tokens[valid])
+    gm = float(adjusted_gm(*means, perplexity, thresholds))
+    return CorpusTransfer(*means, perplexity, gm, failed=int((~valid).sum()))

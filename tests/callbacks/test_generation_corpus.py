@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lightning_choice import (
+    GenerationScorer,
+    MisconfigurationException,
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+)
+
+from ctrlreward import Accuracy, Perplexity, Samples, Similarity, TransferQuality, WordVectors
+from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.models.tasks import Continuation, TokenScores
+from ctrlreward.scorers.base import Scores
+
+# Completions of three prompts at steps 1 to 4. The last text of step 2 is one that nobody says.
+COMPLETIONS = {
+    1: ["bad food", "bad slow food", "bad"],
+    2: ["good food", "good slow food", "good odd odd odd odd"],
+    3: ["good food", "bad odd", ""],
+    4: ["bad slow odd", "bad odd food", "bad"],
+}
+SOURCES = ["bad food", "bad slow food", "bad"]
+WORDS = ("good", "bad", "slow", "food", "odd")
+THRESHOLDS = (40.0, 10.0, 200.0, -200.0)
+
+
+class FirstWord:
+    """Classifier that only reads the first word."""
+
+    labels = ("negative", "positive")
+
+    def probabilities(self, texts: Sequence[str]) -> Scores:
+        rows = [[0.1, 0.9] if text.startswith("good") else [0.8, 0.2] for text in texts]
+        return np.array(rows).reshape(-1, 2)
+
+
+def chances(text: str) -> list[float]:
+    """Probability of each word under the language model below."""
+    return [0.0001 if word == "odd" else 1 / (4 + len(word)) for word in text.split()]
+
+
+class Words:
+    """Language model of single words."""
+
+    tokenizer = None  # only long texts are tokenized
+
+    def log_probs(self, tasks: Sequence[Continuation]) -> list[TokenScores]:
+        rows = [np.log(chances(task.target)) for task in tasks]
+        return [TokenScores(np.arange(len(row)), row) for row in rows]
+
+
+@pytest.fixture
+def rewriter(counter: type[pl.LightningModule]) -> pl.LightningModule:
+    """A module that writes the completions of its step."""
+
+    class Rewriter(counter):  # type: ignore[misc, valid-type]
+        def complete(self, prompts: Sequence[str]) -> list[str]:
+            texts = COMPLETIONS[round(self.weight.item())]
+            return [texts[int(prompt)] for prompt in prompts]
+
+    return Rewriter()
+
+
+def quality() -> TransferQuality:
+    words = dict(zip(WORDS, np.eye(5).tolist(), strict=True))
+    similarity, perplexity = Similarity(WordVectors(words)), Perplexity()
+    vars(perplexity)["loaded_model"] = Words()
+    perplexity.release = lambda: None  # type: ignore[method-assign]  # it has no other model
+    return TransferQuality(Accuracy(FirstWord()), similarity, perplexity, THRESHOLDS)
+
+
+def watcher(scores: Sequence[str] = ("gm", "perplexity"), **options: bool) -> GenerationScorer:
+    scorer = quality()
+    prompts = Samples(["", "", ""], labels=["positive"] * 3, sources=SOURCES, prompts=list("012"))
+    return GenerationScorer({name: scorer[name] for name in scores}, prompts, **options)
+
+
+def by_hand(texts: Sequence[str]) -> dict[str, float]:
+    """Figures of a corpus by their definitions."""
+    written = [(text, source) for text, source in zip(texts, SOURCES, strict=True) if text]
+    accuracy = sum(text.startswith("good") for text, _ in written) / len(written)
+    cosines = []
+    for pair in written:  # the mean of one-hot vectors counts words
+        counts = [[text.split().count(word) for word in WORDS] for text in pair]
+        cosines.append(np.dot(*counts) / math.prod(np.linalg.norm(c) for c in counts))
+    tokens = [chance for text, _ in written for chance in chances(text)]
+    perplexity = math.prod(tokens) ** (-1 / len(tokens))
+    similarity = sum(cosines) / len(cosines)
+    gm = float(adjusted_gm(accuracy, similarity, perplexity, THRESHOLDS))
+    return {"gm": gm, "accuracy": accuracy, "similarity": similarity, "perplexity": perplexity}
+
+
+def logged(trainer: pl.Trainer) -> dict[str, float]:
+    return {key: value.item() for key, value in trainer.callback_metrics.items()}
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_the_figures_of_the_corpus_stand_beside_the_means(fit, rewriter, step: int) -> None:
+    names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
+    callback = watcher(names)
+    metrics = logged(fit(rewriter, [callback], max_steps=step))
+    expected = by_hand(COMPLETIONS[step])
+    for name, value in expected.items():
+        assert metrics[f"score/corpus/{name}"] == pytest.approx(value, rel=1e-5)
+    # Names and values of the means are the old ones, and the mean of a score is no corpus score.
+    assert set(metrics) == set(callback.specs)
+    assert set(metrics) == {
+        *(f"score/{name}" for name in names),
+        *(f"score/corpus/{name}" for name in expected),
+        "score/fail_rate",
+    }
+    assert metrics["score/fail_rate"] == pytest.approx(COMPLETIONS[step].count("") / 3)
+    texts = [text for text in COMPLETIONS[step] if text]
+    mean = np.mean([math.prod(chances(text)) ** (-1 / len(text.split())) for text in texts])
+    assert metrics["score/perplexity"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_one_odd_sentence_outweighs_a_mean_of_perplexities(fit, rewriter) -> None:
+    metrics = logged(fit(rewriter, [watcher()], max_steps=2))
+    assert metrics["score/perplexity"] > 200 > metrics["score/corpus/perplexity"]
+
+
+def test_corpus_figures_are_those_of_the_scorer(fit, rewriter) -> None:
+    """`TransferQuality.corpus` and the callback agree on the same texts."""
+    metrics = logged(fit(rewriter, [watcher(("gm",))], max_steps=3))
+    samples = Samples(COMPLETIONS[3], labels=["positive"] * 3, sources=SOURCES)
+    assert metrics["score/corpus/gm"] == pytest.approx(quality().corpus(samples).gm, rel=1e-5)
+
+
+def test_decisions_follow_the_corpus(fit, rewriter, tmp_path: Path) -> None:
+    keeper = RewardCheckpoint("score/corpus/gm", dirpath=str(tmp_path / "best"))
+    front = ParetoCheckpoint(
+        {"score/corpus/accuracy": "max", "score/corpus/perplexity": "min"},
+        dirpath=str(tmp_path / "front"),
+    )
+    stopper = RewardEarlyStopping("score/corpus/gm", patience=1)
+    guard = ProxyGuard("score/gm", "score/corpus/gm")
+    callback = watcher(("gm", "accuracy", "perplexity"))
+    trainer = fit(rewriter, [callback, stopper, keeper, front, guard], max_steps=4)
+    gms = {step: by_hand(texts)["gm"] for step, texts in COMPLETIONS.items()}
+    assert gms[1] == gms[4] == 0 < gms[3] < gms[2]
+    assert keeper.selected_step == 2
+    assert Path(keeper.best_model_path).name == f"step=000002-gm={gms[2]:.3f}.ckpt"
+    # Step 1 has the best perplexity, step 2 the best accuracy.
+    assert list(front.kept) == [1, 2, 3]
+    assert trainer.global_step == 3  # no improvement after step 2
+    with pytest.raises(MisconfigurationException, match="better when lower"):
+        fit(rewriter, [watcher(), RewardCheckpoint("score/corpus/perplexity")])
+
+
+def test_samples_on_disk_have_the_scores_that_were_asked_for(fit, rewriter, tmp_path: Path) -> None:
+    fit(rewriter, [watcher()], max_steps=1)
+    (line, *_) = (tmp_path / "samples/score/step=000001.jsonl").read_text().splitlines()
+    assert set(json.loads(line)["scores"]) == {"gm", "perplexity"}
+
+
+def test_an_overlapped_run_logs_its_last_corpus_too(fit, rewriter, tmp_path: Path) -> None:
+    logger = pl.loggers.CSVLogger(tmp_path, name="run", version=0)
+    fit(rewriter, [watcher(overlap=True)], max_steps=3, logger=logger, log_every_n_steps=1)
+    header, *rows = (tmp_path / "run/version_0/metrics.csv").read_text().splitlines()
+    column = header.split(",").index("score/corpus/perplexity")
+    values = [float(row.split(",")[column]) for row in rows if row.split(",")[column]]
+    expected = [by_hand(COMPLETIONS[step])["perplexity"] for step in (1, 2, 3)]
+    assert values == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_name_below_corpus_is_reserved() -> None:
+    with pytest.raises(ValueError, match="'corpus/gm', which the callback logs itself"):
+        GenerationScorer({"corpus/gm": quality()["gm"]}, ["a"])
