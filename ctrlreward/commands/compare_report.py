@@ -14,8 +14,9 @@ from ctrlreward.commands.formats.runs import Run
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import Gap, StudyAgreement
 
-# Gaps printed per study; the JSON file has all.
+# Gaps and systems printed per study; the JSON file has all.
 _MAX_GAPS = 20
+_MAX_SYSTEMS = 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for study, agreement in comparison.studies.items():
         console.print()
         console.print(_metric_table(study, agreement, comparison))
+        if agreement.system_correlation.n:
+            console.print()
+            console.print(_system_table(agreement))
         for line in _summary_lines(agreement, len(comparison.runs)):
             _print_line(console, line)
     for study in comparison.missing:
@@ -78,6 +82,18 @@ def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison)
     return table
 
 
+def _system_table(agreement: StudyAgreement) -> RenderableType:
+    """Return a table of the first systems, over the metrics that all runs have of them."""
+    table = RichTable(show_edge=False)
+    table.add_column("system", overflow="fold")
+    for heading in ("metrics", "CV* %", "Pearson", "Spearman"):
+        table.add_column(heading, justify="right")
+    for name, values in list(agreement.systems.items())[:_MAX_SYSTEMS]:
+        cells = (str(values.correlation.n), _number(values.mean_cv_star))
+        table.add_row(name, *cells, *_correlation(values.correlation))
+    return table
+
+
 def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
     comparable = sum(isfinite(values.mean_cv_star) for values in agreement.metrics.values())
     yield ""
@@ -86,11 +102,7 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         + ("; for two runs, about their difference in percent of their mean" if runs == 2 else "")
     )
     if _several_systems(agreement):
-        pearson, spearman = _correlation(agreement.correlation)
-        yield (
-            f"correlation (type II): Pearson {pearson}, Spearman {spearman}, mean of "
-            f"{agreement.correlation.n} metrics"
-        )
+        yield from _correlation_lines(agreement)
         findings = agreement.findings
         yield (
             f"findings (type IV): {findings.upheld} of {findings.total} pairs of systems are in "
@@ -107,9 +119,30 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         yield f"  and {len(agreement.gaps) - _MAX_GAPS} more: --output FILE.json lists all"
 
 
+def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
+    """Yield the correlation by metric, by system and over all values at once."""
+    metrics, systems = agreement.correlation, agreement.system_correlation
+    yield _correlation_line(metrics, f"mean of {metrics.n} metrics")
+    if systems.n:
+        yield _correlation_line(systems, f"mean of {systems.n} systems")
+    if len(agreement.metrics) > 1:
+        yield _correlation_line(agreement.pooled, f"of all {agreement.pooled.n} values at once")
+    if any(values.correlation.n == 2 for values in agreement.metrics.values()):
+        yield "  a metric of two systems counts as 1 if they keep their order, as -1 if they swap"
+    if len(agreement.metrics) > 1:
+        yield "  by system and at once, metrics on different scales bring the correlation near 1"
+    if systems.n and len(agreement.systems) > _MAX_SYSTEMS:
+        rest = len(agreement.systems) - _MAX_SYSTEMS
+        yield f"  and {rest} more systems: --output FILE.json lists all"
+
+
+def _correlation_line(values: Correlation, over: str) -> str:
+    pearson, spearman = _correlation(values)
+    return f"correlation (type II): Pearson {pearson}, Spearman {spearman}, {over}"
+
+
 def _several_systems(agreement: StudyAgreement) -> bool:
-    systems = {system for values in agreement.metrics.values() for system in values.cv_star}
-    return len(systems) > 1
+    return len(agreement.systems) > 1
 
 
 def _values(study: str, metric: str, runs: Sequence[Run]) -> list[str]:

@@ -1,15 +1,17 @@
-"""Reproducibility of whole tables of results: QRA++ by metric and by study.
+"""Reproducibility of whole tables of results: QRA++ by metric, by system and by study.
 
 The measures themselves are in `agreement` (Belz, 2025, https://arxiv.org/abs/2505.17043).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import isfinite, nan
 from typing import NamedTuple, TypeAlias
+
+import numpy as np
 
 from ctrlreward.functional.agreement import (
     Correlation,
@@ -49,7 +51,8 @@ class MetricAgreement:
         cv_star: CV* of each system, per cent, lower is better; NaN where undefined.
         mean_cv_star: Mean over systems, without NaN.
         correlation: Correlation of the systems' values in two runs; for more than two runs the
-            mean over pairs of runs.
+            mean over pairs of runs. For two systems 1 if they keep their order and -1 if they
+            swap, as studies with two systems count it; NaN if they tie in one run.
         findings: Pairs of systems that the runs order in the same way, summed over pairs of runs.
 
     Examples:
@@ -66,13 +69,36 @@ class MetricAgreement:
 
 
 @dataclass(frozen=True)
+class SystemAgreement:
+    """Agreement of several runs in one system.
+
+    Attributes:
+        mean_cv_star: Mean CV* over metrics, per cent, lower is better; NaN where undefined.
+        correlation: Correlation of the system's values over metrics in two runs; for more than two
+            runs the mean over pairs of runs. NaN for fewer than three metrics. Metrics on
+            different scales raise it: it is near 1 as soon as every value stays on its scale.
+
+    Examples:
+        >>> run = {"sim": {"A": 0.7}, "accuracy": {"A": 0.9}, "perplexity": {"A": 40.0}}
+        >>> system = compare_tables([run, run]).systems["A"]
+        >>> system.mean_cv_star, round(system.correlation.pearson, 3), system.correlation.n
+        (0.0, 1.0, 3)
+    """
+
+    mean_cv_star: float
+    correlation: Correlation
+
+
+@dataclass(frozen=True)
 class StudyAgreement:
     """Agreement of several runs of one study.
 
     Attributes:
         metrics: Agreement in each metric.
+        systems: Agreement in each system that all runs have in some metric.
         mean_cv_star: Mean of the metrics' mean CV*, per cent; lower is better.
         correlation: Mean over metrics; `n` is the number of metrics that have one.
+        system_correlation: Mean over systems; `n` is the number of systems that have one.
         pooled: Correlation over the values of all metrics at once, meaningful only if the
             metrics share a scale.
         findings: Findings of all metrics together.
@@ -87,8 +113,10 @@ class StudyAgreement:
     """
 
     metrics: Mapping[str, MetricAgreement]
+    systems: Mapping[str, SystemAgreement]
     mean_cv_star: float
     correlation: Correlation
+    system_correlation: Correlation
     pooled: Correlation
     findings: Findings
     gaps: tuple[Gap, ...]
@@ -126,14 +154,17 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     columns = {metric: [table.get(metric, {}) for table in tables] for metric in names}
     shared = {metric: _shared(columns[metric]) for metric in names}
     metrics = {metric: _compare_metric(shared[metric]) for metric in names}
+    systems = _compare_systems(shared, metrics)
     pooled = [
         [value for metric in names for value in shared[metric][run].values()]
         for run in range(len(tables))
     ]
     return StudyAgreement(
         metrics,
+        systems,
         _finite_mean(agreement.mean_cv_star for agreement in metrics.values()),
-        _over_metrics([agreement.correlation for agreement in metrics.values()]),
+        _mean_of([agreement.correlation for agreement in metrics.values()]),
+        _mean_of([agreement.correlation for agreement in systems.values()]),
         _over_pairs(pooled),
         _sum(agreement.findings for agreement in metrics.values()),
         tuple(gap for metric in names for gap in _gaps(metric, columns[metric])),
@@ -194,9 +225,40 @@ def _compare_metric(columns: Sequence[Column]) -> MetricAgreement:
     return MetricAgreement(
         spread,
         _finite_mean(spread.values()),
-        _over_pairs([list(column.values()) for column in columns]),
+        _over_pairs([list(column.values()) for column in columns], _correlate_systems),
         _sum(findings_upheld(a, b) for a, b in combinations(columns, 2)),
     )
+
+
+def _compare_systems(
+    shared: Mapping[str, Sequence[Column]], metrics: Mapping[str, MetricAgreement]
+) -> dict[str, SystemAgreement]:
+    """Return the agreement of each system over the metrics that all runs have of it.
+
+    Args:
+        shared: Columns of each metric, one per run, restricted to the systems in all of them.
+        metrics: Agreement in each metric.
+    """
+    names = dict.fromkeys(system for agreement in metrics.values() for system in agreement.cv_star)
+    systems = {}
+    for name in names:
+        rows = [columns for columns in shared.values() if name in columns[0]]
+        runs = [[column[name] for column in run] for run in zip(*rows, strict=True)]
+        spread = [a.cv_star[name] for a in metrics.values() if name in a.cv_star]
+        systems[name] = SystemAgreement(_finite_mean(spread), _over_pairs(runs))
+    return systems
+
+
+def _correlate_systems(first: Sequence[float], second: Sequence[float]) -> Correlation:
+    """Correlate the systems' values in two runs.
+
+    For two systems this is 1 if they keep their order, -1 if they swap and NaN in a tie. Two points
+    always lie on a line, so `correlate` leaves them undefined; studies of two systems count them.
+    """
+    if len(first) != 2:
+        return correlate(first, second)
+    order = float(np.sign(first[0] - first[1]) * np.sign(second[0] - second[1]))
+    return Correlation(order or nan, order or nan, 2)
 
 
 def _no_cv_star(values: Sequence[float]) -> str:
@@ -206,16 +268,19 @@ def _no_cv_star(values: Sequence[float]) -> str:
     return "" if any(values) else "CV* is undefined if all values are 0"
 
 
-def _over_pairs(runs: Sequence[Sequence[float]]) -> Correlation:
+def _over_pairs(
+    runs: Sequence[Sequence[float]],
+    measure: Callable[[Sequence[float], Sequence[float]], Correlation] = correlate,
+) -> Correlation:
     """Return the mean correlation over pairs of runs."""
-    pairs = [correlate(a, b) for a, b in combinations(runs, 2)]
+    pairs = [measure(a, b) for a, b in combinations(runs, 2)]
     pearson = _finite_mean(c.pearson for c in pairs)
     spearman = _finite_mean(c.spearman for c in pairs)
     return Correlation(pearson, spearman, len(runs[0]))
 
 
-def _over_metrics(correlations: Sequence[Correlation]) -> Correlation:
-    """Return the mean over metrics with a defined correlation; `n` is their number."""
+def _mean_of(correlations: Sequence[Correlation]) -> Correlation:
+    """Return the mean of the correlations that are defined; `n` is their number."""
     defined = [c for c in correlations if isfinite(c.pearson)]
     pearson = _finite_mean(c.pearson for c in defined)
     spearman = _finite_mean(c.spearman for c in defined)

@@ -87,6 +87,41 @@ def test_equals_a_loop_over_metrics_systems_and_pairs_of_runs(
     assert study.correlation.pearson == pytest.approx(expected, nan_ok=True)
     assert study.correlation.n == len(defined)
     assert study.pooled.n == 8
+    for system in "abcd":
+        cells = [cv_star([run[metric][system] for run in runs]) for metric in ("x", "y")]
+        assert study.systems[system].mean_cv_star == pytest.approx(statistics.mean(cells))
+        assert math.isnan(study.systems[system].correlation.pearson)  # of two metrics
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({m: st.integers(1, 9).map(float) for m in "wxyz"}),
+        min_size=2,
+        max_size=2,
+    )
+)
+def test_a_systems_correlation_is_over_its_metrics(runs: list[dict[str, float]]) -> None:
+    tables = [{metric: {"a": value} for metric, value in run.items()} for run in runs]
+    tables[0]["w"]["b"] = tables[1]["w"]["b"] = 3.0
+    tables[0]["x"]["b"] = 3.0  # missing in the other run
+    study = compare_tables(tables)
+    expected = correlate(*([run[metric] for metric in "wxyz"] for run in runs))
+    assert study.systems["a"].correlation == pytest.approx(expected, nan_ok=True)
+    assert study.systems["b"].correlation.n == 1
+    assert study.system_correlation.n == (not math.isnan(expected.pearson))
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [((2.0, 9.0), 1.0), ((9.0, 2.0), -1.0), ((4.0, 4.0), math.nan)],
+)
+def test_two_systems_keep_their_order_or_swap(second: tuple[float, float], expected: float) -> None:
+    study = compare_tables(
+        [{"x": {"a": 1.0, "b": 2.0}}, {"x": dict(zip("ab", second, strict=True))}]
+    )
+    found = study.metrics["x"].correlation
+    assert found == pytest.approx((expected, expected, 2), nan_ok=True)
+    assert math.isnan(correlate([1.0, 2.0], second).pearson)
 
 
 def test_values_that_cannot_be_compared_are_left_out_and_reported() -> None:
