@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.functional.diversity import distinct_by_group
@@ -19,6 +20,7 @@ class Distinct(Scorer):
 
     - `distinct_1`, `distinct_2`, `distinct_3`: number of unique n-grams over number of tokens, 0
       to 1; higher is more diverse. All texts of a group get the value of the group.
+    - `distinct`: mean of the three, as studies of multi-aspect control report it in one number.
 
     Groups are the column `groups` or, if it is absent, `prefixes`. The value depends on all texts
     of the group and decreases with its size: score whole groups, repeated texts included, and
@@ -44,10 +46,9 @@ class Distinct(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the score for each n."""
-        return {
-            f"distinct_{n}": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for n in (1, 2, 3)
-        }
+        """Direction and range of the score for each n and of their mean."""
+        names = ("distinct_1", "distinct_2", "distinct_3", "distinct")
+        return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -75,4 +76,5 @@ class Distinct(Scorer):
         for n in (1, 2, 3):
             values = distinct_by_group(ids, n, groups)
             scores[f"distinct_{n}"] = scatter([values[g] for g in groups], kept, len(samples))
+        scores["distinct"] = np.mean(list(scores.values()), axis=0)
         return scores

@@ -28,6 +28,7 @@ def test_each_sample_gets_its_groups_value(words: PreTrainedTokenizerBase) -> No
     np.testing.assert_allclose(scores["distinct_1"], [5 / 8, 2 / 4, 5 / 8, 2 / 4])
     np.testing.assert_allclose(scores["distinct_2"], [4 / 8, 1 / 4, 4 / 8, 1 / 4])
     np.testing.assert_allclose(scores["distinct_3"], [3 / 8, 0, 3 / 8, 0])
+    np.testing.assert_allclose(scores["distinct"], [12 / 24, 3 / 12, 12 / 24, 3 / 12])
 
 
 def test_prefixes_are_groups_where_there_are_none(words: PreTrainedTokenizerBase) -> None:
@@ -66,6 +67,7 @@ def test_an_empty_text_is_nan_and_named(
         scores = Distinct(words).score(Samples([" a a", "", ""], groups=["x", "x", "y"]))
     assert caplog.messages == [f"texts[{i}] is empty: distinct_n is NaN" for i in (1, 2)]
     np.testing.assert_array_equal(scores["distinct_1"], [0.5, np.nan, np.nan])
+    np.testing.assert_allclose(scores["distinct"], [(0.5 + 0.5 + 0) / 3, np.nan, np.nan])
 
 
 def test_no_samples_give_no_scores(words: PreTrainedTokenizerBase) -> None:
@@ -80,7 +82,7 @@ def test_groups_are_needed(words: PreTrainedTokenizerBase) -> None:
 
 def test_directions_and_ranges() -> None:
     metrics = Distinct().specs
-    assert list(metrics) == ["distinct_1", "distinct_2", "distinct_3"]
+    assert list(metrics) == ["distinct_1", "distinct_2", "distinct_3", "distinct"]
     for metric in metrics.values():
         assert metric.higher_is_better
         assert metric.range == (0.0, 1.0)
