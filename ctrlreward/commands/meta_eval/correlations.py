@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.formats.rated_files import Rated
+from ctrlreward.commands.meta_eval.published_figures import Published, best_model, published
 from ctrlreward.commands.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.functional.bootstrap import Estimate
@@ -31,41 +32,6 @@ _WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Published:
-    """A correlation that a paper reports.
-
-    Attributes:
-        file: Name of the rated file.
-        score: The score, as its scorer names it.
-        rating: The rating, as `Rated` names it.
-        statistic: `"pearson"`, `"spearman"` or `"kendall"`.
-        level: `"sample"` or `"system"`.
-        value: -1 to 1.
-        by: The paper and its model.
-    """
-
-    file: str
-    score: str
-    rating: str
-    statistic: str
-    level: str
-    value: float
-    by: str
-
-
-PUBLISHED = tuple(
-    Published(
-        "data_senti.txt", aspect, aspect, "kendall", "sample", value, "CTRLEval, PEGASUS-568M"
-    )
-    for aspect, value in (
-        ("coherence", 0.3044),
-        ("consistency", 0.2235),
-        ("attribute_relevance", 0.2111),
-    )
-)
-
-
-@dataclass(frozen=True)
 class ScoreAndRating:
     """Correlations of one score with one rating.
 
@@ -74,7 +40,7 @@ class ScoreAndRating:
         rating: The rating's name.
         level: `"sample"` or `"system"`.
         correlations: Over rows or over the systems' means.
-        published: Correlations that papers report for the same file.
+        published: Correlations that papers report for the same file, of all their models.
     """
 
     score: str
@@ -104,21 +70,26 @@ def correlate_all(
         for score, values in scores.items():
             for rating, ratings in rated.ratings.items():
                 correlations = _correlations(rated, level, values, ratings, resamples, seed)
-                key = (rated.file, score, rating, level)
-                published = (p for p in PUBLISHED if (p.file, p.score, p.rating, p.level) == key)
-                pairs.append(ScoreAndRating(score, rating, level, correlations, tuple(published)))
+                figures = published(rated.file, score, rating, level)
+                pairs.append(ScoreAndRating(score, rating, level, correlations, figures))
     return pairs
 
 
 def print_correlations(
-    pairs: Sequence[ScoreAndRating], rated: Rated, specs: Mapping[str, ScoreSpec]
+    pairs: Sequence[ScoreAndRating],
+    rated: Rated,
+    specs: Mapping[str, ScoreSpec],
+    kind: str = "",
+    all_published: bool = False,
 ) -> None:
-    """Print a table per level, with published values next to ours.
+    """Print a table per level, with published values below ours.
 
     Args:
         pairs: Result of `correlate_all`.
         rated: The rated file.
         specs: Specs of the scores whose direction is known, by name.
+        kind: Start of the name of the papers' models to show (see `best_model`).
+        all_published: Show all models of the papers instead of the best of the kind.
     """
     console = plain_console(None if sys.stdout.isatty() else _WIDTH)
     clusters = len(set(rated.clusters or range(len(rated.samples))))
@@ -130,9 +101,13 @@ def print_correlations(
         for pair in pairs:
             if pair.level == level:
                 table.add_row(*_cells(pair, specs))
+                for row in _published_rows(pair, rated.file, kind, all_published):
+                    table.add_row(*row)
         console.print(table)
     units = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {units}.")
+    if not all_published and any(pair.published for pair in pairs):
+        print("Published: the paper's best model of the same kind. --published all shows the rest.")
     if not any(pair.level == "system" for pair in pairs):
         print("No system level: the file names fewer than three systems.")
 
@@ -208,7 +183,7 @@ def _estimates(values: RatingCorrelations) -> dict[str, Estimate]:
 
 
 def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
-    """Return a table row: values, with their intervals and published values below."""
+    """Return a table row: values, with their intervals below."""
     values = pair.correlations
     direction = f" {direction_arrow(specs[pair.score])}" if pair.score in specs else ""
     cells = [
@@ -217,12 +192,26 @@ def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
     ]
     if values.note:
         cells[0] += f"\n  {values.note}"
-    for name, estimate in _estimates(values).items():
+    for estimate in _estimates(values).values():
         known = not np.isnan(estimate.low)
         interval = f"{estimate.low:.2f} to {estimate.high:.2f}" if known else "–"
-        lines = [f"{estimate.value:.4f}", interval]
-        for figure in pair.published:
-            if figure.statistic == name:
-                lines.append(f"{figure.value:.4f} ({figure.by})")
-        cells.append("–" if np.isnan(estimate.value) else "\n".join(lines))
+        undefined = np.isnan(estimate.value)
+        cells.append("–" if undefined else f"{estimate.value:.4f}\n{interval}")
     return cells
+
+
+def _published_rows(
+    pair: ScoreAndRating, file: str, kind: str, all_published: bool
+) -> Iterator[list[str]]:
+    """Yield a table row for each model of a paper: its name and tables, and its values."""
+    best = best_model(pair.published, kind)
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for figure in pair.published:
+        if all_published or figure.model == best:
+            source = figure.source
+            if PurePath(figure.file).stem != PurePath(file).stem:
+                source += f", {figure.file}"
+            rows.setdefault((figure.model, source), {})[figure.statistic] = figure.value
+    for (model, source), values in rows.items():
+        cells = [f"{values[name]:.4f}" if name in values else "–" for name in STATISTICS]
+        yield [f"  {model}\n  ({source})", "", *cells]

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Literal, Unpack
 
 from ctrlreward.commands.formats.rated_files import read_ctc
-from ctrlreward.commands.meta_eval.rated_report import Outputs, report_correlations, score_rated
+from ctrlreward.commands.meta_eval.rated_report import (
+    Outputs,
+    PublishedModels,
+    report_correlations,
+    score_rated,
+)
 from ctrlreward.commands.score import name_components
 from ctrlreward.scorers.alignment import Alignment, AspectName, Method
 from ctrlreward.scorers.model_scorer import ModelOptions
@@ -23,6 +28,7 @@ def ctc(
     plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    published: PublishedModels = "best",
     **options: Unpack[ModelOptions],
 ) -> None:
     """Evaluate CTC on its rated files (dialog responses or summaries).
@@ -42,9 +48,10 @@ def ctc(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
+        published: Models of the paper to print: the best of the same method, or all.
         options: Device, dtype and token budget of the model.
     """
-    outputs = Outputs(output, scores, plot, resamples, seed)
+    outputs = Outputs(output, scores, plot, resamples, seed, published)
     file = read_ctc(data)
     dialog = file.samples.histories is not None
     aspects: tuple[AspectName, ...] = ("consistency",)
@@ -58,4 +65,5 @@ def ctc(
     if dialog and aggregate is None:
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
-    report_correlations(file, score_rated(file, components, outputs), components, outputs)
+    values = score_rated(file, components, outputs)
+    report_correlations(file, values, components, outputs, kind=f"CTC {method[0].upper()}")

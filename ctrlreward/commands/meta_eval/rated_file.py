@@ -14,7 +14,12 @@ from ctrlreward.commands.formats.tables import (
     read_rows,
     to_samples,
 )
-from ctrlreward.commands.meta_eval.rated_report import Outputs, report_correlations, score_rated
+from ctrlreward.commands.meta_eval.rated_report import (
+    Outputs,
+    PublishedModels,
+    report_correlations,
+    score_rated,
+)
 from ctrlreward.commands.score import name_components
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
@@ -34,6 +39,7 @@ def rated(
     plot: Path | None = None,
     resamples: int = 1000,
     seed: int = 0,
+    published: PublishedModels = "best",
 ) -> None:
     """Evaluate any scores on your own rated file.
 
@@ -52,12 +58,13 @@ def rated(
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples for the 95 % intervals.
         seed: Seed of the bootstrap.
+        published: Models of a paper to print if it reports figures for the file: best or all.
     """
     if not (ratings and (scorers or metrics)):
         raise ValueError("give --ratings, and --scorers, --metrics (columns of the file) or both")
     if scores and not scorers:
         raise ValueError("--scores needs --scorers: the file already has its --metrics")
-    outputs = Outputs(output, scores, plot, resamples, seed)
+    outputs = Outputs(output, scores, plot, resamples, seed, published)
     rows = read_rows(data)
     existing = {name: number_column(rows, name) for name in metrics}
     components = name_components(scorers, names) if scorers else {}

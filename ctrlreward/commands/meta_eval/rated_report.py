@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from ctrlreward.arguments import one_of
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.chunked_scoring import score_in_chunks
 from ctrlreward.commands.formats.rated_files import Rated
@@ -24,6 +25,9 @@ from ctrlreward.commands.meta_eval.correlations import (
 from ctrlreward.files import write_whole
 from ctrlreward.scorers.base import Component, Scores
 
+# Models of a paper whose figures are printed.
+PublishedModels: TypeAlias = Literal["best", "all"]
+
 _CHUNK = 256
 
 
@@ -37,6 +41,8 @@ class Outputs:
         plot: PNG file for scatter plots.
         resamples: Bootstrap resamples, 1 or more.
         seed: Seed of the bootstrap, 0 or more.
+        published: `"best"` prints the papers' best model of the same kind below our figures,
+            `"all"` all their models and baselines. The JSON file always has all.
 
     Raises:
         ValueError: A file has an unknown suffix or is a folder, or a number is out of range.
@@ -48,12 +54,14 @@ class Outputs:
     plot: Path | None
     resamples: int
     seed: int
+    published: PublishedModels = "best"
 
     def __post_init__(self) -> None:
         if self.resamples < 1:
             raise ValueError(f"resamples = {self.resamples}: give 1 or more")
         if self.seed < 0:
             raise ValueError(f"seed = {self.seed}: give 0 or more")
+        one_of("published", self.published, ("best", "all"))
         if self.scores is not None:
             check_suffix(self.scores)
         if self.plot is not None:
@@ -94,6 +102,7 @@ def report_correlations(
     scores: Mapping[str, Scores],
     components: Mapping[str, Component],
     outputs: Outputs,
+    kind: str = "",
 ) -> dict[str, Any]:
     """Correlate scores with ratings, print a table, and write the requested files.
 
@@ -102,6 +111,7 @@ def report_correlations(
         scores: Arrays of shape (n,) by name.
         components: Components of the scores whose direction is known, by name.
         outputs: Files to write, and settings of the bootstrap.
+        kind: Start of the name of the papers' models that are most like ours: `"CTC D"`.
 
     Returns:
         The content of the JSON file.
@@ -110,7 +120,7 @@ def report_correlations(
     record = to_json_record(pairs, rated, outputs.resamples, outputs.seed)
     write_record(record, outputs)
     specs = {name: component.spec for name, component in components.items()}
-    print_correlations(pairs, rated, specs)
+    print_correlations(pairs, rated, specs, kind, outputs.published == "all")
     if outputs.plot is not None:
         draw_scatter(pairs, rated, scores, outputs.plot)
     return record

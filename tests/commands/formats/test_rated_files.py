@@ -9,7 +9,7 @@ from ctrlreward.commands.formats.rated_files import (
     read_ctrleval,
     read_li2018,
 )
-from ctrlreward.commands.meta_eval.correlations import PUBLISHED
+from ctrlreward.commands.meta_eval.published_figures import published
 
 
 def test_published_files_can_be_read(data_dir: Path) -> None:
@@ -21,9 +21,11 @@ def test_published_files_can_be_read(data_dir: Path) -> None:
     assert len(set(chat.clusters or ())) == 60
     summaries = read_ctc(data_dir / "ctc" / "qags_xsum.json")
     assert (len(summaries.samples), set(summaries.ratings)) == (239, {"consistency"})
-    for published in PUBLISHED:
-        files = {file.file: file for file in (senti, chat, summaries)}
-        assert published.rating in files[published.file].ratings
+    transfers = read_li2018(data_dir / "li2018" / "human_ratings_yelp.csv")
+    for file in (senti, chat, summaries, transfers):
+        ratings = {figure.rating for figure in published(file.file)}
+        assert ratings, file.file
+        assert ratings <= file.ratings.keys()
 
 
 def test_systems_of_li2018_have_one_output_per_item(data_dir: Path) -> None:
