@@ -8,14 +8,14 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ctrlreward.arguments import one_of
-from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.placement import Worker
 from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
@@ -24,6 +24,9 @@ Aggregate = Callable[[Mapping[str, Scores]], Scores]
 
 # A component, or a scorer with a single score.
 Given: TypeAlias = Component | Scorer
+
+Thresholds: TypeAlias = tuple[float, float, float, float]
+AccuracyScore: TypeAlias = Literal["accuracy", "label_probability"]
 
 
 @dataclass(frozen=True)
@@ -90,19 +93,25 @@ class Reward:
             (component, weight).
         aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
             score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
-            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). Or a callable that maps the
-            scores by name, each of shape (n,), to totals of shape (n,).
+            similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
+            `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
+            graded above t1. Or a callable that maps the scores by name, each of shape (n,), to
+            totals of shape (n,).
         device: Device to move all scorers to; None leaves each where it is.
+        thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
+            vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
 
     Attributes:
         components: The components by name.
         weights: The weight of each component with `"weighted"`; None with other aggregates.
+        thresholds: t1 to t4 of `"gm"`; None with other aggregates.
+        accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
 
     Raises:
         TypeError: `components` is not a mapping of components.
         ValueError: No components, a scorer with several scores, a weight that rewards the wrong
-            direction, weights with another aggregate than `"weighted"`, or components that `"gm"`
-            can't combine.
+            direction, weights with another aggregate than `"weighted"`, components that `"gm"`
+            can't combine, thresholds with another aggregate than `"gm"`, or not four of them.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -115,6 +124,12 @@ class Reward:
         >>> squared = Reward({"content": content}, aggregate=lambda scores: scores["content"] ** 2)
         >>> squared(["broth"], sources=["soup"]).total.round(2)
         array([0.36])
+        >>> from ctrlreward import Accuracy, CTRLEval
+        >>> style = Accuracy(CTRLEval(task="sentiment"))["label_probability"]
+        >>> parts = {"style": style, "content": content, "fluency": Perplexity()["perplexity"]}
+        >>> gm = Reward(parts, aggregate="gm", thresholds=(50, 40, 200, -140))
+        >>> gm.accuracy_score, gm.thresholds
+        ('label_probability', (50.0, 40.0, 200.0, -140.0))
     """
 
     def __init__(
@@ -122,14 +137,22 @@ class Reward:
         components: Mapping[str, Given | tuple[Given, float]],
         aggregate: Literal["weighted", "gm"] | Aggregate = "weighted",
         device: str | None = None,
+        thresholds: Thresholds | None = None,
     ) -> None:
         self.components, given_weights = _split(components)
         self.weights: dict[str, float] | None = None
+        self.accuracy_score: AccuracyScore | None = None
+        self.thresholds = _thresholds(aggregate, thresholds)
         if aggregate == "weighted":
             self.weights = _complete_weights(self.components, given_weights)
             self._aggregate: Aggregate = partial(weighted_sum, self.weights)
         else:
-            self._aggregate = _unweighted(aggregate, self.components, given_weights)
+            _check_unweighted(aggregate, given_weights)
+            self._aggregate = cast(Aggregate, aggregate)
+        if self.thresholds is not None:
+            self.accuracy_score, names = _gm_components(self.components)
+            # A partial instead of a closure, so that a reward can be pickled.
+            self._aggregate = partial(_gm_of, names, self.thresholds)
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -251,35 +274,44 @@ def _complete_weights(
     return weights
 
 
-def _unweighted(
-    aggregate: str | Aggregate, components: Mapping[str, Component], weights: Mapping[str, float]
-) -> Aggregate:
+def _check_unweighted(aggregate: str | Aggregate, weights: Mapping[str, float]) -> None:
     if weights:
         raise ValueError(
             f"aggregate = {aggregate!r} takes no weights (given for {', '.join(weights)}): "
             "give the components alone"
         )
-    if callable(aggregate):
-        return aggregate
-    one_of("aggregate", aggregate, ("weighted", "gm", "a callable"))
-    return _geometric_mean(components)
+    if not callable(aggregate):
+        one_of("aggregate", aggregate, ("weighted", "gm", "a callable"))
 
 
-def _geometric_mean(components: Mapping[str, Component]) -> Aggregate:
+def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:
+    """Return the score that stands for accuracy, and the names of the three in eq. 1's order."""
     score_names = [component.name for component in components.values()]
-    if sorted(score_names) != ["accuracy", "perplexity", "similarity"]:
-        raise ValueError(
-            "aggregate = 'gm' combines one accuracy, one similarity and one perplexity, but the "
-            f"components are {', '.join(score_names)}: give these three"
-        )
     keys = dict(zip(score_names, components, strict=True))
-    # A partial instead of a closure, so that a reward can be pickled.
-    return partial(_adjusted_gm, tuple(keys[n] for n in ("accuracy", "similarity", "perplexity")))
+    for accuracy in get_args(AccuracyScore):
+        wanted = (accuracy, "similarity", "perplexity")
+        if sorted(score_names) == sorted(wanted):
+            return accuracy, tuple(keys[name] for name in wanted)
+    raise ValueError(
+        "aggregate = 'gm' combines one accuracy or label_probability, one similarity and one "
+        f"perplexity, but the components are {', '.join(score_names)}: give these three"
+    )
 
 
-def _adjusted_gm(names: tuple[str, ...], scores: Mapping[str, Scores]) -> Scores:
+def _thresholds(aggregate: str | Aggregate, given: Sequence[float] | None) -> Thresholds | None:
+    if aggregate != "gm":
+        if given is not None:
+            raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
+        return None
+    values = tuple(float(value) for value in given or GM_THRESHOLDS)
+    if len(values) != 4 or not np.isfinite(values).all():
+        raise ValueError(f"thresholds = {values}: give four numbers, t1 to t4")
+    return cast(Thresholds, values)
+
+
+def _gm_of(names: tuple[str, ...], thresholds: Thresholds, scores: Mapping[str, Scores]) -> Scores:
     accuracy, similarity, perplexity = (scores[name] for name in names)
-    return adjusted_gm(accuracy, similarity, perplexity)
+    return adjusted_gm(accuracy, similarity, perplexity, thresholds)
 
 
 def _cuda_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:

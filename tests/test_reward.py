@@ -5,6 +5,7 @@ import statistics
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward import Reward, RewardBatch, Samples
+from ctrlreward import Accuracy, Reward, RewardBatch, Samples, Similarity, WordVectors
 from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+
+NOUNS = ("soup", "waiter", "room", "bus", "coffee")
 
 
 class NumberScorer(Scorer):
@@ -59,6 +63,13 @@ class TransferScorer(NumberScorer):
 
     names = ("accuracy", "similarity", "perplexity")
     higher = (True, True, False)
+
+
+class ProbabilityScorer(NumberScorer):
+    """The probability of the target label, and two other numbers."""
+
+    names = ("label_probability", "x", "y")
+    higher = (True, True, True)
 
 
 class Broken(NumberScorer):
@@ -122,6 +133,84 @@ def test_gm_is_the_adjusted_geometric_mean() -> None:
     assert total.tolist() == adjusted_gm(*np.transpose(rows)).tolist()
 
 
+def test_gm_takes_the_probability_where_it_is_given(scorer: NumberScorer) -> None:
+    """The component decides: a decision is all or nothing, a probability is graded above t1."""
+    transfer, probability = TransferScorer(), ProbabilityScorer()
+    rows = [(1.0, 0.9, 40.0), (0.8, 0.9, 40.0), (0.6, 0.9, 40.0)]
+    thresholds = (63, 71, 97, -37)
+    for score, style in (("accuracy", transfer), ("label_probability", probability)):
+        sides = {"a": style[score], "s": transfer["similarity"], "p": transfer["perplexity"]}
+        reward = Reward(sides, aggregate="gm", thresholds=thresholds)
+        assert reward.accuracy_score == score
+        assert reward.thresholds == (63.0, 71.0, 97.0, -37.0)
+        total = reward(samples_with(rows)).total
+        assert total == pytest.approx([(37 * 19 * 57) ** (1 / 3), (17 * 19 * 57) ** (1 / 3), 0])
+    weighted = Reward({"g": scorer["gain"]})
+    assert (weighted.accuracy_score, weighted.thresholds) == (None, None)
+    with pytest.raises(ValueError, match="the components are label_probability, accuracy, sim"):
+        Reward({"both": probability["label_probability"],
+                **{name: transfer[name] for name in transfer.names}}, "gm")  # fmt: skip
+
+
+thresholds = st.tuples(*[st.floats(0, 90)] * 2, st.floats(50, 500), st.floats(-500, 0))
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1)] * 2, st.floats(1, 600)), min_size=1), thresholds)
+def test_gm_with_thresholds_is_eq_1(rows: list[tuple[float, ...]], t: tuple[float, ...]) -> None:
+    transfer = TransferScorer()
+    sides = {name: transfer[name] for name in transfer.names}
+    reward = Reward(sides, aggregate="gm", thresholds=t)  # type: ignore[arg-type]
+    expected = [
+        (max(100 * acc - t[0], 0) * max(100 * sim - t[1], 0)
+         * min(max(t[2] - pp, 0), max(pp - t[3], 0))) ** (1 / 3)
+        for acc, sim, pp in rows
+    ]  # fmt: skip
+    assert reward(samples_with(rows)).total == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("score", ["accuracy", "label_probability"])
+def test_copying_the_input_earns_nothing(score: str, tmp_path: Path, one_thread: None) -> None:
+    """A trained classifier, and a GM whose other two sides are the best possible for a copy."""
+    sour = [f"the {noun} was {word} ." for noun in NOUNS for word in ("awful", "cold", "rude")]
+    sweet = [f"the {noun} was {word} ." for noun in NOUNS for word in ("lovely", "warm", "kind")]
+    judge = Accuracy(trained_classifier(sour, sweet, tmp_path))
+    words = dict(zip((*NOUNS, "was"), np.eye(6).tolist(), strict=True))
+    fluency = TransferScorer()
+    fluency.score_samples = lambda samples: dict.fromkeys(  # type: ignore[method-assign]
+        fluency.names, np.full(len(samples), 30.0)
+    )
+    sides = {
+        "style": judge[score],
+        "content": Similarity(WordVectors(words))["similarity"],
+        "fluency": fluency["perplexity"],
+    }
+    reward = Reward(sides, aggregate="gm")
+    targets = ["positive"] * len(sour) + ["negative"] * len(sweet)
+    copies = reward(sour + sweet, sources=sour + sweet, labels=targets)
+    assert copies.components["content"] == pytest.approx(1.0)
+    assert copies.total.tolist() == [0.0] * len(targets)
+    rewritten = reward(sweet + sour, sources=sour + sweet, labels=targets)
+    assert (rewritten.total > 20).all()  # the same content and fluency in the other style
+
+
+def trained_classifier(sour: list[str], sweet: list[str], folder: Path) -> str:
+    """Folder of a TextCNN that has learnt the two sets by heart."""
+    words = frequent_words([*sour, *sweet], 1)
+    config = TextCNNConfig(words, ("negative", "positive"), 16, (1, 2), 16, 0.0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = TextCNN(config)
+    ids = torch.tensor([config.encode(text) for text in [*sour, *sweet]])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    labels = torch.tensor([0] * len(sour) + [1] * len(sweet))
+    for _ in range(40):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(ids, ids >= 0), labels).backward()
+        optimizer.step()
+    save_text_cnn(model, folder)
+    return str(folder)
+
+
 def test_a_callable_gets_the_scores_by_name(scorer: NumberScorer) -> None:
     reward = Reward(
         {"g": scorer["gain"], "c": scorer["cost"]}, aggregate=lambda s: s["g"] ** 2 / s["c"]
@@ -182,6 +271,16 @@ def test_an_empty_batch(scorer: NumberScorer) -> None:
 def test_invalid_components_and_aggregates(components, aggregate, message) -> None:
     with pytest.raises(ValueError, match=message):
         Reward(components, aggregate)
+
+
+def test_thresholds_are_four_and_those_of_gm(scorer: NumberScorer) -> None:
+    with pytest.raises(ValueError, match="aggregate = 'weighted' takes no thresholds: only 'gm'"):
+        Reward({"g": scorer["gain"]}, thresholds=(63, 71, 97, -37))
+    transfer = TransferScorer()
+    sides = {name: transfer[name] for name in transfer.names}
+    for wrong in ((63, 71, 97), (63, 71, math.nan, -37)):
+        with pytest.raises(ValueError, match="give four numbers, t1 to t4"):
+            Reward(sides, "gm", thresholds=wrong)  # type: ignore[arg-type]
 
 
 # Failures
