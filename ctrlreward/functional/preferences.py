@@ -6,22 +6,22 @@ Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878; the mean itself is `tran
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import differential_evolution, minimize
 
+from ctrlreward.functional.gm_search import best_scale, hinge_loss, minimise, search_bounds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Thresholds = tuple[float, float, float, float]
+PartialThresholds = tuple[float | None, float | None, float | None, float | None]
 
-# Size of the population in differential evolution, and its largest number of generations.
-_POPULATION = 60
-_GENERATIONS = 200
+# A fit with a larger share of ties is reported as degenerate.
+_MOST_TIES = 0.5
 
 
 class PairwiseAgreement(NamedTuple):
@@ -39,6 +39,11 @@ class PairwiseAgreement(NamedTuple):
     agreed: float
     tied: float
 
+    @property
+    def untied(self) -> float:
+        """Share of the pairs without a tie that agree, 0 to 1; NaN if all are ties."""
+        return self.agreed / (1.0 - self.tied) if self.tied < 1.0 else float("nan")
+
 
 class GMFit(NamedTuple):
     """Fitted thresholds and their agreement with the pairs that they were fitted to.
@@ -50,11 +55,16 @@ class GMFit(NamedTuple):
             the scale was fitted.
         agreement: Agreement under the fitted thresholds.
         default_agreement: Agreement under the paper's thresholds, `GM_THRESHOLDS`.
+        problems: One sentence per sign of a degenerate fit, with what to do about it: every GM is
+            0, c is 0, more than half of the pairs are ties, or a threshold is at its bound.
 
     Examples:
         >>> fit = fit_gm([[0.9, 0.9, 50]], [[0.7, 0.9, 50]])
         >>> fit.default_agreement.agreed, fit.agreement.agreed
         (1.0, 1.0)
+        >>> fit_gm([[0.9, 0.9, 50]], [[0.9, 0.9, 50]]).problems[0]
+        'c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing: give \
+more pairs or other judges'
     """
 
     thresholds: Thresholds
@@ -62,6 +72,7 @@ class GMFit(NamedTuple):
     loss: float
     agreement: PairwiseAgreement
     default_agreement: PairwiseAgreement
+    problems: tuple[str, ...] = ()
 
 
 def fit_gm(
@@ -69,6 +80,7 @@ def fit_gm(
     rejected: npt.ArrayLike,
     *,
     scale: float | None = None,
+    fixed: PartialThresholds = (None, None, None, None),
     seed: int = 0,
 ) -> GMFit:
     """Fit t1 to t4 of eq. 1 to pairwise preferences, as Pang & Gimpel (2019) did.
@@ -82,9 +94,9 @@ def fit_gm(
     costs so much that the best t makes every GM 0, which costs 1 per pair and prefers nothing.
     A factor c changes no preference and removes the problem, so the default is to fit it too.
 
-    GM has no gradient beyond a threshold. Differential evolution, started from the paper's and
-    random thresholds, finds a good region and Nelder-Mead refines it. t1 and t2 stay within ±100,
-    t3 and t4 within twice the largest perplexity.
+    Differential evolution, started from the paper's and random thresholds, finds a good region and
+    Nelder-Mead refines it. t1 and t2 stay within ±100, t3 and t4 within twice the largest
+    perplexity.
 
     Fitted thresholds belong to one classifier, encoder and language model. Evaluate them on items
     that were not used for the fit (`pairwise_agreement`).
@@ -94,11 +106,13 @@ def fit_gm(
             side of each pair, shape (pairs, 3), in the units of `adjusted_gm`.
         rejected: The same for the rejected side, shape (pairs, 3).
         scale: c, positive and finite; 1 is the paper's loss. None fits it.
+        fixed: t1 to t4; None for those to fit. (63, None, 97, -37) fits t2 alone, for a similarity
+            other than the paper's.
         seed: Random seed of the evolution; the same seed gives the same result.
 
     Raises:
         ValueError: The shapes are wrong or differ, there are no pairs, a number is NaN or out of
-            range, or the scale is not positive and finite.
+            range, the scale is not positive and finite, or all thresholds are fixed.
 
     Examples:
         >>> preferred = [[0.9, 0.9, 50], [0.8, 0.9, 60]]
@@ -108,6 +122,9 @@ def fit_gm(
     """
     if scale is not None and not 0 < scale < np.inf:
         raise ValueError(f"scale = {scale}: give a finite number above 0, or None to fit it")
+    free = np.array([threshold is None for threshold in fixed])
+    if free.shape != (4,) or not free.any():
+        raise ValueError(f"fixed = {fixed}: give t1 to t4, with None for those to fit")
     better, worse = _pairs(preferred, rejected)
     # Before the search, because this raises if a number is out of range.
     default = pairwise_agreement(better, worse)
@@ -124,50 +141,58 @@ def fit_gm(
     def loss(thresholds: Floats) -> float:
         return loss_and_scale(thresholds)[0]
 
-    best = _minimise(loss, outputs[:, 2], seed)
+    start = np.array([d if t is None else t for t, d in zip(fixed, GM_THRESHOLDS, strict=True)])
+    best = minimise(loss, start, free, seed, outputs[:, 2])
     best_loss, factor = loss_and_scale(best)
-    fitted = pairwise_agreement(better, worse, _as_tuple(best))
-    return GMFit(_as_tuple(best), factor, best_loss, fitted, default)
+    thresholds = _as_tuple(best)
+    fitted = pairwise_agreement(better, worse, thresholds)
+    problems = _scale_problems(factor, bool(_gm(outputs, thresholds).any()), fitted)
+    problems += _bound_problems(best, free, search_bounds(outputs[:, 2]))
+    return GMFit(thresholds, factor, best_loss, fitted, default, problems)
+
+
+def _scale_problems(scale: float, any_gm: bool, agreement: PairwiseAgreement) -> tuple[str, ...]:
+    """Return what is wrong with the fit as a whole."""
+    if scale == 0:
+        return (
+            "c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing: "
+            "give more pairs or other judges",
+        )
+    if not any_gm:
+        return (
+            "every GM is 0, so nothing is preferred: fit c too (scale=None), since a wrongly "
+            "ordered pair costs more than a tie in the loss of a fixed c",
+        )
+    if agreement.tied > _MOST_TIES:
+        return (
+            f"{agreement.tied:.0%} of the pairs are ties, more than {_MOST_TIES:.0%}, since GM is "
+            "0 for most outputs: fit c and all thresholds, or use judges that suit the texts",
+        )
+    return ()
+
+
+def _bound_problems(
+    thresholds: Floats, free: npt.NDArray[np.bool_], bounds: Floats
+) -> tuple[str, ...]:
+    """Return a sentence for each fitted threshold within 1 % of its bound."""
+    effects = (
+        ("accuracy", "decides little"),
+        ("similarity", "decides little"),
+        ("a high perplexity", "is hardly punished"),
+        ("a low perplexity", "is hardly punished"),
+    )
+    at_bound = free & (np.abs(thresholds) > 0.99 * bounds)
+    return tuple(
+        f"t{place + 1} = {thresholds[place]:.1f} is at the bound of its search, ±"
+        f"{bounds[place]:.0f}, where {effects[place][0]} {effects[place][1]}: hold it at a value "
+        "that you can defend (fixed)"
+        for place in map(int, np.flatnonzero(at_bound))
+    )
 
 
 def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:
     accuracy, similarity, perplexity = outputs.T
     return adjusted_gm(accuracy, similarity, perplexity, thresholds)
-
-
-def hinge_loss(gains: Floats, scale: float) -> float:
-    """Return Σ max(0, 1 - c · gain) over pairs, 0 or more; lower is better.
-
-    Args:
-        gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
-        scale: c, 0 or more.
-
-    Examples:
-        >>> hinge_loss(np.array([2.0, 0.5, -1.0]), scale=1.0)  # 0 + 0.5 + 2
-        2.5
-    """
-    return float(np.maximum(0.0, 1.0 - scale * gains).sum())
-
-
-def best_scale(gains: Floats) -> float:
-    """Return the c ≥ 0 with the smallest `hinge_loss`, exactly.
-
-    The loss is convex and piecewise linear in c with kinks at 1 / gain of the positive gains. Its
-    minimum is at the first kink after which it no longer falls.
-
-    Args:
-        gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
-
-    Examples:
-        >>> best_scale(np.array([2.0, 0.5]))  # no loss is left from 1 / 0.5 on
-        2.0
-    """
-    rising = np.sort(gains[gains > 0])  # the largest gain has the first kink
-    # fall[k] is how fast the loss falls while only the k smallest gains miss the margin.
-    fall = np.concatenate([[0.0], rising.cumsum()]) + gains[gains < 0].sum()
-    if fall[-1] <= 0:
-        return 0.0
-    return float(1.0 / rising[np.flatnonzero(fall <= 0)[-1]])
 
 
 def pairwise_agreement(
@@ -258,43 +283,6 @@ def _pairs(preferred: npt.ArrayLike, rejected: npt.ArrayLike) -> tuple[Floats, F
             "one or more pairs"
         )
     return better, worse
-
-
-def _minimise(loss: Callable[[Floats], float], perplexities: Floats, seed: int) -> Floats:
-    """Return the best thresholds of the search, never worse than the paper's."""
-    finite = perplexities[np.isfinite(perplexities)]
-    reach = 2 * finite.max(initial=GM_THRESHOLDS[2])
-    high = np.array([100.0, 100.0, reach, reach])
-    bounds = list(zip(-high, high, strict=True))
-    random = np.random.default_rng(seed)
-    candidates = [np.array(GM_THRESHOLDS)]
-    # Most perplexities are far below the largest. One population starts near typical values and
-    # one covers the whole box, since they find different minima.
-    whole = np.array([reach / 2])
-    for typical in (finite if finite.size else whole, whole):
-        evolved = differential_evolution(
-            loss,
-            bounds,
-            init=_population(typical, high, random),
-            maxiter=_GENERATIONS,
-            tol=1e-6,
-            polish=False,
-            seed=seed,
-        ).x
-        candidates += [evolved, minimize(loss, evolved, method="Nelder-Mead", bounds=bounds).x]
-    return min(candidates, key=loss)
-
-
-def _population(typical: Floats, high: Floats, random: np.random.Generator) -> Floats:
-    """Return the paper's and random thresholds, shape (population, 4), within ±high.
-
-    t3 is between 0 and twice a typical perplexity, t4 between minus that and 0.
-    """
-    starts = random.uniform(-high, high, size=(_POPULATION, 4))
-    shares = random.uniform([0.0, -2.0], [2.0, 0.0], size=(_POPULATION, 2))
-    starts[:, 2:] = random.choice(typical, size=(_POPULATION, 2)) * shares
-    starts[0] = GM_THRESHOLDS
-    return starts.clip(-high, high)
 
 
 def _as_tuple(thresholds: Floats) -> Thresholds:

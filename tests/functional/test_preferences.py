@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ctrlreward.functional.gm_search import best_scale, hinge_loss
 from ctrlreward.functional.preferences import (
     GMFit,
-    best_scale,
+    PairwiseAgreement,
     fit_gm,
-    hinge_loss,
     pairwise_agreement,
     pairwise_preferences,
 )
@@ -133,6 +133,65 @@ def test_a_bad_scale_raises(scale: float) -> None:
         fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], scale=scale)
 
 
+def test_one_threshold_is_fitted_as_well_as_by_a_grid() -> None:
+    pairs = planted(80, seed=9, noise=8.0)
+    t1, _, t3, t4 = PLANTED
+    fit = fit_gm(*pairs, fixed=(t1, None, t3, t4))
+    assert (fit.thresholds[0], *fit.thresholds[2:]) == (t1, t3, t4)
+    assert abs(fit.thresholds[1] - PLANTED[1]) < 15
+    for t2 in np.arange(-100, 100, 2.0):
+        assert fit.loss <= total_loss(pairs, (t1, t2, t3, t4), fit.scale) + 1e-9
+
+
+@pytest.mark.parametrize("fixed", [GM_THRESHOLDS, (None, None, None)])
+def test_bad_fixed_thresholds_raise(fixed: tuple) -> None:
+    with pytest.raises(ValueError, match="give t1 to t4, with None for those to fit"):
+        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], fixed=fixed)
+
+
+# Degenerate fits
+
+
+def test_a_fit_to_clear_preferences_has_no_problems(noisy: tuple[Pairs, GMFit]) -> None:
+    _, fit = noisy
+    assert fit.problems == ()
+
+
+WRONG_WAY = ([[0.7, 0.9, 50.0]], [[0.9, 0.9, 50.0]])  # GM never falls as accuracy rises
+
+
+def test_every_gm_0_is_a_problem() -> None:
+    fit = fit_gm(*WRONG_WAY, scale=1.0)
+    assert (fit.loss, fit.agreement.tied) == (1, 1)
+    assert fit.problems[0].startswith("every GM is 0, so nothing is preferred: fit c too")
+
+
+def test_scale_0_is_a_problem() -> None:
+    fit = fit_gm(*WRONG_WAY)
+    assert (fit.scale, fit.loss) == (0, 1)
+    assert fit.problems[0].startswith("c = 0: no thresholds prefer the preferred side")
+
+
+def test_many_ties_are_a_problem() -> None:
+    pairs = planted(80, seed=2)
+    fit = fit_gm(*pairs, fixed=(95.0, None, 97.0, -37.0))  # hardly any accuracy is above t1
+    assert 0.5 < fit.agreement.tied < 1
+    share = f"{fit.agreement.tied:.0%} of the pairs are ties, more than 50%"
+    assert fit.problems[0].startswith(share)
+
+
+def test_a_threshold_at_its_bound_is_a_problem() -> None:
+    random = np.random.default_rng(5)
+    # The preferred side is better in accuracy and worse in similarity, which must not count.
+    low = np.column_stack([random.uniform(0.3, 0.5, 200), random.uniform(0.6, 1, 200)])
+    high = low + np.column_stack([np.full(200, 0.05), random.uniform(-0.3, 0.0, 200)])
+    pp = np.full((200, 1), 50.0)
+    fit = fit_gm(np.hstack([high, pp]), np.hstack([low, pp]), fixed=(10.0, None, 97.0, -37.0))
+    assert fit.thresholds[1] == pytest.approx(-100, abs=1)
+    (problem,) = fit.problems
+    assert problem.startswith("t2 = -100.0 is at the bound of its search, ±100, where similarity")
+
+
 # Loss and agreement
 
 gains = st.lists(st.floats(-100, 100).map(lambda gain: round(gain, 3)), min_size=1, max_size=8)
@@ -177,6 +236,16 @@ def test_agreement_disagreement_and_ties_sum_to_1(pairs: list) -> None:
     assert forward.tied == backward.tied
     gains = [adjusted_gm(*a) - adjusted_gm(*b) for a, b in pairs]
     assert forward.agreed == sum(gain > 0 for gain in gains) / len(pairs)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_agreement_of_the_untied(agreed: int, tied: int, wrong: int) -> None:
+    total = max(agreed + tied + wrong, 1)
+    agreement = PairwiseAgreement(agreed / total, tied / total)
+    if agreed + wrong:
+        assert agreement.untied == pytest.approx(agreed / (agreed + wrong))
+    elif tied:
+        assert math.isnan(agreement.untied)
 
 
 def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
