@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -223,7 +220,7 @@ def test_a_score_that_always_fails_has_a_note(
 
 
 def stub_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ctrleval_file.CTRLEval", "ctc_file.Alignment", "li2018_file.Alignment"):
+    for name in ("ctrleval_file.CTRLEval", "ctc_file.Alignment"):
         monkeypatch.setattr(f"ctrlreward.commands.meta_eval.{name}", Stub)
 
 
@@ -289,95 +286,6 @@ def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatc
     }
     main(["meta-eval", "ctc", "--data=chat.json", "--aggregate=mean", "--output=found.json"])
     assert {score for score, *_ in rows_of("found.json")} == set(aspects)
-
-
-TRANSFERS = [
-    {"item": f"n-{i // 4}", "target": "negative", "system": "abcd"[i % 4], "source": f"s{i // 4}",
-     "output": "z" * (i * 7 % 11 + 1), "grammaticality": i % 5, "sentiment": i % 4, "topic": i % 3}
-    for i in range(24)
-]  # fmt: skip
-
-
-@pytest.fixture
-def transfers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a file in the format of Li et al., and replace the scorers by stubs."""
-    stub_scorers(monkeypatch)
-    sides = {"Accuracy": ("accuracy", "label_probability"), "Similarity": ("similarity",)}
-    sides["Perplexity"] = ("perplexity", "log_likelihood")
-    for name, scores in sides.items():
-        path = f"ctrlreward.commands.meta_eval.li2018_file.{name}"
-        monkeypatch.setattr(path, lambda *_, names=scores: Side(names))
-    with open("rated.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, list(TRANSFERS[0]))
-        writer.writeheader()
-        writer.writerows(TRANSFERS)
-
-
-class Side(Length):
-    """A probability, cosine or perplexity that grows with the length."""
-
-    def score(self, samples: Samples) -> dict[str, Scores]:
-        lengths = np.array([len(text) for text in samples.texts])
-        values = lengths * 5.0 if "perplexity" in self.names else lengths / 12
-        return dict.fromkeys(self.names, values)
-
-    def corpus_perplexity(self, samples: Samples) -> float:
-        return 1.0
-
-
-def test_li2018_evaluates_preservation(transfers: None) -> None:
-    main(["meta-eval", "li2018", "--data=rated.csv", "--output=found.json"])
-    rows = rows_of("found.json")
-    assert {score for score, *_ in rows} == {
-        "preservation",
-        "preservation_output",
-        "preservation_source",
-    }
-    assert {rating for _, rating, _ in rows} == {"topic", "sentiment", "grammaticality", "mean"}
-    lengths = [len(str(row["output"])) for row in TRANSFERS]
-    mean = [(r["topic"] + r["sentiment"] + r["grammaticality"]) / 3 for r in TRANSFERS]  # type: ignore[operator]
-    value = rows["preservation", "mean", "sample"]["pearson"]["value"]
-    assert value == pytest.approx(stats.pearsonr(lengths, mean)[0])
-
-
-def test_li2018_fits_thresholds_to_half_of_the_items(
-    transfers: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ["--classifier=folder", "--fit-gm", "--output=found.json", "--resamples=20"]
-    main(["meta-eval", "li2018", "--data=rated.csv", *options])
-    assert {score for score, *_ in rows_of("found.json")} == {
-        *("preservation", "preservation_output", "preservation_source"),
-        *("gm", "label_probability", "similarity", "perplexity"),
-    }
-    gm = json.loads(Path("found.json").read_text())["gm"]
-    mean = [r["topic"] + r["sentiment"] + r["grammaticality"] for r in TRANSFERS]  # type: ignore[operator]
-    pairs = Counter(
-        i // 4 % 2
-        for i in range(24)
-        for j in range(24)
-        if i // 4 == j // 4 and mean[i] > mean[j] + 1e-9
-    )
-    assert (gm["fitted_pairs"], gm["judged_pairs"]) == (pairs[0], pairs[1])
-    printed = capsys.readouterr().out
-    assert re.search(r"fitted thresholds: +[\d.]+%", printed)
-    assert f"paper's thresholds: {gm['default']['agreed']:.1%}" in printed
-    assert len(gm["thresholds"]) == 4
-
-
-def test_the_correlations_are_kept_when_the_fit_fails(
-    transfers: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seeds: list[int] = []
-
-    def failing(*_: Any, seed: int) -> None:
-        seeds.append(seed)
-        raise ValueError("no fit")
-
-    monkeypatch.setattr("ctrlreward.commands.meta_eval.li2018_file.fit_gm", failing)
-    options = ["--classifier=folder", "--fit-gm", "--output=found.json", "--resamples=20"]
-    assert "no fit" in fails("li2018", "--data=rated.csv", *options, "--seed=7", capsys=capsys)
-    assert seeds == [7]
-    assert ("gm", "mean", "sample") in rows_of("found.json")
 
 
 def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: None) -> None:
