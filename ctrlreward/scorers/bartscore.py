@@ -1,0 +1,141 @@
+"""BARTScore (Yuan et al., NeurIPS 2021) under a frozen encoder-decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, TypeAlias, Unpack
+
+import numpy as np
+
+from ctrlreward.arguments import some_of
+from ctrlreward.engine.batching import windows
+from ctrlreward.engine.requests import Requests
+from ctrlreward.engine.sharing import shared_model
+from ctrlreward.models.conditional import conditional_log_probs
+from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.weights.loading import load_config
+
+AspectName: TypeAlias = Literal["faithfulness", "precision", "recall", "f_score"]
+
+# Columns of the source and of the target; the F score is made of two of these.
+_COLUMNS: Mapping[str, tuple[str, str]] = {
+    "faithfulness": ("sources", "texts"),
+    "precision": ("references", "texts"),
+    "recall": ("texts", "references"),
+}
+_PARTS: Mapping[AspectName, tuple[str, ...]] = {
+    "faithfulness": ("faithfulness",),
+    "precision": ("precision",),
+    "recall": ("recall",),
+    "f_score": ("precision", "recall"),
+}
+
+
+class BARTScore(ModelScorer[Seq2SeqInfiller]):
+    """Mean token log-probability of one text given another under an encoder-decoder.
+
+    BARTScore(x → y) = Σ_t log p(y_t | y_<t, x) / |y| (Yuan et al., NeurIPS 2021,
+    https://arxiv.org/abs/2106.11520), with equal weights of the tokens. As in the published code,
+    the tokens that the tokenizer adds to y count, too.
+
+    - `faithfulness`: of the text given the source. Needs `sources`.
+    - `precision`: of the text given the reference. Needs `references`.
+    - `recall`: of the reference given the text. Needs `references`.
+    - `f_score`: mean of precision and recall. Needs `references`.
+
+    All are 0 or less; higher is better. Values of different models can't be compared.
+
+    Args:
+        model: Local folder or Hugging Face id of an encoder-decoder: BART, PEGASUS, T5 and related
+            families. The published scores are those of BART fine-tuned on CNN/DailyMail.
+        aspects: Score or scores to compute.
+        **options: See `ModelOptions`.
+
+    Raises:
+        ValueError: An aspect is unknown.
+
+    Examples:
+        >>> scorer = BARTScore("facebook/bart-large-cnn")
+        >>> scorer["faithfulness"].spec
+        ScoreSpec(higher_is_better=True, range=(-inf, 0.0))
+        >>> list(BARTScore(aspects=["precision", "recall"]).specs)
+        ['precision', 'recall']
+    """
+
+    def __init__(
+        self,
+        model: str = "facebook/bart-large-cnn",
+        aspects: AspectName | Sequence[AspectName] = "faithfulness",
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        super().__init__(model, **options)
+        self.aspects = some_of("aspects", aspects, _PARTS)
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of the chosen scores."""
+        return {name: ScoreSpec(True, (-np.inf, 0.0)) for name in self.aspects}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """`sources` for faithfulness, `references` for the others."""
+        wanted = self._wanted(names)
+        columns = {name: "sources" if name == "faithfulness" else "references" for name in wanted}
+        return {column: f"BARTScore {name}" for name, column in columns.items()}
+
+    def build_model(self, name: str) -> Seq2SeqInfiller:
+        """Load the encoder-decoder, or share it with the scorers that have loaded it.
+
+        Raises:
+            ValueError: The model is not an encoder-decoder.
+        """
+        if not load_config(name).is_encoder_decoder:
+            raise ValueError(
+                f"model = {name!r} has no encoder, which reads the source: give an encoder-decoder "
+                "such as facebook/bart-large-cnn, or use Perplexity"
+            )
+        return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
+
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Compute the chosen scores, or those of them in `names`, each float64 of shape (n,).
+
+        NaN, with a warning, if the text or what it is compared with is empty.
+
+        Raises:
+            ValueError: A column that a score needs is absent.
+        """
+        yield from ()  # a pair of texts is no task of the infiller: nothing to merge
+        for column, reader in self.required_columns(names).items():
+            samples.require(column, reader)
+        wanted = self._wanted(names)
+        needed = dict.fromkeys(part for name in wanted for part in _PARTS[name])
+        scores = {part: self._score(part, samples) for part in needed}
+        return {name: np.mean([scores[p] for p in _PARTS[name]], axis=0) for name in wanted}
+
+    def _wanted(self, names: Collection[str] | None) -> list[AspectName]:
+        return [name for name in self.aspects if names is None or name in names]
+
+    def _score(self, aspect: str, samples: Samples) -> Scores:
+        """Return the log-probability of one column given another, shape (n,)."""
+        columns = samples.columns()
+        given, scored = _COLUMNS[aspect]
+        sources, targets = columns[given], columns[scored]
+        scores = np.full(len(samples), np.nan)
+        kept = nonempty(aspect, **{given: sources, scored: targets})
+        for window in windows([sources[i] + targets[i] for i in kept]):
+            rows = [kept[place] for place in window]
+            with self.exclusive_model() as model:
+                results = conditional_log_probs(
+                    model,
+                    {f"{given}[{i}]": sources[i] for i in rows},
+                    {f"{scored}[{i}]": targets[i] for i in rows},
+                )
+            for i, (_, log_probs) in zip(rows, results, strict=True):
+                # Rounding can push the log-probability of a certain token just above 0.
+                scores[i] = np.minimum(log_probs, 0.0).mean()
+        return scores

@@ -1,0 +1,117 @@
+"""Perplexity under a frozen infilling model: each sentence given all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Unpack
+
+import numpy as np
+
+from ctrlreward.arguments import positive
+from ctrlreward.engine.batching import windows
+from ctrlreward.engine.requests import Requests
+from ctrlreward.models.infill import Infiller, load_infiller
+from ctrlreward.models.tasks import Blank
+from ctrlreward.models.tokenization import first_tokens
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
+from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.patterns import coherence_blanks
+from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
+from ctrlreward.text.sentences import find_splitter
+
+
+class InfillingPerplexity(ModelScorer[Infiller]):
+    """Perplexity of each text under an infilling model, prefix included.
+
+    Each sentence is masked in turn and predicted from all others. The mean is over the tokens of
+    all sentences, as in the pseudo-perplexity of masked language models (Salazar et al., ACL 2020,
+    https://aclanthology.org/2020.acl-main.240, eq. 3), with sentences in place of tokens. A single
+    sentence is predicted from the mask alone.
+
+    - `infilling_perplexity`: exp of the negative mean token log-probability, 1 or more; lower is
+      better.
+    - `infilling_log_likelihood`: the mean token log-probability, 0 or less; higher is better.
+
+    It is our reading of the baseline "PPL" under PEGASUS in CTRLEval (Ke et al., ACL 2022, Tables 3
+    and 4). Coherence in CTRLEval has the same patterns, but takes a mean over sentences, in which
+    the sentence with the rarest token counts most.
+
+    Args:
+        model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
+        sentence_splitter: A callable, a name, or None for the default.
+        max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
+            The text is read once per sentence, so that the cost grows with the square. None reads
+            as many as the model can.
+        **options: See `ModelOptions`.
+
+    Raises:
+        ValueError: The splitter is unknown, or `max_tokens` is not positive.
+
+    Examples:
+        >>> scorer = InfillingPerplexity("smollm2-135m")
+        >>> scores = scorer.score(["The soup was good. I ate it.", "I it ate. Soup good."])
+        >>> {name: values.shape for name, values in scores.items()}
+        {'infilling_perplexity': (2,), 'infilling_log_likelihood': (2,)}
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        sentence_splitter: str | Callable[[str], list[str]] | None = None,
+        max_tokens: int | None = 512,
+        **options: Unpack[ModelOptions],
+    ) -> None:
+        super().__init__(model, **options)
+        self.split = find_splitter(sentence_splitter)
+        self.max_tokens = positive("max_tokens", max_tokens)
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of perplexity and log-likelihood."""
+        return {
+            "infilling_perplexity": ScoreSpec(higher_is_better=False, range=(1.0, np.inf)),
+            "infilling_log_likelihood": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
+        }
+
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Perplexity of all texts as one corpus."""
+        fold = CorpusFold(("infilling_log_likelihood", TOKENS), pooled_perplexity)
+        return {"infilling_perplexity": fold}
+
+    def build_model(self, name: str) -> Infiller:
+        """Load the model, or share it with the scorers that have loaded it."""
+        return load_infiller(name, self.device, self.dtype, self.batch_tokens)
+
+    def requests(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> Requests[dict[str, Scores]]:
+        """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
+
+        Names that include `"tokens"` get the number of scored tokens, too.
+        """
+        log_likelihood = np.full(len(samples), np.nan)
+        tokens = np.zeros(len(samples))
+        kept = set(nonempty("infilling_perplexity", texts=samples.texts))
+        texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
+        for window in windows(texts):
+            groups = {i: self._blanks(texts[i]) for i in window if i in kept}
+            flat = [blank for group in groups.values() for blank in group]
+            scored = iter((yield from self.loaded_model.requests(flat)))
+            for i, group in groups.items():
+                targets = [target for _ in group for target in next(scored)]
+                log_probs = np.concatenate([target.log_probs for target in targets])
+                # Rounding can push the log-probability of a certain token just above 0.
+                log_likelihood[i] = np.minimum(log_probs, 0.0).mean()
+                tokens[i] = len(log_probs)
+        scores = {
+            "infilling_perplexity": np.exp(-log_likelihood),
+            "infilling_log_likelihood": log_likelihood,
+        }
+        return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
+
+    def _blanks(self, text: str) -> list[Blank]:
+        """Return one blank per sentence; a text without one is a sentence itself."""
+        return coherence_blanks([s for s in self.split(text) if s.strip()] or [text])

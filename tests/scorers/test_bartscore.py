@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from ctrlreward import CTRLEval, Samples
+from ctrlreward.columns import MissingColumn
+from ctrlreward.scorers.bartscore import BARTScore
+
+SOURCES = [
+    "The food was good, and the staff was friendly and quick.",
+    "We waited an hour for a table.",
+    "The food was good, and the staff was friendly and quick.",
+    "A dog slept under the table while the lake froze over.",
+]
+TEXTS = ["Good food.", "The soup came cold, and nobody said sorry.", "The lake froze.", "A dog!"]
+REFERENCES = ["The food was fine.", "A long wait.", "Good food and staff.", "It was great."]
+SAMPLES = Samples(TEXTS, sources=SOURCES, references=REFERENCES)
+ASPECTS = ("faithfulness", "precision", "recall", "f_score")
+
+
+@pytest.fixture(scope="module")
+def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str]:
+    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
+
+
+def by_loss(folder: str, sources: list[str], targets: list[str]) -> list[float]:
+    """transformers alone: the mean cross-entropy of the labels, one pair per forward pass."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    scores = []
+    for source, target in zip(sources, targets, strict=True):
+        with torch.inference_mode():
+            output = model(
+                input_ids=torch.tensor([tokenizer(source).input_ids]),
+                labels=torch.tensor([tokenizer(target).input_ids]),
+            )
+        scores.append(-output.loss.item())
+    return scores
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 8192])
+@pytest.mark.parametrize("family", ["pegasus", "t5", "bart"])
+def test_equals_the_loss_of_one_plain_pass_per_pair(
+    family: str, batch_tokens: int, folder_of: Callable[[str], str]
+) -> None:
+    folder = folder_of(family)
+    scores = BARTScore(folder, ASPECTS, batch_tokens=batch_tokens).score(SAMPLES)
+    assert tuple(scores) == ASPECTS
+    faithfulness = by_loss(folder, SOURCES, TEXTS)
+    assert np.ptp(faithfulness) > 0.1  # texts are told apart
+    np.testing.assert_allclose(scores["faithfulness"], faithfulness, atol=2e-5)
+    precision, recall = by_loss(folder, REFERENCES, TEXTS), by_loss(folder, TEXTS, REFERENCES)
+    np.testing.assert_allclose(scores["precision"], precision, atol=2e-5)
+    np.testing.assert_allclose(scores["recall"], recall, atol=2e-5)
+    halves = [(p + r) / 2 for p, r in zip(precision, recall, strict=True)]
+    np.testing.assert_allclose(scores["f_score"], halves, atol=2e-5)
+
+
+def test_a_text_scores_the_same_alone_and_in_company(tiny_bart: str) -> None:
+    scorer = BARTScore(tiny_bart)
+    together = scorer.score(SAMPLES)["faithfulness"]
+    alone = [scorer.score(SAMPLES[[i]])["faithfulness"][0] for i in range(len(SAMPLES))]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+
+
+def test_an_empty_text_or_source_is_nan_and_named(
+    tiny_bart: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = BARTScore(tiny_bart).score(["Good.", " ", "Fine."], sources=["", "Soup.", "Lake."])
+    assert np.isnan(scores["faithfulness"]).tolist() == [True, True, False]
+    assert "sources[0] is empty: faithfulness is NaN" in caplog.messages
+    assert "texts[1] is empty: faithfulness is NaN" in caplog.messages
+
+
+def test_what_the_model_cannot_read_is_cut_and_named(
+    tiny_bart: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = "The soup was cold. " * 40
+    with caplog.at_level(logging.WARNING):
+        scores = BARTScore(tiny_bart).score(["Good.", long], sources=[long, "Soup."])
+    assert np.isfinite(scores["faithfulness"]).all()
+    assert any("sources[0] has" in message for message in caplog.messages)
+    assert any("texts[1] has" in message for message in caplog.messages)
+
+
+def test_columns_are_those_of_the_wanted_scores(tiny_bart: str) -> None:
+    scorer = BARTScore(tiny_bart, ASPECTS)
+    assert set(scorer.required_columns()) == {"sources", "references"}
+    only = scorer["faithfulness"](TEXTS, sources=SOURCES)
+    np.testing.assert_allclose(only, scorer.score(SAMPLES)["faithfulness"], atol=1e-6)
+    with pytest.raises(MissingColumn, match="references"):
+        scorer["recall"](TEXTS, sources=SOURCES)
+    with pytest.raises(MissingColumn, match="sources"):
+        BARTScore(tiny_bart).score(TEXTS)
+
+
+def test_the_model_is_that_of_ctrleval(tiny_bart: str) -> None:
+    assert BARTScore(tiny_bart).loaded_model is CTRLEval(tiny_bart).loaded_model
+
+
+def test_errors_say_what_to_give(tiny_llama: Callable[[str], str]) -> None:
+    with pytest.raises(ValueError, match="has no encoder, which reads the source: give an encoder"):
+        BARTScore(tiny_llama(" abc.")).score(["a"], sources="b")
+    with pytest.raises(ValueError, match="did you mean 'faithfulness'"):
+        BARTScore(aspects="faithfullness")  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from ctrlreward import CTRLEval, Perplexity, Samples
+from ctrlreward.engine.requests import run_requests
+from ctrlreward.scorers.base import score
+from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
+
+TEXTS = [
+    "The food was good. The staff was friendly and quick.",
+    "We waited an hour. Then the soup came cold! Nobody said sorry.",
+    "A dog slept under the table.",
+]
+SENTENCES = [
+    ["The food was good.", "The staff was friendly and quick."],
+    ["We waited an hour.", "Then the soup came cold!", "Nobody said sorry."],
+    ["A dog slept under the table."],
+]
+MASKS = {"pegasus": "<mask_1>", "t5": "<extra_id_0>", "bart": "<mask>"}
+
+
+@pytest.fixture(scope="module")
+def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str]:
+    return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
+
+
+def one_by_one(family: str, folder: str, sentences: list[str]) -> np.ndarray:
+    """transformers alone: log-probabilities of the tokens of all sentences, one pass for each."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+    found = []
+    for i, sentence in enumerate(sentences):
+        left, right = " ".join(sentences[:i]), " ".join(sentences[i + 1 :])
+        source = tokenizer(f"{left} {MASKS[family]} {right}").input_ids
+        if family == "pegasus":  # <pad> sentence </s>
+            given, scored = [0], [*ids(sentence), 1]
+        elif family == "t5":  # <pad> <extra_id_0> sentence
+            given, scored = [0, len(tokenizer) - 1], ids(sentence)
+        else:  # </s> <s> left sentence
+            given, scored = [2, 0, *ids(left)], ids(f" {sentence}" if left else sentence)
+        with torch.inference_mode():
+            logits = model(
+                input_ids=torch.tensor([source]),
+                decoder_input_ids=torch.tensor([(given + scored)[:-1]]),
+            ).logits[0]
+        table = logits.double().log_softmax(dim=-1)[len(given) - 1 :]
+        found += [table[n, token].item() for n, token in enumerate(scored)]
+    return np.array(found)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 8192])
+@pytest.mark.parametrize("family", list(MASKS))
+def test_equals_one_plain_pass_per_sentence(
+    family: str, batch_tokens: int, folder_of: Callable[[str], str]
+) -> None:
+    folder = folder_of(family)
+    scores = InfillingPerplexity(folder, batch_tokens=batch_tokens).score(TEXTS)
+    expected = [one_by_one(family, folder, sentences).mean() for sentences in SENTENCES]
+    assert np.ptp(expected) > 0.1  # texts are told apart
+    np.testing.assert_allclose(scores["infilling_log_likelihood"], expected, atol=2e-5)
+    np.testing.assert_allclose(scores["infilling_perplexity"], np.exp(np.negative(expected)), 1e-4)
+
+
+def test_a_text_scores_the_same_alone_and_beside_ctrleval(pegasus: str) -> None:
+    scorer = InfillingPerplexity(pegasus)
+    together = scorer.score(TEXTS)["infilling_log_likelihood"]
+    alone = [scorer.score([text])["infilling_log_likelihood"][0] for text in TEXTS]
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    coherence = CTRLEval(pegasus, aspects="coherence", weights="mean")
+    components = {"p": scorer["infilling_log_likelihood"], "c": coherence["coherence"]}
+    beside = score(components, Samples(TEXTS))
+    np.testing.assert_allclose(beside["p"], together, atol=1e-6)
+    # Of one sentence, both are the same mean.
+    assert beside["c"][2] == pytest.approx(together[2], abs=1e-6)
+    assert abs(beside["c"][1] - together[1]) > 1e-3  # over sentences and over tokens
+
+
+def test_a_single_sentence_under_a_decoder_only_model_has_its_plain_perplexity(
+    tiny_llama: Callable[[str], str], one_thread: None
+) -> None:
+    folder = tiny_llama(" abcdefghijklmnopqrstuvwxyzT.")
+    text = ["The lake froze.", "The soup was cold."]
+    found = InfillingPerplexity(folder).score(text)["infilling_perplexity"]
+    np.testing.assert_allclose(found, Perplexity(folder).score(text)["perplexity"], rtol=1e-5)
+
+
+def test_a_corpus_is_the_tokens_of_all_texts(pegasus: str) -> None:
+    scorer = InfillingPerplexity(pegasus)
+    fold = scorer["infilling_perplexity"].corpus_fold
+    assert fold is not None
+    scores = run_requests([scorer.requests(Samples([*TEXTS, ""]), fold.parts)])[0]
+    pooled = np.concatenate([one_by_one("pegasus", pegasus, part) for part in SENTENCES])
+    found = fold.fold(*(scores[part] for part in fold.parts))
+    assert found == pytest.approx(np.exp(-pooled.mean()), rel=1e-4)
+
+
+def test_an_empty_text_is_nan_and_a_text_without_sentences_is_one(
+    pegasus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = InfillingPerplexity(pegasus).score([" ", TEXTS[2]])["infilling_perplexity"]
+    assert np.isnan(scores).tolist() == [True, False]
+    assert "texts[0] is empty: infilling_perplexity is NaN" in caplog.messages
+    unsplit = InfillingPerplexity(pegasus, sentence_splitter=lambda text: [])
+    assert unsplit.score([TEXTS[2]])["infilling_perplexity"][0] == pytest.approx(scores[1])
+
+
+def test_only_the_first_tokens_are_read(pegasus: str) -> None:
+    with pytest.raises(ValueError, match="max_tokens = 0: give a positive number"):
+        InfillingPerplexity(pegasus, max_tokens=0)
+    first = "We waited an hour."
+    tokens = len(AutoTokenizer.from_pretrained(pegasus)(first, add_special_tokens=False).input_ids)
+    cut = InfillingPerplexity(pegasus, max_tokens=tokens).score([TEXTS[1]])
+    whole = InfillingPerplexity(pegasus).score([first])
+    np.testing.assert_allclose(
+        cut["infilling_perplexity"], whole["infilling_perplexity"], rtol=1e-6
+    )
