@@ -7,8 +7,8 @@ reward_func = as_reward_func(reward, tokenizer.all_special_tokens, failed_score=
                              columns={"labels": "label"})
 ```
 
-OpenRLHF calls the function from several threads, one sample per call. It only logs exceptions and
-goes on training, so try the function by hand first.
+OpenRLHF calls the function from several threads, one sample per call. It logs an exception and goes
+on with a reward of None, which ends the run later; so try the function by hand first.
 """
 
 from __future__ import annotations

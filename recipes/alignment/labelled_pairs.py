@@ -1,9 +1,9 @@
 """Labelled training pairs for aligners, built from plain texts without annotation.
 
-As in Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2: a text is paraphrased, spans
-of the paraphrase are masked and filled by a model that has not seen the text, and the words that
-the model filled in are labelled as hallucinated. The paper masks constituents of a parse tree; here
-runs of words are masked, which needs no parser.
+As in Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5 and appendix A: a text is
+paraphrased, spans of the paraphrase are masked and filled by a model that has not seen the text,
+and the words that the model filled in are labelled as hallucinated. The paper masks constituents
+of a parse tree; here runs of words are masked, which needs no parser.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """LightningModules that train the aligners D and R of CTC.
 
-Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2. The trained folder is a plain
-transformers model.
+Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5 and appendix A. The trained folder
+is a plain transformers model.
 """
 
 from __future__ import annotations

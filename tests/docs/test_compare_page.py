@@ -34,7 +34,7 @@ def test_the_example_prints_the_shown_output(
     main(arguments)
     printed = [line.split() for line in capsys.readouterr().out.splitlines()]
     lines = [line.split() for line in shown if line != " …"]
-    assert len(lines) == 6
+    assert len(lines) == 8
     assert all(line in printed for line in lines)
 
 
