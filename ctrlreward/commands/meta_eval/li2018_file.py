@@ -19,6 +19,7 @@ from ctrlreward.commands.meta_eval.rated_report import (
     score_rated,
     write_record,
 )
+from ctrlreward.commands.meta_eval.separated_words import separate_words
 from ctrlreward.commands.meta_eval.transfer_systems import (
     baselines,
     print_systems,
@@ -29,14 +30,14 @@ from ctrlreward.commands.score import name_components
 from ctrlreward.engine.requests import Requests
 from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment, Method
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
-from ctrlreward.scorers.transfer import TransferQuality
+from ctrlreward.scorers.transfer import CorpusTransfer, TransferQuality
 
 # Sentences of the constant baseline by target style.
 _CONSTANTS = {"negative": "the food was terrible .", "positive": "the food was great ."}
@@ -55,6 +56,7 @@ def li2018(
     similarity: str = "minilm-l6",
     accuracy: Literal["decision", "probability"] = "probability",
     thresholds: Thresholds | None = None,
+    words: Literal["as_written", "separated"] = "as_written",
     fit_gm: bool = False,
     constants: dict[str, str] = _CONSTANTS,
     aligner: str = "minilm-l6",
@@ -79,6 +81,9 @@ def li2018(
         accuracy: A sentence's accuracy in GM: the classifier's decision, 0 or 1, or its
             probability of the target style. A corpus has its share of decisions either way.
         thresholds: t1 to t4 of GM, [63,71,97,-37] in the paper and by default.
+        words: How GM's judges read texts: as they are written, or lower-cased with punctuation
+            and contractions separated, as in the corpora of such judges. Half of the human
+            references are not written so.
         fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
             with the paper's on the rest.
         constants: The constant baseline's sentence for each target style.
@@ -112,6 +117,7 @@ def li2018(
         thresholds or GM_THRESHOLDS,
     )
     judge.inputs = (_ACCURACY[accuracy], "similarity", "perplexity")
+    judge.separate = words == "separated"
     components = name_components([preservation, judge], None)
     del components["log_likelihood"]  # not an input of GM
     values = score_rated(file, components, outputs)
@@ -134,18 +140,33 @@ def li2018(
 
 
 class SentenceTransfer(TransferQuality):
-    """Transfer quality whose `gm` of a sentence can take the classifier's decision.
+    """Transfer quality of sentences that may be read as in tokenized corpora.
 
     Attributes:
-        inputs: Names of the scores of accuracy, similarity and perplexity in `gm`.
+        inputs: Names of the scores of accuracy, similarity and perplexity in `gm`. The accuracy of
+            a sentence is the classifier's decision or its probability.
+        separate: Read texts and sources with `separate_words`.
     """
 
     inputs: tuple[str, str, str] = ("label_probability", "similarity", "perplexity")
+    separate: bool = False
 
     def requests(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
         """Compute all scores, float64 of shape (n,); `gm` is NaN where an input is NaN."""
-        scores = yield from super().requests(samples, names)
+        scores = yield from super().requests(self._read(samples), names)
         accuracy, similarity, perplexity = (scores[name] for name in self.inputs)
         return {**scores, "gm": adjusted_gm(accuracy, similarity, perplexity, self.thresholds)}
+
+    def corpus(self, samples: SamplesLike) -> CorpusTransfer:
+        """Return the paper's scores over all samples, taken as the output of one system."""
+        return super().corpus(self._read(as_samples(samples)))
+
+    def _read(self, samples: Samples) -> Samples:
+        if not self.separate:
+            return samples
+        sources = samples.require("sources", "Similarity")
+        return samples.replace(
+            texts=map(separate_words, samples.texts), sources=map(separate_words, sources)
+        )
