@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf, isfinite
 from os import PathLike
@@ -13,24 +13,43 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.columns import shortened
+from ctrlreward.files import whole_folder
+from ctrlreward.models.word_matrix import WordMatrix
 from ctrlreward.text.words import split_words
+from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
+from ctrlreward.weights.vector_folder import (
+    StoredVectors,
+    holds_vectors,
+    read_vectors,
+    write_vectors,
+)
 
 log = logging.getLogger(__name__)
 
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]
 
+# Length of a centred unit vector that is rounding alone.
+_ROUNDING = 1e-9
+
 
 class WordVectors:
-    """Sentence encoder of Pang & Gimpel (2019), who used GloVe vectors.
+    """Sentence encoder of Pang & Gimpel (2019), §5, https://arxiv.org/abs/1810.11878.
+
+    A text is the mean of its words' vectors, weighted by their idf. Those means point in much the
+    same direction for all texts, so that the cosine of unrelated sentences is about 0.8. `centred`
+    takes the common direction off.
 
     Args:
         vectors: Vector of each word, all of the same width.
         idf: Weight of each word, 0 or more, from `inverse_document_frequency`; other words get the
             largest weight. None weights all words equally.
         split: Splits a text into words; `split_words` lowercases them, as GloVe does.
+        centre: Vector to subtract from a text's unit vector, shape (width,), from `centred`. None
+            subtracts nothing, as in the paper.
 
     Attributes:
+        vectors: Mapping of the words to float32 arrays of shape (width,).
         width: Width of the vectors.
         unseen: Weight of words without idf.
 
@@ -44,6 +63,9 @@ class WordVectors:
         >>> vectors.embed(["Broth broth", "The soup"])
         array([[0.6, 0.8],
                [1. , 0. ]])
+        >>> vectors.centred(["soup", "broth"]).embed(["soup", "broth"]).round(3)
+        array([[ 0.447, -0.894],
+               [-0.447,  0.894]])
     """
 
     def __init__(
@@ -51,17 +73,75 @@ class WordVectors:
         vectors: Mapping[str, npt.ArrayLike],
         idf: Mapping[str, float] | None = None,
         split: Split = split_words,
+        centre: npt.ArrayLike | None = None,
     ) -> None:
         if not isinstance(vectors, Mapping):
             raise TypeError(
                 f"vectors = {shortened(vectors)} is a {type(vectors).__name__}: give "
-                "{word: vector}, or read a file with WordVectors.from_file"
+                "{word: vector}, or read a file with WordVectors.from_file, or a name with "
+                "WordVectors.load"
             )
-        self.vectors = {w: np.asarray(v, dtype=np.float32) for w, v in vectors.items()}
-        self.width = _common_width(self.vectors)
+        self.vectors = vectors if isinstance(vectors, WordMatrix) else WordMatrix.of(vectors)
+        self.width = self.vectors.width
         self.idf = idf or {}
         self.unseen = _rarest(idf)
         self.split = split
+        self.centre = None if centre is None else _centre(centre, self.width)
+
+    @classmethod
+    def load(
+        cls,
+        name: str | PathLike[str],
+        idf: Mapping[str, float] | None = None,
+        split: Split = split_words,
+    ) -> WordVectors:
+        """Load vectors by a short name, or a folder that `save` has written.
+
+        The vectors are mapped from the file, so that only those in use take memory.
+
+        Args:
+            name: `"glove-6b-50d"`, Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
+                downloaded on first use (76 MB) and kept in the cache folder; or a folder.
+            idf: See the class. None keeps the folder's own.
+            split: See the class.
+
+        Raises:
+            ValueError: The name is neither, the folder is damaged, or `idf` is given for vectors
+                that are centred under another idf.
+            OSError: The download failed.
+            ImportError: The first use of a short name needs the package pyarrow.
+        """
+        folder = resolve_vectors(str(name))
+        if folder is None:
+            raise ValueError(
+                f"name = {str(name)!r} names no word vectors: give a folder that WordVectors.save "
+                f"has written, or {' or '.join(VECTOR_NAMES)}; read a text file with "
+                "WordVectors.from_file"
+            )
+        stored = read_vectors(folder)
+        if idf is not None and stored.centre is not None:
+            raise ValueError(
+                f"idf is given, but {name} is centred under its own: load the uncentred vectors"
+            )
+        vectors = WordMatrix(stored.words, stored.matrix)
+        return cls(vectors, stored.idf if idf is None else idf, split, stored.centre)
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write vectors, idf and centre as a folder that `load` and `Similarity` take by name.
+
+        `split` is not written: give it to `load` again.
+
+        Raises:
+            ValueError: The folder exists and holds something else.
+        """
+        path = Path(folder).expanduser()
+        if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
+            raise ValueError(f"folder = {str(folder)!r} holds something else: give a new one")
+        stored = StoredVectors(
+            list(self.vectors), self.vectors.matrix, self.idf or None, self.centre
+        )
+        with whole_folder(path) as unfinished:
+            write_vectors(unfinished, stored)
 
     @classmethod
     def from_file(
@@ -95,12 +175,39 @@ class WordVectors:
             raise ValueError(f"{path} has no vector for any of the words: give other words or None")
         return cls(vectors, idf, split)
 
+    def centred(self, texts: Iterable[str]) -> WordVectors:
+        """Return a copy whose embeddings are relative to the mean of a corpus.
+
+        An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
+        unit vector of the text before centring. Unit vectors, so that each sentence of the corpus
+        counts the same and only ratios of idf matter. The cosine of unrelated sentences is then
+        about 0, and a sentence that fits everything has no advantage. Not part of the paper.
+
+        Args:
+            texts: Sentences of a corpus, streamed; those without a vector are left out.
+
+        Raises:
+            TypeError: `texts` is a single string.
+            ValueError: No text has a word with a vector and a weight.
+        """
+        if isinstance(texts, str):
+            raise TypeError(f"texts = {shortened(texts)} is a str: give an iterable of sentences")
+        total, count = np.zeros(self.width), 0
+        for text in texts:
+            unit = _unit(self._sum(text))
+            if unit is not None:
+                total += unit
+                count += 1
+        if not count:
+            raise ValueError("texts has no word with a vector and a weight: give other sentences")
+        return WordVectors(self.vectors, self.idf or None, self.split, total / count)
+
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
 
-        Words without a vector are skipped.
+        Words without a vector are skipped. After `centred`, see there.
 
         Args:
             texts: Texts to embed.
@@ -108,21 +215,37 @@ class WordVectors:
 
         Returns:
             Float64, shape (texts, width); NaN, with a warning, for a text in which no word has a
-            vector and a weight above 0.
+            vector and a weight above 0, or that is the centre.
         """
-        sums = np.zeros((len(texts), self.width))
+        units = np.full((len(texts), self.width), np.nan)
         for i, text in enumerate(texts):
-            for word in self.split(text):
-                if word in self.vectors:
-                    weight = self.idf.get(word, self.unseen)
-                    sums[i] += weight * self.vectors[word].astype(np.float64)
-        lengths = np.linalg.norm(sums, axis=1, keepdims=True)
-        for i in map(int, np.flatnonzero(lengths == 0)):
-            log.warning(
-                "%s = %r has no word with a vector and a weight: its embedding is NaN",
-                *(name(i), texts[i][:40]),
-            )
-        return np.divide(sums, lengths, out=np.full_like(sums, np.nan), where=lengths > 0)
+            unit, lack = _unit(self._sum(text)), "no word with a vector and a weight"
+            if unit is not None and self.centre is not None:
+                unit, lack = _unit(unit - self.centre, _ROUNDING), "the mean vector of the corpus"
+            if unit is None:
+                log.warning("%s = %r has %s: its embedding is NaN", name(i), text[:40], lack)
+            else:
+                units[i] = unit
+        return units
+
+    def _sum(self, text: str) -> Vectors:
+        """Return Σ idf(w) · v(w) over the words of a text, shape (width,)."""
+        words = [word for word in self.split(text) if word in self.vectors]
+        weights = np.array([self.idf.get(word, self.unseen) for word in words])
+        return weights @ self.vectors.rows(words)
+
+
+def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
+    """Return the vector with length 1, or None if it is no longer than `shortest`."""
+    length = np.linalg.norm(vector)
+    return vector / length if length > shortest else None
+
+
+def _centre(centre: npt.ArrayLike, width: int) -> Vectors:
+    vector = np.asarray(centre, dtype=np.float64)
+    if vector.shape != (width,) or not np.isfinite(vector).all():
+        raise ValueError(f"centre has shape {vector.shape}: give {width} finite numbers")
+    return vector
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
@@ -165,22 +288,6 @@ def _parse(place: str, numbers: list[str]) -> npt.NDArray[np.float32]:
         if not finite:
             raise ValueError(f"{place} has {number!r}, expected a finite number")
     return np.array(numbers, dtype=np.float32)
-
-
-def _common_width(vectors: Mapping[str, npt.NDArray[np.float32]]) -> int:
-    """Return the common width of all vectors."""
-    if not vectors:
-        raise ValueError("vectors is empty: give at least one")
-    (width,) = next(iter(vectors.values())).shape
-    for word, vector in vectors.items():
-        if vector.shape != (width,):
-            raise ValueError(
-                f"vectors[{word!r}] has shape {vector.shape}, the first one ({width},): "
-                "give vectors of the same width"
-            )
-        if not np.isfinite(vector).all():
-            raise ValueError(f"vectors[{word!r}] has a value that is not finite")
-    return width
 
 
 def _rarest(idf: Mapping[str, float] | None) -> float:

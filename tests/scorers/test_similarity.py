@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.accuracy import Accuracy
+from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 
@@ -102,3 +107,30 @@ def test_a_user_may_give_a_loaded_encoder(scorer: Similarity) -> None:
     samples = Samples(["good food"], sources=["bad food"])
     given = Similarity(scorer.loaded_model).score(samples)["similarity"]
     np.testing.assert_array_equal(given, scorer.score(samples)["similarity"])
+
+
+def test_a_folder_of_word_vectors_is_a_model(tmp_path: Path) -> None:
+    words = WordVectors({"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]}, {"food": 2.0})
+    words.centred(["good food", "fine"]).save(tmp_path / "centred")
+    words.save(tmp_path / "raw")
+    samples = Samples(["good", "fine food"], sources=["fine", "food"])
+    for folder, encoder in (("raw", words), ("centred", words.centred(["good food", "fine"]))):
+        scorer = Similarity(str(tmp_path / folder))
+        np.testing.assert_array_equal(
+            scorer.score(samples)["similarity"], Similarity(encoder).score(samples)["similarity"]
+        )
+        assert Similarity(str(tmp_path / folder)).loaded_model is scorer.loaded_model
+
+
+@given(st.lists(st.sampled_from(["good", "fine", "food"]), min_size=1, max_size=6))
+def test_copies_tie_at_exactly_one(words: list[str]) -> None:
+    vectors = {"good": [3.1, 4.2, 1.0], "fine": [4.3, 3.7, -2.0], "food": [0.1, 1.3, 0.7]}
+    text = " ".join(words)
+    assert Similarity(WordVectors(vectors)).score([text], sources=[text])["similarity"] == 1.0
+
+
+@pytest.mark.parametrize("scorer", [Perplexity, Accuracy])
+def test_word_vectors_are_no_other_model(scorer: type[Perplexity] | type[Accuracy]) -> None:
+    message = "model = 'glove-6b-50d' are word vectors, which only Similarity takes: .*smollm2-135m"
+    with pytest.raises(ValueError, match=message):
+        scorer("glove-6b-50d").load()

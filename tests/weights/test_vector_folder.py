@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from ctrlreward.models.word_vectors import WordVectors
+from ctrlreward.weights import sources
+from ctrlreward.weights.sources import resolve, resolve_vectors
+from ctrlreward.weights.wheels import Wheel
+
+WORDS = ["the", "soup", "\u2028", "a b"]
+MATRIX = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder."""
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def place_wheel(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], matrix: np.ndarray
+) -> None:
+    """Put a wheel of vectors by hand and give it the short name `toy`."""
+    file, npy, parquet = (cache / n for n in ("toy_vectors-1.0-py3-none-any.whl", "m.npy", "w.pq"))
+    np.save(npy, matrix, allow_pickle=True)
+    pyarrow.parquet.write_table(pyarrow.table({"index": words}), parquet)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.write(npy, "toy/data/matrix.npy")
+        archive.write(parquet, "toy/data/words.parquet")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    wheel = Wheel("toy-vectors", "1.0", digest, "toy/data/")
+    monkeypatch.setattr(sources, "VECTOR_NAMES", {"toy": wheel})
+
+
+# The published wheel's matrix is in Fortran order.
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_wheel_becomes_a_folder(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, order: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place_wheel(cache, monkeypatch, WORDS, np.asarray(MATRIX, order=order))  # type: ignore[call-overload]
+    found = WordVectors.load("toy").vectors
+    assert list(found) == WORDS
+    np.testing.assert_array_equal([*found.values()], MATRIX)
+    folder = resolve_vectors("toy")
+    assert folder == cache / "toy-1.0"
+    assert {file.name for file in folder.iterdir()} == {"vectors.safetensors", "words.json"}
+    assert (folder / "vectors.safetensors").stat().st_mode & 0o444 == 0o444
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.split(maxsplit=1)[1] == "converting matrix.npy to float32 safetensors"
+    with pytest.raises(ValueError, match="model = 'toy' are word vectors"):
+        resolve("toy")
+
+
+@pytest.mark.parametrize(
+    ("words", "matrix", "message"),
+    [
+        (
+            WORDS,
+            np.array([["pickled"]] * 4, dtype=object),
+            r"matrix\.npy is no plain array .*: pickles are never",
+        ),
+        (WORDS, MATRIX[:3], r"words\.parquet has not one distinct word per row of the matrix"),
+        (["the"] * 4, MATRIX, r"words\.parquet has not one distinct word per row"),
+        (WORDS, np.full((4, 2), np.inf), r"matrix\.npy has values that are not finite"),
+    ],
+    ids=["pickle", "rows", "twice", "infinite"],
+)
+def test_a_wheel_that_holds_something_else(
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    matrix: np.ndarray,
+    message: str,
+) -> None:
+    place_wheel(cache, monkeypatch, words, matrix)
+    with pytest.raises(ValueError, match=message):
+        resolve_vectors("toy")
+    assert not (cache / "toy-1.0").exists()
+
+
+def test_without_pyarrow_nothing_is_downloaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources.wheels, "fetch", lambda *_, **__: pytest.fail("a download"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    message = r"'glove-6b-50d' has its words in a Parquet file, which needs .*ctrlreward\[parquet\]"
+    with pytest.raises(ImportError, match=message):
+        resolve_vectors("glove-6b-50d")
+
+
+@pytest.mark.parametrize("name", ["", "minilm-l6", "gpt2", "/no/such/folder"])
+def test_other_names(name: str) -> None:
+    assert resolve_vectors(name) is None
