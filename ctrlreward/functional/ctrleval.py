@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def beta_weights(scores: Floats, beta: Floats) -> Floats:
-    """Return the paper's weights β: NISF, or for attribute relevance eq. 6.
+    """Return the paper's weights β: NISF, or for attribute relevance eqs. 15 and 16.
 
     Examples:
         >>> beta_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
@@ -111,7 +111,7 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
 
     An evaluator is a prompt with a verbalizer, which maps each label to a word. Its score for a
     label is the probability of that label's word divided by the sum over the words of all labels
-    (eq. 7). Its weight β is that sum (eq. 6).
+    (eq. 14). Its weight β is that sum (eqs. 15 and 16).
 
     Args:
         log_probs: Mean token log-probability of each label's word under each evaluator, shape
@@ -213,9 +213,10 @@ def biased_sample(levels: Ints, favoured: int, seed: int) -> npt.NDArray[np.bool
         True for the texts that are drawn, shape (n,).
 
     Examples:
-        >>> drawn = biased_sample(np.array([1] * 600 + [2] * 600 + [3] * 600), 1, seed=0)
-        >>> drawn.reshape(3, 600).mean(axis=1).round(1)  # 1, 1/2, 1/3
-        array([1. , 0.5, 0.3])
+        >>> levels = np.array([1, 2, 3, 0] * 5000)
+        >>> drawn = biased_sample(levels, favoured=1, seed=0)
+        >>> drawn.reshape(5000, 4).mean(axis=0).round(1)  # 1, 1/2, 1/3 and never
+        array([1. , 0.5, 0.3, 0. ])
     """
     probability = np.where(levels > 0, 1 / (np.abs(levels - favoured) + 1), 0)
     return np.random.default_rng(seed).random(len(levels)) < probability

@@ -122,7 +122,7 @@ def test_relevance_evaluators_equal_eqs_6_and_7(log_probs: np.ndarray) -> None:
 
 @given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))
 def test_label_probabilities_equal_the_published_form(log_probs: np.ndarray) -> None:
-    # Scores of eq. 7, weighted by eq. 6.
+    # Scores of eq. 14, weighted by eqs. 15 and 16.
     probabilities = np.exp(log_probs)
     expected = np.zeros(log_probs.shape[1])
     for row in probabilities:
