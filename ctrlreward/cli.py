@@ -19,6 +19,7 @@ COMMANDS = {
     "score": "score the texts of a JSONL, CSV or Parquet file",
     "meta-eval": "measure how well scores agree with human ratings",
     "compare": "measure how well two runs agree (QRA++)",
+    "trajectories": "show style transfer over training, run by run",
     "iwf": "compute inverse word frequencies from a corpus",
 }
 
@@ -33,7 +34,7 @@ USAGE = "\n".join(
         "usage: ctrlreward COMMAND ...",
         "",
         "commands:",
-        *(f"  {name:<11}{description}" for name, description in COMMANDS.items()),
+        *(f"  {name:<14}{description}" for name, description in COMMANDS.items()),
         "",
         "examples:",
         *(f"  {example}" for example in EXAMPLES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctrlreward.extras import import_extra
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
 
 GRID, TEXT = "#e4e4e7", "#3f3f46"
 FIRST, SECOND, FAINT = "#2563eb", "#d97706", "#a1a1aa"
+
+# Of several runs in one panel.
+SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -56,3 +60,16 @@ def finish_panel(
     panel.spines[["top", "right"]].set_visible(False)
     if legend:
         panel.legend(fontsize=7, frameon=False)
+
+
+def mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, float]]) -> None:
+    """Write the step of each point beside it."""
+    for step, point in zip(steps, points, strict=True):
+        panel.annotate(
+            str(step),
+            point,
+            xytext=(4, 4),
+            textcoords="offset points",
+            fontsize=7,
+            color=TEXT,
+        )
