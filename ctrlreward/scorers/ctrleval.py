@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from os import PathLike
 from typing import Literal, TypeAlias, Unpack
 
@@ -14,6 +13,7 @@ import numpy as np
 from ctrlreward.arguments import one_of, positive, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Requests, run_requests
+from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
     Weighting,
@@ -33,13 +33,9 @@ from ctrlreward.scorers.ctrleval_explanation import (
     explain_relevance,
 )
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
-from ctrlreward.scorers.patterns import (
-    coherence_blanks,
-    consistency_blanks,
-    reason_for_nan,
-    relevance_blanks,
-)
-from ctrlreward.scorers.task import Task
+from ctrlreward.scorers.patterns import aspect_blanks, reason_for_nan, score_words, word_log_probs
+from ctrlreward.scorers.task import Task, require_texts
+from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
 
 log = logging.getLogger(__name__)
@@ -76,20 +72,21 @@ class CTRLEval(ModelScorer[Infiller]):
         weights: Aggregation of a text's pattern evaluators (`PatternScore`): `"beta"`, the mean
             with the paper's weights, or an ablation of its Table 5: `"mean"`, the plain mean,
             `"max"`, the highest, `"min"`, the lowest score. None uses `"beta"`, except for the
-            attribute relevance of a decoder-only model: there β measures how common the words are
-            after the prompt, so None uses `"mean"` (see docs/ctrleval.md).
+            relevance of a decoder-only model, which uses `"mean"` (see docs/ctrleval.md).
         evaluators: Number of the task's evaluators (prompts × verbalizers) to draw at random for
             attribute relevance (Figure 4), the same for all samples; None uses all. It does not
             affect the other aspects: coherence has one evaluator per sentence, consistency two.
         seed: Seed of that draw.
-        max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
-            Coherence reads the text once per sentence, so that its cost grows with the square.
-            None reads as many as the model can.
+        max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
+            a longer text. The cost of coherence grows with the square of a text's length.
+        calibration: For attribute relevance, subtract how likely each label's word is whatever the
+            text says (`functional.calibration.label_bias`): True measures it once, after 16
+            `neutral_texts`, a list after the texts in it, False leaves it in. None is True for a
+            decoder-only model with three labels or more (see docs/label_calibration.md).
         **options: See `ModelOptions`.
 
     Raises:
-        ValueError: An aspect or `weights` is unknown, the task has fewer evaluators, or
-            `max_tokens` is not positive.
+        ValueError: A name is unknown, a number out of range, or a reference text empty.
 
     Examples:
         >>> scorer = CTRLEval("smollm2-135m", task="sentiment")
@@ -112,6 +109,7 @@ class CTRLEval(ModelScorer[Infiller]):
         evaluators: int | None = None,
         seed: int = 0,
         max_tokens: int | None = 512,
+        calibration: bool | Sequence[str] | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
@@ -123,7 +121,12 @@ class CTRLEval(ModelScorer[Infiller]):
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
         self.split = find_splitter(sentence_splitter)
+        self.calibration = calibration
+        if not isinstance(calibration, bool | None):
+            self.calibration = tuple(require_texts("calibration", calibration))
+            positive("len(calibration)", len(self.calibration))
         self._iwf = iwf
+        self._bias: Scores | None = None
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -159,6 +162,11 @@ class CTRLEval(ModelScorer[Infiller]):
         if not isinstance(table, InverseFrequency):
             table = InverseFrequency.from_file(table)
         return table.require(len(tokenizer))
+
+    def release(self) -> None:
+        """Free the model and what the calibration measured with it; see `ModelScorer.release`."""
+        super().release()
+        self._bias = None
 
     def requests(
         self, samples: Samples, names: Collection[str] | None = None
@@ -209,15 +217,12 @@ class CTRLEval(ModelScorer[Infiller]):
         """
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)
-        for window in windows(texts):
-            weighting = self._weighting("attribute_relevance")
-            groups = [self._relevance_blanks(texts[i]) for i in window]
-            flat = [blank for group in groups for blank in group]
-            scored = iter(run_requests([self.loaded_model.requests(flat)])[0])
-            for i, group in zip(window, groups, strict=True):
-                if group:
-                    log_probs = self._word_log_probs([next(scored) for _ in group])
-                    result[i] = label_probabilities(log_probs, weighting)
+        weighting = self._weighting("attribute_relevance")
+        kept = [i for i, text in enumerate(texts) if text.strip()]
+        words = score_words(self.loaded_model, [texts[i] for i in kept], self.evaluators)
+        log_probs, bias = run_requests([words, self._label_bias()])
+        for i, values in zip(kept, log_probs, strict=True):
+            result[i] = label_probabilities(values - bias, weighting)
         return result
 
     def _explain_each(
@@ -231,6 +236,7 @@ class CTRLEval(ModelScorer[Infiller]):
         samples = self._bounded(samples)
         labels: Sequence[str] = samples.labels or ()
         for window in windows(samples.texts):
+            bias = (yield from self._label_bias()) if "attribute_relevance" in aspects else 0.0
             blanks = {
                 (i, aspect): self._blanks(aspect, samples, i) for i in window for aspect in aspects
             }
@@ -241,7 +247,9 @@ class CTRLEval(ModelScorer[Infiller]):
                 if not group:
                     keep(i, Explanation(aspect, np.nan))
                 elif aspect == "attribute_relevance":
-                    keep(i, self._relevance(token_scores, labels[i]))
+                    log_probs = word_log_probs(token_scores, len(self.labels)) - bias
+                    label, weighting = self.labels.index(labels[i]), self._weighting(aspect)
+                    keep(i, explain_relevance(self.evaluators, log_probs, label, weighting))
                 else:
                     keep(i, self._likelihood(aspect, group, token_scores))
 
@@ -269,26 +277,10 @@ class CTRLEval(ModelScorer[Infiller]):
         """Return the patterns of a sample for an aspect, with a warning if there are none."""
         text = samples.texts[i]
         prefix = samples.prefixes[i] if samples.prefixes else ""
-        blanks: list[Blank] = []
-        if aspect == "coherence":
-            blanks = coherence_blanks([s for s in self.split(text) if s.strip()])
-        elif aspect == "attribute_relevance":
-            blanks = self._relevance_blanks(text)
-        elif prefix.strip() and text[len(prefix) :].strip():
-            blanks = consistency_blanks(text, prefix)
+        blanks = aspect_blanks(aspect, text, prefix, self.split, self.evaluators)
         if not blanks:
             reason = reason_for_nan(aspect, text, prefix)
             log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
-        return blanks
-
-    def _relevance_blanks(self, text: str) -> list[Blank]:
-        """Return one blank per prompt, with the words of all its verbalizers in a row."""
-        if not text.strip():
-            return []
-        blanks = []
-        for prompt, evaluators in groupby(self.evaluators, key=lambda e: e.prompt):
-            words = [word for evaluator in evaluators for word in evaluator.words]
-            blanks += relevance_blanks(text, [prompt], words)
         return blanks
 
     def _likelihood(
@@ -302,19 +294,27 @@ class CTRLEval(ModelScorer[Infiller]):
             beta = np.array([self.iwf.sentence_weight(target.ids) for target in targets])
         return explain_likelihood(aspect, blanks, targets, beta, weighting)
 
-    def _relevance(self, token_scores: list[list[TokenScores]], label: str) -> Explanation:
-        """Return the attribute relevance of one text."""
-        log_probs = self._word_log_probs(token_scores)
-        weighting = self._weighting("attribute_relevance")
-        return explain_relevance(self.evaluators, log_probs, self.labels.index(label), weighting)
+    def _label_bias(self) -> Requests[Scores]:
+        """Return the bias that calibration takes off, shape (evaluators, labels); computed once."""
+        if self._bias is None:
+            texts = self._reference_texts()
+            if not texts:
+                return np.zeros((len(self.evaluators), len(self.labels)))
+            words = score_words(self.loaded_model, texts, self.evaluators)
+            self._bias = label_bias((yield from words))
+        return self._bias
+
+    def _reference_texts(self) -> Sequence[str]:
+        """Return the texts of the calibration, none without it."""
+        chosen = self.calibration
+        if chosen is None:
+            chosen = isinstance(self.loaded_model, CausalInfiller) and len(self.labels) > 2
+        if isinstance(chosen, bool):
+            return neutral_texts() if chosen else ()
+        return first_tokens(self.loaded_model.tokenizer, chosen, self.max_tokens)
 
     def _weighting(self, aspect: str) -> Weighting:
         if self.weights is not None:
             return WEIGHTINGS[self.weights]
         is_causal = isinstance(self.loaded_model, CausalInfiller)
         return mean_weights if is_causal and aspect == "attribute_relevance" else beta_weights
-
-    def _word_log_probs(self, token_scores: list[list[TokenScores]]) -> Scores:
-        """Return the mean log-probability of each evaluator's words, shape (evaluators, labels)."""
-        means = [word.log_probs.mean() for words in token_scores for word in words]
-        return np.array(means).reshape(len(self.evaluators), len(self.labels))

@@ -61,7 +61,7 @@ class Task:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError(f"prompts is empty: give patterns with {TEXT_SLOT} and {WORD_SLOT}")
-        for i, prompt in enumerate(_texts("prompts", self.prompts)):
+        for i, prompt in enumerate(require_texts("prompts", self.prompts)):
             for slot in (TEXT_SLOT, WORD_SLOT):
                 if prompt.count(slot) != 1:
                     raise ValueError(
@@ -70,7 +70,7 @@ class Task:
                     )
         for label, words in _words_by_label(self.verbalizers).items():
             _require_text(f"label {label!r}", label)
-            _texts(f"verbalizers[{label!r}]", words)
+            require_texts(f"verbalizers[{label!r}]", words)
         counts = {label: len(words) for label, words in self.verbalizers.items()}
         if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
             raise ValueError(
@@ -132,8 +132,8 @@ class Task:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or "verbalizers" not in content:
             raise ValueError(f"{path} lacks the key 'verbalizers'")
-        prompts = list(_texts(f"{path}: prompts", content.get("prompts", [])))
-        for phrase in _texts(f"{path}: phrases", content.get("phrases", [])):
+        prompts = list(require_texts(f"{path}: prompts", content.get("prompts", [])))
+        for phrase in require_texts(f"{path}: phrases", content.get("phrases", [])):
             prompts += [f"{TEXT_SLOT} {phrase}", f"{phrase} {TEXT_SLOT}"]
         return Task(prompts, content["verbalizers"])
 
@@ -157,7 +157,16 @@ def _words_by_label(verbalizers: object) -> Mapping[object, object]:
     return verbalizers
 
 
-def _texts(name: str, values: object) -> Sequence[str]:
+def require_texts(name: str, values: object) -> Sequence[str]:
+    """Return a list of non-empty strings, or raise an error that names the one that is not.
+
+    Args:
+        name: Name of the list, for the error.
+        values: The list to check.
+
+    Raises:
+        ValueError: It is not a list, or an item is not a string with text.
+    """
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} = {values!r}: give a list of strings")
     for i, value in enumerate(values):

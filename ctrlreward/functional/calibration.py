@@ -1,0 +1,57 @@
+"""Calibration of label words: how likely each is whatever the text says, and the scores without it.
+
+Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4) estimate this from inputs
+without content and divide it out; Fei et al., ACL 2023 (https://arxiv.org/abs/2305.19148) from
+random words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def label_bias(log_probs: npt.ArrayLike) -> Floats:
+    """Return how much each label's word is favoured by each evaluator, whatever the text.
+
+    With ℓ_ijk the log-probability of the word of label k under evaluator j after the i-th of n
+    reference texts, and K labels:
+
+        b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
+
+    Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. A constant that is added to all
+    log-probabilities of a word then cancels out exactly. Words that are favoured alike have a bias
+    of 0, which changes nothing.
+
+    Args:
+        log_probs: Mean token log-probability of each label's word after each reference text, in
+            nats, shape (texts, evaluators, labels).
+
+    Returns:
+        Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.
+
+    Raises:
+        ValueError: There is no reference text, the array has another number of dimensions, or a
+            log-probability is not finite.
+
+    Examples:
+        >>> label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]])
+        array([[ 1., -1.]])
+    """
+    values = np.asarray(log_probs, dtype=np.float64)
+    if values.ndim != 3 or not values.size:
+        raise ValueError(
+            f"log_probs has shape {values.shape}: give (texts, evaluators, labels), one or more "
+            "of each"
+        )
+    wrong = np.argwhere(~np.isfinite(values))
+    if wrong.size:
+        place = ", ".join(map(str, wrong[0]))
+        raise ValueError(
+            f"log_probs[{place}] = {values[tuple(wrong[0])]} is not finite: leave out reference "
+            "texts that the model can't score"
+        )
+    means = values.mean(axis=0)
+    return np.asarray(means - means.mean(axis=1, keepdims=True))

@@ -1,0 +1,59 @@
+"""Texts about nothing in particular, after which any label word could stand."""
+
+from __future__ import annotations
+
+import random
+
+import wordfreq
+
+# Everyday sentences without an opinion, each about something else.
+_SENTENCES = (
+    "The letter lay on the table for a week before anyone opened it.",
+    "We walked along the road until it reached the river, and then we turned back.",
+    "It was a quarter past three, and the shop on the corner was still closed.",
+    "My neighbour has two brothers, and one of them lives in another town.",
+    "In the morning there was fog over the fields, and by noon it had gone.",
+    "The box held a ball of string, some keys and an old calendar.",
+    "She asked him what he meant, and he said that he would explain it later.",
+    "Each of the rooms has a window, a chair and a door to the hall.",
+)
+
+_WORDS = 10_000  # rarer ones are mostly names
+_LENGTH = 10
+
+
+def neutral_texts() -> tuple[str, ...]:
+    """Return 16 English texts: 8 everyday sentences and 8 texts of random words.
+
+    A sentence is text as people write it, but it has a subject. Random words have none (Fei et
+    al., ACL 2023, https://arxiv.org/abs/2305.19148), but no one writes so. A mean over both depends
+    less on either.
+
+    Examples:
+        >>> texts = neutral_texts()
+        >>> len(texts), texts[6]
+        (16, 'She asked him what he meant, and he said that he would explain it later.')
+    """
+    return (*_SENTENCES, *random_words(len(_SENTENCES), _LENGTH))
+
+
+def random_words(texts: int, words: int, seed: int = 0) -> tuple[str, ...]:
+    """Return texts of random English words, the same in every call.
+
+    Args:
+        texts: Number of texts. For one seed, fewer texts are the first of more.
+        words: Words of each text, drawn alike from the 10,000 most frequent of `wordfreq`.
+        seed: Seed of the draw; no other random state is read or changed.
+
+    Examples:
+        >>> first, second = random_words(texts=2, words=3)
+        >>> len(first.split())
+        3
+        >>> random_words(texts=1, words=3) == (first,)
+        True
+    """
+    known = [word for word in wordfreq.top_n_list("en", _WORDS) if word.isalpha()]
+    # Python guarantees the sequence of random(), but not the algorithm of choice or sample.
+    draw = random.Random(seed).random
+    drawn = [[known[int(draw() * len(known))] for _ in range(words)] for _ in range(texts)]
+    return tuple(" ".join(row).capitalize() + "." for row in drawn)

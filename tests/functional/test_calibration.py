@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from ctrlreward.functional.calibration import label_bias
+from ctrlreward.functional.ctrleval import WEIGHTINGS, label_probabilities
+
+LOG_PROBS = st.floats(-30, 0)
+TEXTS, EVALUATORS, LABELS = (st.shared(st.integers(1, 4), key=key) for key in "ijk")
+REFERENCES = npst.arrays(
+    np.float64, st.tuples(TEXTS, EVALUATORS, LABELS), elements=LOG_PROBS, fill=st.nothing()
+)
+TEXT = npst.arrays(np.float64, st.tuples(EVALUATORS, LABELS), elements=LOG_PROBS)
+
+
+@given(REFERENCES)
+def test_the_bias_is_the_mean_over_texts_from_which_the_mean_over_labels_is_taken(
+    references: np.ndarray,
+) -> None:
+    bias = label_bias(references)
+    texts, evaluators, labels = references.shape
+    for j in range(evaluators):
+        means = [sum(references[i, j, k] for i in range(texts)) / texts for k in range(labels)]
+        expected = [mean - sum(means) / labels for mean in means]
+        np.testing.assert_allclose(bias[j], expected, atol=1e-12)
+
+
+@given(TEXT, st.lists(LOG_PROBS, min_size=1, max_size=4), st.sampled_from(sorted(WEIGHTINGS)))
+def test_words_that_are_favoured_alike_change_nothing(
+    text: np.ndarray, priors: list[float], weights: str
+) -> None:
+    bias = label_bias([np.full(text.shape, prior) for prior in priors])
+    calibrated = label_probabilities(text - bias, WEIGHTINGS[weights])
+    np.testing.assert_allclose(
+        calibrated, label_probabilities(text, WEIGHTINGS[weights]), atol=1e-12
+    )
+
+
+@given(REFERENCES, TEXT, st.data(), st.sampled_from(["mean", "max", "min"]))
+def test_a_constant_that_favours_a_word_cancels_out(
+    references: np.ndarray, text: np.ndarray, data: st.DataObject, weights: str
+) -> None:
+    bonus = data.draw(npst.arrays(np.float64, text.shape, elements=st.floats(-10, 10)))
+    plain, favoured = (
+        label_probabilities(text + added - label_bias(references + added), WEIGHTINGS[weights])
+        for added in (0.0, bonus)
+    )
+    np.testing.assert_allclose(favoured, plain, atol=1e-9)
+
+
+@given(REFERENCES, TEXT, st.lists(st.floats(-10, 10), min_size=4, max_size=4))
+def test_beta_too_loses_the_constant_of_a_word_that_all_evaluators_favour_alike(
+    references: np.ndarray, text: np.ndarray, bonus: list[float]
+) -> None:
+    plain, favoured = (
+        label_probabilities(text + added - label_bias(references + added))
+        for added in (0.0, np.array(bonus[: text.shape[1]]))
+    )
+    np.testing.assert_allclose(favoured, plain, atol=1e-9)
+
+
+@given(REFERENCES)
+def test_a_reference_text_itself_has_equal_shares(references: np.ndarray) -> None:
+    first = references[:1]
+    shares = label_probabilities(first[0] - label_bias(first))
+    np.testing.assert_allclose(shares, 1 / len(shares), atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (0, 3, 4), (2, 0, 4)])
+def test_an_array_of_another_shape_raises(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"log_probs has shape \(.*\): give \(texts, evaluators"):
+        label_bias(np.zeros(shape))
+
+
+def test_a_log_probability_that_is_not_finite_raises() -> None:
+    values = np.zeros((3, 1, 2))
+    values[2, 0, 1] = -np.inf
+    with pytest.raises(ValueError, match=r"log_probs\[2, 0, 1\] = -inf is not finite: leave out"):
+        label_bias(values)

@@ -1,0 +1,198 @@
+"""Attribute relevance without the bias of the label words."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from string import ascii_letters
+
+import numpy as np
+import pytest
+
+from ctrlreward.engine.requests import Requests
+from ctrlreward.functional.ranking import auc
+from ctrlreward.models.tasks import Blank, TokenScores
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.ctrleval import CTRLEval
+from ctrlreward.scorers.task import Task
+from ctrlreward.text.neutral_texts import neutral_texts
+
+PROMPTS = ["<gen_result> It was about <mask_token>.", "News: <mask_token> <gen_result>"]
+WORDS = {"food": ["food", "a meal"], "pets": ["dogs", "cats"], "cars": ["cars", "roads"]}
+TASK = Task(PROMPTS, WORDS)
+TWO = Task(PROMPTS, {label: WORDS[label] for label in ("food", "pets")})
+TEXTS = ["The food was good.", "My dog sleeps. It is old.", "We drove home."]
+SAMPLES = Samples(TEXTS, labels=["food", "pets", "food"])
+REFERENCES = ["It is late.", "They said so. I heard it."]
+
+
+def relevance(model: str, calibration: object, task: Task = TASK, **options: object) -> CTRLEval:
+    return CTRLEval(model, task, "attribute_relevance", calibration=calibration, **options)
+
+
+@pytest.fixture(scope="module")
+def causal(tiny_llama: Callable[[str], str]) -> str:
+    return tiny_llama(ascii_letters + " .!,:;\n'-")
+
+
+class Favouring:
+    """Infiller that counts its calls and adds a constant to the log-probability of each word."""
+
+    def __init__(self, scorer: CTRLEval, bonus: dict[str, float]) -> None:
+        self.infiller = scorer.loaded_model
+        self.tokenizer = self.infiller.tokenizer
+        self.bonus = bonus
+        self.calls: list[list[Blank]] = []
+
+    def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
+        self.calls.append(list(blanks))
+        scored = yield from self.infiller.requests(blanks)
+        return [
+            [
+                score._replace(log_probs=score.log_probs + self.bonus.get(word, 0.0))
+                for word, score in zip(blank.targets, row, strict=True)
+            ]
+            for blank, row in zip(blanks, scored, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("weights", ["mean", "max", "min"])
+def test_a_word_that_is_favoured_after_every_text_scores_as_if_it_were_not(
+    pegasus: str, weights: str
+) -> None:
+    bonus = {"food": 5.0, "cats": -2.0}
+    for calibration, cancels in ((REFERENCES, True), (True, True), (False, False)):
+        plain, favoured = (relevance(pegasus, calibration, weights=weights) for _ in range(2))
+        favoured.loaded_model = Favouring(plain, bonus)
+        difference = favoured.probabilities(TEXTS) - plain.probabilities(TEXTS)
+        assert (np.abs(difference).max() < 1e-5) == cancels
+
+
+def test_the_bias_is_that_of_single_evaluators(pegasus: str) -> None:
+    """A task of one evaluator has the shares of its words, whose ratios are all that matters."""
+    shares = []
+    for prompt in PROMPTS:
+        for i in (0, 1):
+            task = Task([prompt], {label: [words[i]] for label, words in WORDS.items()})
+            values, priors = (
+                np.log(relevance(pegasus, False, task).probabilities(texts))
+                for texts in (TEXTS, REFERENCES)
+            )
+            ratios = np.exp(values - priors.mean(axis=0))
+            shares.append(ratios / ratios.sum(axis=1, keepdims=True))
+    result = relevance(pegasus, REFERENCES, weights="mean").probabilities(TEXTS)
+    np.testing.assert_allclose(result, np.mean(shares, axis=0), atol=1e-5)
+
+
+def test_score_explanation_and_probabilities_agree(causal: str) -> None:
+    scorer = relevance(causal, REFERENCES)
+    (scores,) = scorer.score(SAMPLES).values()
+    explained = [parts["attribute_relevance"] for parts in scorer.explain(SAMPLES)]
+    np.testing.assert_array_equal(scores, [part.score for part in explained])
+    for part in explained:
+        mean = sum(e.score * e.weight for e in part.evaluators)
+        assert mean == pytest.approx(part.score, rel=1e-12)
+    probabilities = scorer.probabilities(TEXTS)
+    np.testing.assert_allclose(probabilities[[0, 1, 2], [0, 1, 0]], scores, atol=1e-5)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+    (without,) = relevance(causal, False).score(SAMPLES).values()
+    assert (np.abs(without - scores) > 1e-3).all()
+
+
+def test_a_text_alone_scores_as_it_does_among_others(causal: str) -> None:
+    (together,) = relevance(causal, True).score(SAMPLES).values()
+    for i in range(len(SAMPLES)):
+        (alone,) = relevance(causal, True).score(SAMPLES[i : i + 1]).values()
+        np.testing.assert_allclose(alone, together[i : i + 1], atol=1e-5)
+
+
+def test_by_default_only_a_decoder_with_three_labels_or_more_is_calibrated(
+    pegasus: str, causal: str
+) -> None:
+    for model, task, expected in (
+        (causal, TASK, True),
+        (causal, TWO, False),
+        (pegasus, TASK, False),
+    ):
+        default, explicit = (
+            relevance(model, calibration, task).probabilities(TEXTS)
+            for calibration in (None, expected)
+        )
+        np.testing.assert_array_equal(default, explicit)
+        other = relevance(model, not expected, task).probabilities(TEXTS)
+        assert np.abs(default - other).max() > 1e-3
+
+
+def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -> None:
+    scorer = relevance(causal, True, weights="mean")
+    scorer.loaded_model = model = Favouring(scorer, {})
+    first = scorer.score(SAMPLES)["attribute_relevance"]
+    (references, texts) = model.calls
+    assert len(references) == len(neutral_texts()) * len(PROMPTS)
+    assert len(texts) == len(TEXTS) * len(PROMPTS)
+    scorer.probabilities(TEXTS)
+    scorer.explain(SAMPLES)
+    assert [len(blanks) for blanks in model.calls[2:]] == [len(texts)] * 2
+    copy = pickle.loads(pickle.dumps(scorer))
+    np.testing.assert_allclose(copy.score(SAMPLES)["attribute_relevance"], first, atol=1e-6)
+    scorer.release()
+    scorer.loaded_model = model = Favouring(scorer, {})
+    np.testing.assert_array_equal(scorer.score(SAMPLES)["attribute_relevance"], first)
+    assert len(model.calls) == 2
+
+
+def test_other_aspects_need_no_reference_texts(causal: str) -> None:
+    scorer = CTRLEval(causal, TASK, "coherence", weights="mean", calibration=True)
+    scorer.loaded_model = model = Favouring(scorer, {})
+    scorer.score(TEXTS)
+    assert len(model.calls) == 1
+
+
+def test_an_empty_text_stays_without_a_score(causal: str) -> None:
+    scorer = relevance(causal, REFERENCES)
+    assert np.isnan(scorer.probabilities(["", " "])).all()
+    (values,) = scorer.score(["", TEXTS[0]], labels="food").values()
+    assert np.isnan(values).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("calibration", "message"),
+    [
+        (["It is late.", " "], r"calibration\[1\] = ' ' is not text"),
+        ("It is late.", "calibration = 'It is late.': give a list of strings"),
+        ([], r"len\(calibration\) = 0: give a positive number"),
+    ],
+)
+def test_reference_texts_that_cannot_be_scored_raise(calibration: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CTRLEval(calibration=calibration)
+
+
+def test_a_real_model_ranks_texts_of_four_topics_in_one_order() -> None:
+    """Uncalibrated, SmolLM2 gives "science" a high share after texts about anything."""
+    texts = {
+        "computers": [
+            "The new laptop boots in four seconds and its keyboard is a joy to type on.",
+            "She wrote a small program that renames every photo on her hard disk.",
+        ],
+        "politics": [
+            "Senators argued until midnight about the new tax bill.",
+            "Both parties claimed victory after the televised debate.",
+        ],
+        "religion": ["The old temple was built for a goddess of the river."],
+        "science": ["The telescope measured the light of a galaxy that formed long ago."],
+    }
+    rows = [(text, label) for label, column in texts.items() for text in column]
+    areas = []
+    for calibration in (False, None):
+        scorer = CTRLEval(
+            *("smollm2-135m", "topic", "attribute_relevance"),
+            calibration=calibration,
+            evaluators=4,
+        )
+        values = scorer.probabilities([text for text, _ in rows])
+        right = np.array([[label == other for other in scorer.labels] for _, label in rows])
+        areas.append(auc(values.ravel(), right.ravel()))
+    before, after = areas
+    assert before < 0.95
+    assert after == 1.0
