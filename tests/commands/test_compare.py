@@ -103,7 +103,9 @@ def test_studies_are_compared_one_by_one(
     assert capsys.readouterr().out.endswith("study 'three' is not in all runs: left out\n")
 
 
-def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) -> None:
+def test_two_seeds_of_a_study_of_twelve_systems(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Topic control: 36 systems and settings, five classifiers."""
     file = data_dir / "lorandi_ctg" / "evaluation_flat.csv"
     settings = ["system", "prompting", "dataset", "max_len"]
@@ -127,6 +129,18 @@ def test_two_seeds_of_a_study_of_twelve_systems(data_dir: Path, tmp_path: Path) 
         expected = cv_star([published["3443"], published["789"]])
         assert cells[metric, " ".join(system)] == pytest.approx(expected)
     assert all(agreement["findings"]["total"] == 36 * 35 / 2 for agreement in metrics.values())
+    systems = result["studies"][""]["systems"]
+    assert len(systems) == 36
+    for system, agreement in systems.items():
+        cells = [
+            (values[key]["3443"], values[key]["789"])
+            for key in values
+            if " ".join(key[1:]) == system
+        ]
+        expected = statistics.correlation(*zip(*cells, strict=True))
+        assert agreement["correlation"]["pearson"] == pytest.approx(expected)
+        assert agreement["correlation"]["n"] == 5
+    assert "  and 16 more systems: --output FILE.json lists all" in capsys.readouterr().out
 
 
 def test_names_are_printed_without_markup(
