@@ -11,7 +11,7 @@ from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.frequency import inverse_document_frequency
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
-from ctrlreward.text.words import split_words
+from ctrlreward.text.separation import split_words_and_marks
 
 
 def sentence_vectors(
@@ -26,8 +26,7 @@ def sentence_vectors(
     Equal calls share one object for as long as a scorer holds it.
 
     Args:
-        corpus: Files of one sentence per line, words separated by spaces; see
-            `text_files.read_lines`.
+        corpus: Files of one sentence per line; see `text_files.read_lines`.
         exclude: Files of held-out sentences, such as those to be scored.
         vectors: Short name of word vectors, or a folder that `WordVectors.save` has written.
         centred: Subtract the mean of the corpus; see `WordVectors.centred`.
@@ -59,6 +58,6 @@ def _fit(
         raise ValueError(
             f"corpus = {', '.join(corpus)} has no sentence outside `exclude`: give more files"
         )
-    idf = inverse_document_frequency(map(split_words, sentences()))
+    idf = inverse_document_frequency(map(split_words_and_marks, sentences()))
     encoder = WordVectors.load(vectors, idf)
     return encoder.centred(sentences()) if centred else encoder

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ctrlreward.columns import shortened
 from ctrlreward.files import whole_folder
 from ctrlreward.models.word_matrix import WordMatrix
-from ctrlreward.text.words import split_words
+from ctrlreward.text.separation import split_words_and_marks
 from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
 from ctrlreward.weights.vector_folder import (
     StoredVectors,
@@ -44,7 +44,8 @@ class WordVectors:
         vectors: Vector of each word, all of the same width.
         idf: Weight of each word, 0 or more, from `inverse_document_frequency`; other words get the
             largest weight. None weights all words equally.
-        split: Splits a text into words; `split_words` lowercases them, as GloVe does.
+        split: Splits a text into words, in lower case and apart from punctuation by default, as
+            those of GloVe are.
         centre: Vector to subtract from a text's unit vector, shape (width,), from `centred`. None
             subtracts nothing, as in the paper.
 
@@ -72,7 +73,7 @@ class WordVectors:
         self,
         vectors: Mapping[str, npt.ArrayLike],
         idf: Mapping[str, float] | None = None,
-        split: Split = split_words,
+        split: Split = split_words_and_marks,
         centre: npt.ArrayLike | None = None,
     ) -> None:
         if not isinstance(vectors, Mapping):
@@ -93,7 +94,7 @@ class WordVectors:
         cls,
         name: str | PathLike[str],
         idf: Mapping[str, float] | None = None,
-        split: Split = split_words,
+        split: Split = split_words_and_marks,
     ) -> WordVectors:
         """Load vectors by a short name, or a folder that `save` has written.
 
@@ -148,7 +149,7 @@ class WordVectors:
         cls,
         path: str | PathLike[str],
         idf: Mapping[str, float] | None = None,
-        split: Split = split_words,
+        split: Split = split_words_and_marks,
         words: Container[str] | None = None,
     ) -> WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.

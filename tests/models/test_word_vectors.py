@@ -183,6 +183,11 @@ def test_glove_is_mapped_from_its_file() -> None:
     assert "glove-6b-50d" not in sources.SHORT_NAMES
 
 
+def test_words_are_apart_from_punctuation() -> None:
+    vectors = {"food": [1.0, 0.0], "!": [0.0, 1.0], "great": [0.0, 0.0]}
+    np.testing.assert_allclose(WordVectors(vectors).embed(["Great FOOD!"]), [[math.sqrt(0.5)] * 2])
+
+
 def test_the_user_may_split_words() -> None:
     letters = WordVectors({"a": [1.0, 0.0], "B": [0.0, 1.0]}, split=list)
     np.testing.assert_allclose(letters.embed(["aB"]), [[math.sqrt(0.5)] * 2])
