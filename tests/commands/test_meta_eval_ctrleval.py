@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from scipy import stats
 
 from ctrlreward import CTRLEval, Samples
@@ -71,7 +72,7 @@ def test_ablation_is_ctrleval_with_other_weights(
     assert len(rows) == 12
     printed = capsys.readouterr().out
     for weights in ("beta", "mean", "max", "min"):
-        scores = CTRLEval(model, "task.yaml", weights=weights).score(SAMPLES)  # type: ignore[arg-type]
+        scores = CTRLEval(model, "task.yaml", weights=weights).score(SAMPLES)
         for aspect, ratings in zip(ASPECTS, RATINGS, strict=True):
             row = rows[weights, aspect]
             for name, measure in MEASURES.items():
@@ -132,17 +133,38 @@ def test_studies_change_no_score_and_run_no_model_again(
 ) -> None:
     calls: list[int] = []
     plain = Seq2SeqInfiller._score
-    monkeypatch.setattr(
-        Seq2SeqInfiller, "_score", lambda self, s, f: calls.append(len(s)) or plain(self, s, f)
-    )
+
+    def counted(self: Seq2SeqInfiller, sources: list[Any], fillings: list[Any]) -> list[Any]:
+        calls.append(len(sources))
+        return plain(self, sources, fillings)
+
+    monkeypatch.setattr(Seq2SeqInfiller, "_score", counted)
     without = report(pegasus)
     alone, calls[:] = sum(calls), []
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        drawn.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
     with_all = report(pegasus, *OPTIONS, "--scores=rows.jsonl")
     assert sum(calls) == alone
     assert with_all["correlations"] == without["correlations"]
     assert set(with_all) - set(without) == {"ablation", "quality_levels", "evaluator_counts"}
     for picture in ("out/q.png", "out/e.png"):
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
+    levels, counts = drawn
+    assert [panel.get_title(loc="left") for panel in levels.axes] == [
+        aspect.replace("_", " ") for aspect in ASPECTS
+    ]
+    for panels, study in ((levels.axes, "quality_levels"), (counts.axes, "evaluator_counts")):
+        rows = with_all[study]["rows"]
+        means = [row["kendall"]["mean"] for row in rows]
+        lines = [panel.lines[2] for panel in panels]
+        assert [line.get_label() for line in lines] == ["Kendall τ-b"] * len(lines)
+        assert np.concatenate([line.get_ydata() for line in lines]) == pytest.approx(means)
     assert len(Path("rows.jsonl").read_text().splitlines()) == 8
 
 

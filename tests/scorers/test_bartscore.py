@@ -10,7 +10,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Samples
 from ctrlreward.columns import MissingColumn
-from ctrlreward.scorers.bartscore import BARTScore
+from ctrlreward.scorers.bartscore import AspectName, BARTScore
 
 SOURCES = [
     "The food was good, and the staff was friendly and quick.",
@@ -21,7 +21,7 @@ SOURCES = [
 TEXTS = ["Good food.", "The soup came cold, and nobody said sorry.", "The lake froze.", "A dog!"]
 REFERENCES = ["The food was fine.", "A long wait.", "Good food and staff.", "It was great."]
 SAMPLES = Samples(TEXTS, sources=SOURCES, references=REFERENCES)
-ASPECTS = ("faithfulness", "precision", "recall", "f_score")
+ASPECTS: tuple[AspectName, ...] = ("faithfulness", "precision", "recall", "f_score")
 
 
 @pytest.fixture(scope="module")
