@@ -18,7 +18,8 @@ from ctrlreward.weights.sources import resolve_vectors
 class Similarity(ModelScorer[SentenceEncoder]):
     """Cosine of the sentence embeddings of text and source: how much content the text keeps.
 
-    - `similarity`: -1 to 1, rarely below 0 in practice; higher is better. Needs `sources`.
+    - `similarity`: -1 to 1; higher is better. Needs `sources`. For unrelated texts about 0.1 to 0.2
+      under MiniLM, 0.8 under raw word vectors and 0 under centred ones.
 
     Args:
         model: Local folder, Hugging Face id or short name of a sentence encoder; a folder that
