@@ -56,7 +56,8 @@ class GMFit(NamedTuple):
         agreement: Agreement under the fitted thresholds.
         default_agreement: Agreement under the paper's thresholds, `GM_THRESHOLDS`.
         problems: One sentence per sign of a degenerate fit, with what to do about it: every GM is
-            0, c is 0, more than half of the pairs are ties, or a threshold is at its bound.
+            0, c is 0, more than half of the pairs are ties, t1 only scales GM since accuracy is a
+            decision, or a threshold is at its bound.
 
     Examples:
         >>> fit = fit_gm([[0.9, 0.9, 50]], [[0.7, 0.9, 50]])
@@ -146,7 +147,13 @@ def fit_gm(
     best_loss, factor = loss_and_scale(best)
     thresholds = _as_tuple(best)
     fitted = pairwise_agreement(better, worse, thresholds)
-    problems = _scale_problems(factor, bool(_gm(outputs, thresholds).any()), fitted)
+    any_gm = bool(_gm(outputs, thresholds).any())
+    problems = _scale_problems(factor, any_gm, fitted)
+    if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
+        problems += (
+            "accuracy is 0 or 1 in all pairs, so t1 only scales GM and any from 0 to 100 prefers "
+            "the same: hold it (fixed), or fit to the label probability",
+        )
     problems += _bound_problems(best, free, search_bounds(outputs[:, 2]))
     return GMFit(thresholds, factor, best_loss, fitted, default, problems)
 
@@ -176,16 +183,16 @@ def _bound_problems(
 ) -> tuple[str, ...]:
     """Return a sentence for each fitted threshold within 1 % of its bound."""
     effects = (
-        ("accuracy", "decides little"),
-        ("similarity", "decides little"),
-        ("a high perplexity", "is hardly punished"),
-        ("a low perplexity", "is hardly punished"),
+        ("accuracy decides little", "only an accuracy of 1 counts"),
+        ("similarity decides little", "only a similarity of 1 counts"),
+        ("every GM is 0", "a high perplexity is hardly punished"),
+        ("a low perplexity is hardly punished", "every GM is 0"),
     )
     at_bound = free & (np.abs(thresholds) > 0.99 * bounds)
     return tuple(
         f"t{place + 1} = {thresholds[place]:.1f} is at the bound of its search, ±"
-        f"{bounds[place]:.0f}, where {effects[place][0]} {effects[place][1]}: hold it at a value "
-        "that you can defend (fixed)"
+        f"{bounds[place]:.0f}, where {effects[place][int(thresholds[place] > 0)]}: hold it at a "
+        "value that you can defend (fixed)"
         for place in map(int, np.flatnonzero(at_bound))
     )
 

@@ -172,6 +172,15 @@ def test_scale_0_is_a_problem() -> None:
     assert fit.problems[0].startswith("c = 0: no thresholds prefer the preferred side")
 
 
+def test_a_decision_does_not_tell_t1() -> None:
+    decisions = [[1.0, 0.9, 50.0]], [[0.0, 0.9, 50.0]]
+    fit = fit_gm(*decisions)
+    assert fit.agreement.agreed == 1
+    assert fit.problems[0].startswith("accuracy is 0 or 1 in all pairs, so t1 only scales GM")
+    held = fit_gm(*decisions, fixed=(63.0, None, 97.0, -37.0))
+    assert not any("t1" in problem for problem in held.problems)
+
+
 def test_many_ties_are_a_problem() -> None:
     pairs = planted(80, seed=2)
     fit = fit_gm(*pairs, fixed=(95.0, None, 97.0, -37.0))  # hardly any accuracy is above t1

@@ -70,10 +70,12 @@ class HeldOutFits:
     judged: Mapping[str, JudgedThresholds]
 
 
-def fit_held_out(rated: Rated, inputs: Floats, given: Thresholds | None, seed: int) -> HeldOutFits:
+def fit_held_out(
+    rated: Rated, inputs: Floats, given: Thresholds | None, margin: float, seed: int
+) -> HeldOutFits:
     """Fit GM's thresholds on every other item, and judge them and the paper's on the rest.
 
-    A preference is a pair of outputs for the same item with different mean ratings. All four
+    A preference is a pair of outputs for the same item whose mean ratings differ. All four
     thresholds are fitted under the paper's loss and under the one with c fitted, and t2 alone
     under the latter with the other three from the paper.
 
@@ -82,17 +84,18 @@ def fit_held_out(rated: Rated, inputs: Floats, given: Thresholds | None, seed: i
         inputs: Accuracy, similarity and perplexity of each row, shape (n, 3); NaN where a score
             failed.
         given: Thresholds of the user's own to judge as well.
+        margin: Mean ratings that differ by no more than this express no preference; 0 or more.
         seed: Seed of the search for thresholds.
 
     Raises:
-        ValueError: A half of the items has no preferences.
+        ValueError: A half of the items has no preferences, or the margin is negative.
     """
     items = rated.clusters or ()
     order = {item: position for position, item in enumerate(dict.fromkeys(items))}
     first_half = np.array([order[item] % 2 == 0 for item in items])
     ratings = np.where(np.isnan(inputs).any(axis=1), np.nan, rated.ratings["mean"])
     halves = [np.where(half, ratings, np.nan) for half in (first_half, ~first_half)]
-    training, held_out = (_pairs(inputs, half, items) for half in halves)
+    training, held_out = (_pairs(inputs, half, items, margin) for half in halves)
     t1, _, t3, t4 = GM_THRESHOLDS
     fits: dict[str, GMFit | Thresholds] = {"the paper's": GM_THRESHOLDS}
     if given is not None:
@@ -126,8 +129,8 @@ def _judge(
     )
 
 
-def _pairs(inputs: Floats, ratings: Floats, items: Sequence[str]) -> Pairs:
-    preferred, rejected = pairwise_preferences(ratings, items)
+def _pairs(inputs: Floats, ratings: Floats, items: Sequence[str], margin: float) -> Pairs:
+    preferred, rejected = pairwise_preferences(ratings, items, margin)
     return inputs[preferred], inputs[rejected]
 
 
@@ -159,7 +162,7 @@ def print_fits(fits: HeldOutFits, width: int | None) -> None:
         f"{fits.judged_pairs} of other items"
     )
     table = Table(title=title, box=box.SIMPLE, title_justify="left")
-    table.add_column("thresholds", overflow="fold")
+    table.add_column("thresholds", no_wrap=True)
     headings = ("loss, c = 1", "loss, best c", "c", "GM > 0", "agreed", "ties", "of the untied")
     for heading in headings:
         table.add_column(heading, justify="right", overflow="fold")

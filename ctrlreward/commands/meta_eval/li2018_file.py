@@ -58,6 +58,7 @@ def li2018(
     thresholds: Thresholds | None = None,
     words: Literal["as_written", "separated"] = "as_written",
     fit_gm: bool = False,
+    margin: float = 0.0,
     constants: dict[str, str] = _CONSTANTS,
     aligner: str = "minilm-l6",
     method: Method = "embedding",
@@ -86,6 +87,7 @@ def li2018(
             references are not written so.
         fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
             with the paper's on the rest.
+        margin: Mean ratings that differ by no more than this express no preference for the fit.
         constants: The constant baseline's sentence for each target style.
         aligner: Model for preservation: an encoder, or an aligner trained for the method.
         method: Alignment method: embedding, discriminative or regression.
@@ -129,8 +131,8 @@ def li2018(
     write_record(record, outputs)
     if fit_gm:
         inputs = np.stack([values[name] for name in judge.inputs], axis=1)
-        fits = fit_held_out(file, inputs, thresholds, seed)
-        record["gm"] = {"accuracy": accuracy, **fits_record(fits)}
+        fits = fit_held_out(file, inputs, thresholds, margin, seed)
+        record["gm"] = {"accuracy": accuracy, "margin": margin, **fits_record(fits)}
         print_fits(fits, width)
         columns = {name: fit.thresholds for name, fit in fits.judged.items()}
     rows = score_systems(file, judge, unrated, columns)

@@ -19,7 +19,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.transfer import CorpusTransfer, TransferQuality
 
 COPYING = "copying the source"
-CONSTANT = "one constant sentence per style"
+CONSTANT = "a constant sentence"
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def print_systems(rows: Sequence[SystemRow], width: int | None) -> None:
         width: Columns of the output; None takes the terminal's.
     """
     table = Table(title="Systems, each as one corpus", box=box.SIMPLE, title_justify="left")
-    table.add_column("system", overflow="fold")
+    table.add_column("system", no_wrap=True)
     names = list(rows[0].gm)
     headings = [f"GM, {under}" for under in names]
     for heading in ("n", "Acc", "Sim", "PP", *headings, "mean rating"):
