@@ -8,7 +8,6 @@ file to change them.
 from __future__ import annotations
 
 import logging
-import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,9 @@ from torch.utils.data import DataLoader
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
-from ctrlreward.plots.curves import draw_trajectories
+from ctrlreward.models.encoder import SentenceEncoder
+from ctrlreward.plots.curves import curve
+from ctrlreward.plots.tradeoff import draw_transfer_paths, transfer_path
 from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.reward import Reward
@@ -97,7 +98,8 @@ class Judges:
 
     Args:
         classifier: Style classifier; see `Accuracy`.
-        encoder: Encoder for content similarity; see `Similarity`.
+        encoder: Encoder or word vectors for content similarity; see `Similarity`. In YAML also
+            `class_path: ctrlreward.recipes.word_vectors.sentence_vectors`.
         language_model: Language model for fluency; see `Perplexity`.
         thresholds: Thresholds of the GM; see `TransferQuality`.
         device: Device of all three.
@@ -105,7 +107,7 @@ class Judges:
     """
 
     classifier: str
-    encoder: str = "minilm-l6"
+    encoder: str | SentenceEncoder = "minilm-l6"
     language_model: str = "smollm2-135m"
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
     device: str = "cpu"
@@ -194,7 +196,7 @@ def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:
 
 @cache  # both callbacks share the models
 def held_out_scores(judges: Judges) -> dict[str, Component]:
-    """Return the GM, which selects checkpoints, and its components."""
+    """Return the GM and its components; that of the corpus, `corpus/gm`, selects checkpoints."""
     quality = judges.quality()
     names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
     return {name: quality[name] for name in names}
@@ -239,8 +241,8 @@ class Trajectories(pl.Callback):
     """Plot of error rate against similarity and similarity against perplexity over validations.
 
     Written to `trajectories.png` at the end of training, with one point per validation, as in Pang
-    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy. The perplexity is exp of the negative
-    mean log-likelihood, since a mean of perplexities is dominated by the least likely sentence.
+    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy, and all three are those of the corpus.
+    `ctrlreward trajectories` draws several runs in one picture.
 
     Args:
         folder: Folder of the run's `HistoryLogger`, for `metrics.jsonl` and the plot.
@@ -254,20 +256,13 @@ class Trajectories(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw the plot if there was a validation."""
-        keys = [f"{self.name}/{score}" for score in ("accuracy", "similarity", "log_likelihood")]
         history = JsonLog(self.folder / "metrics.jsonl").read()
-        rows = [row for row in history if all(row.get(key) is not None for key in keys)]
-        if not rows or not trainer.is_global_zero:
+        keys = [f"{self.name}/corpus/{s}" for s in ("accuracy", "similarity", "perplexity")]
+        curves = [dict(zip(*curve(history, key), strict=True)) for key in keys]
+        points = transfer_path(*curves)
+        if not points or not trainer.is_global_zero:
             return
-        accuracy, similarity, likelihood = ([row[key] for row in rows] for key in keys)
-        errors = [1 - value for value in accuracy]
-        perplexity = [math.exp(-value) for value in likelihood]
-        panels = [
-            (("similarity", "error rate"), (similarity, errors)),
-            (("perplexity", "similarity"), (perplexity, similarity)),
-        ]
         try:
-            path = self.folder / "trajectories.png"
-            draw_trajectories([row["step"] for row in rows], panels, path)
+            draw_transfer_paths([(self.folder.name, points)], self.folder / "trajectories.png")
         except ImportError as error:  # a finished run must not fail for lack of matplotlib
             log.warning("%s", error)

@@ -150,9 +150,9 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
         *(
             {
                 "step": step,
-                "score/accuracy": 0.1 * step,
-                "score/similarity": 1 - 0.1 * step,
-                "score/log_likelihood": -4.0,
+                "score/corpus/accuracy": 0.1 * step,
+                "score/corpus/similarity": 1 - 0.1 * step,
+                "score/corpus/perplexity": 40.0,
             }
             for step in (2, 4, 6)
         ),
@@ -164,7 +164,7 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
     Trajectories(str(tmp_path)).on_fit_end(trainer, module)
     header = (tmp_path / "trajectories.png").read_bytes()[:24]
     width, height = struct.unpack(">II", header[16:24])
-    assert (width, height) == (round(2 * 4.6 * 130), round(3.8 * 130))
+    assert (width, height) == (round(2 * 4.8 * 130), round(3.8 * 130))
 
 
 # The configuration
