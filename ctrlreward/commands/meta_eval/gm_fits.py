@@ -97,12 +97,12 @@ def fit_held_out(
     halves = [np.where(half, ratings, np.nan) for half in (first_half, ~first_half)]
     training, held_out = (_pairs(inputs, half, items, margin) for half in halves)
     t1, _, t3, t4 = GM_THRESHOLDS
-    fits: dict[str, GMFit | Thresholds] = {"the paper's": GM_THRESHOLDS}
+    fits: dict[str, GMFit | Thresholds] = {"paper": GM_THRESHOLDS}
     if given is not None:
         fits["given"] = given
-    fits["the paper's, t2 refitted"] = fit_gm(*training, fixed=(t1, None, t3, t4), seed=seed)
-    fits["fitted, c = 1"] = fit_gm(*training, scale=1.0, seed=seed)
-    fits["fitted, c too"] = fit_gm(*training, seed=seed)
+    fits["t2 refitted"] = fit_gm(*training, fixed=(t1, None, t3, t4), seed=seed)
+    fits["all, c = 1"] = fit_gm(*training, scale=1.0, seed=seed)
+    fits["all, c fitted"] = fit_gm(*training, seed=seed)
     outputs = inputs[~np.isnan(halves[1])]
     judged = {name: _judge(fit, training, held_out, outputs) for name, fit in fits.items()}
     return HeldOutFits(len(training[0]), len(held_out[0]), judged)
@@ -173,6 +173,8 @@ def print_fits(fits: HeldOutFits, width: int | None) -> None:
         table.add_row(f"{name}\n  ({numbers})", *losses, *map(percent, shares))
     plain_console(width).print(table)
     print(
+        "t2 refitted: the other three are the paper's. all: all four are fitted, under the paper's "
+        "loss (c = 1) and with c fitted.\n"
         "Losses per fitted preference, 1 where nothing is preferred. Ties count as disagreement.\n"
         f"The paper reports {_PUBLISHED_AGREEMENT:.0%} for its own judges and preferences."
     )

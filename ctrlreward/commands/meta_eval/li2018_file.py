@@ -127,7 +127,7 @@ def li2018(
     width = None if sys.stdout.isatty() else _WIDTH
     record["table_5"] = validity_record(file, values, record)
     print_validity(record["table_5"], width)
-    columns = {"the paper's" if thresholds is None else "given": judge.thresholds}
+    columns = {"paper" if thresholds is None else "given": judge.thresholds}
     write_record(record, outputs)
     if fit_gm:
         inputs = np.stack([values[name] for name in judge.inputs], axis=1)
