@@ -143,7 +143,7 @@ class TransferQuality(CompositeScorer):
         )
 
     def _figure(self, figure: str, *parts: Scores) -> float:
-        return float(getattr(corpus_transfer(*parts, self.thresholds), figure))
+        return float(getattr(corpus_transfer(*parts, thresholds=self.thresholds), figure))
 
 
 def corpus_transfer(
