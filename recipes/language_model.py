@@ -120,7 +120,7 @@ class LanguageModelTrainer(pl.LightningModule):
         self.model.lm_head.bias.data = bias - bias.logsumexp(0)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Return a callback that reuses freed memory, which takes two thirds off a step's time."""
+        """Return a callback that reuses freed memory, so that a step need not map it anew."""
         return [_KeepFreed()]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
