@@ -15,10 +15,13 @@ from .samples import as_samples as as_samples
 from .scorers import Accuracy as Accuracy
 from .scorers import Alignment as Alignment
 from .scorers import AttributeClassifier as AttributeClassifier
+from .scorers import BARTScore as BARTScore
 from .scorers import Component as Component
 from .scorers import CompositeScorer as CompositeScorer
+from .scorers import CorpusFold as CorpusFold
 from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct
+from .scorers import InfillingPerplexity as InfillingPerplexity
 from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
 from .scorers import Perplexity as Perplexity

@@ -168,6 +168,7 @@ ONE_THING = {
     "stopping",
     "text_cnn",
     "transfer",
+    "word_vectors",
 }
 
 

@@ -55,7 +55,12 @@ def test_adapters() -> None:
 
 def test_ctrleval_takes_the_documented_arguments() -> None:
     own = ["model", "task", "aspects", "iwf", "sentence_splitter", "weights", "evaluators", "seed"]
-    assert list(inspect.signature(CTRLEval).parameters) == [*own, "max_tokens", "options"]
+    assert list(inspect.signature(CTRLEval).parameters) == [
+        *own,
+        "max_tokens",
+        "calibration",
+        "options",
+    ]
     scorer = CTRLEval(
         model="any",
         task="topic",

@@ -43,6 +43,10 @@ class Words(cr.Scorer):
     def specs(self) -> Mapping[str, cr.ScoreSpec]:
         return {"words": cr.ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
 
+    @property
+    def corpus_folds(self) -> Mapping[str, cr.CorpusFold]:
+        return {"words": scorers.CorpusFold(("words",), lambda words: float(np.nanmedian(words)))}
+
     def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
         return {"words": np.array([float(len(text.split())) for text in samples.texts])}
 
@@ -118,12 +122,23 @@ def scores_of_texts() -> None:
     (explained,) = ctrleval.explain(cr.as_samples(TEXTS[:1], labels="negative"))
     bar_chart(explained["attribute_relevance"]).savefig("evaluators.png")
     distinct = cr.Distinct("smollm2-135m").score({"texts": TEXTS, "groups": ["a", "a"]})
-    assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3"}
+    assert set(distinct) == {"distinct_1", "distinct_2", "distinct_3", "distinct"}
     polarity: Floats = cr.LexiconSentiment(labels=["bad", "good"])["polarity"](TEXTS)
     assert scorers.LexiconSentiment()(TEXTS, labels="positive")["polarity"].shape == polarity.shape
     similarity = cr.Similarity(VECTORS)
     cosine: Floats = similarity.score(TEXTS, sources="soup")["similarity"]
+    VECTORS.centred(TEXTS).save("vectors")
+    centred: cr.WordVectors = cr.WordVectors.load("vectors")
+    assert centred.embed(TEXTS).shape == (2, 2)
     assert cosine.shape == (2,)
+
+    infilling = cr.InfillingPerplexity("smollm2-135m", max_tokens=64).score(TEXTS)
+    assert (infilling["infilling_perplexity"] >= 1).all()
+    assert not cr.BARTScore(aspects="f_score").specs["f_score"].range[1]
+    both: Sequence[str] = ["faithfulness", "recall"]
+    assert [*scorers.BARTScore("facebook/bart-large-cnn", ["faithfulness", "recall"]).specs] == both
+    assert isinstance(scorers.InfillingPerplexity(), cr.ModelScorer)
+    assert functional.label_bias([[[-1.0, -4.0]], [[-2.0, -3.0]]]).tolist() == [[1, -1]]
 
     label = cr.attribute_label({"sentiment": "negative", "tense": None})
     attributes = cr.AttributeClassifier({"sentiment": Sentiment()})
@@ -198,7 +213,11 @@ def rewards() -> None:
         "content": cr.Similarity(VECTORS),
         "fluency": cr.Perplexity()["perplexity"],
     }
-    cr.Reward(parts, aggregate="gm", device="cpu").release()
+    gm = cr.Reward(parts, aggregate="gm", device="cpu", thresholds=(63, -20, 97, -37))
+    assert (gm.accuracy_score, gm.thresholds) == ("accuracy", (63, -20, 97, -37))
+    gm.release()
+    pooled: cr.CorpusFold | None = parts["fluency"].scorer.corpus_folds["perplexity"]
+    assert pooled is not None and pooled.parts == ("log_likelihood", "tokens")
     reward.release()
 
 

@@ -8,6 +8,7 @@ from ctrlreward.functional.agreement import (
     krippendorff_alpha,
 )
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
+from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
 from ctrlreward.functional.frequency import inverse_document_frequency, inverse_frequency
 from ctrlreward.functional.pareto import non_dominated
@@ -31,6 +32,7 @@ __all__ = [
     "inverse_document_frequency",
     "inverse_frequency",
     "krippendorff_alpha",
+    "label_bias",
     "non_dominated",
     "paired_auc_bootstrap",
     "paired_bootstrap",

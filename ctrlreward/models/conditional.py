@@ -24,9 +24,9 @@ def conditional_log_probs(
         targets: n texts by name, in the order of their sources.
     """
     start = model.model.config.decoder_start_token_id
-    fillings = _encode(model, targets, model._positions or model._limit)
-    rows = _encode(model, sources, model._limit)
-    scored = model._fill(rows, [[Filling((start,), ids)] for ids in fillings])
+    fillings = _encode(model, targets, model.decoder_limit or model.source_limit)
+    rows = _encode(model, sources, model.source_limit)
+    scored = model.fill(rows, [[Filling((start,), ids)] for ids in fillings])
     return [scores for (scores,) in scored]
 
 

@@ -77,9 +77,9 @@ class Seq2SeqInfiller:
         self.batch_tokens = token_budget(self.model, batch_tokens)
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
-        self._limit = max_tokens(self.tokenizer, self.model.config)
+        self.source_limit = max_tokens(self.tokenizer, self.model.config)
         # Positions of the decoder; T5 has no limit.
-        self._positions: int | None = getattr(self.model.config, "max_position_embeddings", None)
+        self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
         """See `Infiller.requests`."""
@@ -94,22 +94,22 @@ class Seq2SeqInfiller:
         fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
         lengths = [len(ids) for ids in sources]
         read = [len(filling.read) for group in fillings for filling in group]
-        warn_truncated("patterns", lengths, self._limit, "tokens farthest from the blank")
-        warn_truncated("fillings", read, self._positions, "their last tokens", "decoder")
-        return self._fill(
+        warn_truncated("patterns", lengths, self.source_limit, "tokens farthest from the blank")
+        warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
+        return self.fill(
             [self._around_mask(tuple(ids)) for ids in sources],
-            [[filling.truncate(self._positions) for filling in group] for group in fillings],
+            [[filling.truncate(self.decoder_limit) for filling in group] for group in fillings],
         )
 
     def _around_mask(self, ids: Ids) -> Ids:
         """Truncate a masked text around its mask to the model's context."""
-        if len(ids) <= self._limit:
+        if len(ids) <= self.source_limit:
             return ids
         mask = self.tokenizer.convert_tokens_to_ids(self._mask)
-        start = min(max(0, ids.index(mask) - self._limit // 2), len(ids) - self._limit)
-        return (*ids[start : start + self._limit - 1], ids[-1])
+        start = min(max(0, ids.index(mask) - self.source_limit // 2), len(ids) - self.source_limit)
+        return (*ids[start : start + self.source_limit - 1], ids[-1])
 
-    def _fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
+    def fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
         """Score the fillings of each masked text; equal texts are encoded once."""
         indices: dict[Ids, list[int]] = {}
         for i, ids in enumerate(sources):

@@ -31,10 +31,11 @@ ALIGNED = "aligned"
 class TokenAligner:
     """Discriminative aligner: the probability that b supports each token of a.
 
-    The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2, a token
+    The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
     classifier over both texts. Values are in [0, 1]; higher is better aligned.
     `ctrlreward.recipes.alignment` trains one. Each subword token has a value of its own; the
-    paper's package averages the tokens of a word, so that long words weigh no more than short ones.
+    released package has one per word, from the sum of its tokens' features, so that long words
+    weigh no more than short ones.
 
     Args:
         model: Local folder or hub id of a token classifier with a label "aligned". Unnamed labels
@@ -79,7 +80,7 @@ class TokenAligner:
 class RegressionAligner:
     """Regression aligner: one value for how well b supports the whole of a.
 
-    The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, sec. 3.2. It estimates
+    The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5. It estimates
     the aggregate of D's labels, so a has one span with one value, which mean and sum do not change.
     Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
     aligned tokens, 0 or more for their number.

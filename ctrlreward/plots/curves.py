@@ -1,17 +1,16 @@
-"""Figures of a run: curves over steps, trajectories of metric pairs, and the Pareto front."""
+"""Figures of a run: curves over steps, and the Pareto front."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctrlreward.plots.style import FAINT, FIRST, SECOND, TEXT, finish_panel, new_figure
+from ctrlreward.plots.style import FAINT, FIRST, SECOND, TEXT, finish_panel, mark_steps, new_figure
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
-Points: TypeAlias = tuple[Sequence[float], Sequence[float]]
 
 _DPI = 130
 
@@ -93,33 +92,8 @@ def draw_front(
             markersize=4.5,
             label="kept",
         )
-        _mark_steps(panel, kept, front)
+        mark_steps(panel, kept, front)
         finish_panel(panel, "checkpoints by step", names[x], names[y], legend=True)
-    figure.savefig(path, dpi=_DPI)
-
-
-def draw_trajectories(
-    steps: Sequence[int], panels: Sequence[tuple[tuple[str, str], Points]], path: Path
-) -> None:
-    """Draw the path of a run through pairs of metrics as a PNG, one panel per pair.
-
-    Args:
-        steps: Steps of the n validations, written beside the points.
-        panels: For each pair, the names of the x and y metric, and the n values of both.
-        path: The PNG.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    figure = new_figure(4.6 * len(panels), 3.8)
-    for panel, ((x_name, y_name), (xs, ys)) in zip(
-        figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True
-    ):
-        panel.plot(xs, ys, color=FAINT, linewidth=1)
-        points = panel.scatter(xs, ys, c=steps, cmap="viridis", s=22, zorder=2)
-        _mark_steps(panel, steps, zip(xs, ys, strict=True))
-        finish_panel(panel, f"{y_name} against {x_name}", x_name, y_name)
-    figure.colorbar(points, ax=figure.axes, label="step", shrink=0.8)
     figure.savefig(path, dpi=_DPI)
 
 
@@ -162,19 +136,6 @@ def _draw_drift(panel: Any, history: Rows) -> None:
     twin.tick_params(labelsize=8, colors=TEXT)
     twin.spines["top"].set_visible(False)
     finish_panel(panel, "drift", "step")
-
-
-def _mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, float]]) -> None:
-    """Write the step of each point beside it."""
-    for step, point in zip(steps, points, strict=True):
-        panel.annotate(
-            str(step),
-            point,
-            xytext=(4, 4),
-            textcoords="offset points",
-            fontsize=7,
-            color=TEXT,
-        )
 
 
 def _number(value: float | None) -> float:

@@ -3,10 +3,12 @@
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
-from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
+from ctrlreward.scorers.bartscore import BARTScore
+from ctrlreward.scorers.base import Component, CorpusFold, Scorer, ScoreSpec
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
+from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
 from ctrlreward.scorers.perplexity import Perplexity
@@ -18,10 +20,13 @@ __all__ = [
     "Accuracy",
     "Alignment",
     "AttributeClassifier",
+    "BARTScore",
     "CTRLEval",
     "Component",
     "CompositeScorer",
+    "CorpusFold",
     "Distinct",
+    "InfillingPerplexity",
     "LexiconSentiment",
     "ModelOptions",
     "ModelScorer",

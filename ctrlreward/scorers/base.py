@@ -44,10 +44,13 @@ class CorpusFold:
     """Fold of the values of n samples into the score of the corpus that they make up.
 
     Attributes:
-        parts: Names of the arrays that `fold` takes: scores, or other values that `requests`
-            returns where its `names` ask for them.
-        fold: Maps the arrays, each of shape (n,), NaN where a sample failed, to one number within
-            the range of the score; NaN if no sample counts.
+        parts: Names of its arguments: scores, or values that `requests` returns only by name.
+        fold: Maps arrays of shape (n,), NaN where a sample failed, to a number in the score's
+            range; NaN if no sample counts.
+
+    Examples:
+        >>> CorpusFold(("words",), np.nanmax).fold(np.array([3.0, 4.0, np.nan]))
+        4.0
     """
 
     parts: tuple[str, ...]
@@ -57,8 +60,7 @@ class CorpusFold:
 class Scorer(ABC):
     """A formula that turns `Samples` into named scores.
 
-    Subclasses implement `specs` and `score_samples`. A scorer is cheap to build: models are loaded
-    at the first `score` and kept until `release`.
+    Subclasses implement `specs` and `score_samples`. Models are loaded at the first `score` only.
 
     Examples:
         >>> class Words(Scorer):
@@ -118,8 +120,7 @@ class Scorer(ABC):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
-        Subclasses implement this, or `requests`. Do not draw random numbers here: it may run on a
-        thread beside training.
+        Subclasses implement this, or `requests`; without random draws, as it may run on a thread.
         """
         if type(self).score is Scorer.score:
             raise NotImplementedError(
@@ -226,9 +227,8 @@ def as_component(name: str, given: object) -> Component:
     if isinstance(given, Component):
         return given
     if not isinstance(given, Scorer):
-        kind = f"a {type(given).__name__}"
-        if isinstance(given, type):
-            kind = f"the class {given.__name__}"
+        is_class = isinstance(given, type)
+        kind = f"the class {given.__name__}" if is_class else f"a {type(given).__name__}"
         raise TypeError(
             f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity']"
         )

@@ -35,6 +35,8 @@ class Perplexity(ModelScorer[CausalLM]):
         model: Local folder, Hugging Face id or short name of a decoder-only model.
         max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
             None reads as many as the model can.
+        score_end: Score the end token after a text, too, as the perplexity of a language model of
+            sentences is computed (`recipes.language_model`). A truncated text has no end.
         **options: See `ModelOptions`.
 
     Raises:
@@ -53,10 +55,12 @@ class Perplexity(ModelScorer[CausalLM]):
         self,
         model: str = "smollm2-135m",
         max_tokens: int | None = 1024,
+        score_end: bool = False,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
         self.max_tokens = positive("max_tokens", max_tokens)
+        self.score_end = score_end
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -103,6 +107,10 @@ class Perplexity(ModelScorer[CausalLM]):
         total, tokens = np.zeros((2, len(samples)))
         kept = set(nonempty("perplexity", texts=samples.texts))
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
+        if self.score_end:
+            end = self._end()
+            pairs = zip(texts, samples.texts, strict=True)
+            texts = [text + end if text == whole else text for text, whole in pairs]
         for window in windows(texts):
             indices = [i for i in window if i in kept]
             targets = [Continuation("", texts[i]) for i in indices]
@@ -111,6 +119,16 @@ class Perplexity(ModelScorer[CausalLM]):
                 # Rounding can push the log-probability of a certain token just above 0.
                 total[i], tokens[i] = np.minimum(log_probs, 0.0).sum(), len(log_probs)
         return total, tokens
+
+    def _end(self) -> str:
+        """Return the end token, which tokenizers recognise in a text."""
+        end = self.loaded_model.tokenizer.eos_token
+        if end is None:
+            raise ValueError(
+                f"score_end = True, but the tokenizer of {self.model!r} has no end token: "
+                "leave it False"
+            )
+        return str(end)
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:

@@ -79,6 +79,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
         with self.exclusive_model() as encoder:
             vectors = encoder.embed([text for _, _, text in items], item_name)
         text_vectors, source_vectors = vectors[: len(kept)], vectors[len(kept) :]
-        # The cosine of unit vectors in a form that is exactly 1 for equal texts, which then tie.
-        cosines = 1.0 - ((text_vectors - source_vectors) ** 2).sum(axis=1) / 2
+        cosines = (text_vectors * source_vectors).sum(axis=1)
+        # Rounding would rank copies at random, and push some just above 1.
+        cosines[(text_vectors == source_vectors).all(axis=1)] = 1.0
         return {"similarity": scatter(cosines.clip(-1.0, 1.0), kept, len(samples))}

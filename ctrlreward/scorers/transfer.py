@@ -13,7 +13,7 @@ from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity, pooled_perplexity
 from ctrlreward.scorers.similarity import Similarity
@@ -127,20 +127,10 @@ class TransferQuality(CompositeScorer):
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        samples = as_samples(samples)
-        decisions = self.accuracy.score(samples)["accuracy"]
-        cosines = self.similarity.score(samples)["similarity"]
-        valid = ~np.isnan(decisions) & ~np.isnan(cosines)
-        accuracy = float(decisions[valid].mean()) if valid.any() else float("nan")
-        similarity = float(cosines[valid].mean()) if valid.any() else float("nan")
-        perplexity = self.perplexity.corpus_perplexity(samples[np.flatnonzero(valid).tolist()])
-        return CorpusTransfer(
-            accuracy,
-            similarity,
-            perplexity,
-            gm=float(adjusted_gm(accuracy, similarity, perplexity, self.thresholds)),
-            failed=int((~valid).sum()),
-        )
+        requests = checked_requests(self, as_samples(samples), _CORPUS_PARTS)
+        scores = run_requests([requests])[0]
+        parts = (scores[name] for name in _CORPUS_PARTS)
+        return corpus_transfer(*parts, thresholds=self.thresholds)
 
     def _figure(self, figure: str, *parts: Scores) -> float:
         return float(getattr(corpus_transfer(*parts, thresholds=self.thresholds), figure))

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from lightning_choice import (
     pl,
 )
 
-from ctrlreward import Reward, RewardBatch, Samples
+from ctrlreward import CorpusFold, Reward, RewardBatch, Samples
 
 spec = importlib.util.spec_from_file_location("shared", Path(__file__).with_name("conftest.py"))
 assert spec is not None
@@ -68,6 +68,10 @@ class Steady(Tuned):
 
 class ByText(shared.Curve):
     """Scorer with a value that depends on the text alone."""
+
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        return {"value": CorpusFold(("value", "loss"), lambda v, rest: float((v * rest).sum()))}
 
     def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
         self.scored.append(samples)

@@ -91,7 +91,8 @@ def files(
     Path("corpus.txt").write_text("\n".join(texts))
     for seed in (0, 1):
         Path(f"runs/seed{seed}").mkdir(parents=True)
-        steps = [{"step": i, "score/x": i + seed, "accuracy": i} for i in range(3)]
+        transfer = {"score/accuracy": 0.8, "score/similarity": 0.5, "score/perplexity": 30.0}
+        steps = [{"step": i, "score/x": i + seed, "accuracy": i} | transfer for i in range(3)]
         write_jsonl(f"runs/seed{seed}/metrics.jsonl", steps)
     for name, shift in (("paper.csv", 0), ("ours.csv", 1)):
         systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]

@@ -20,7 +20,6 @@ from ctrlreward.cli import main
 from ctrlreward.commands.formats.rated_files import read_li2018
 from ctrlreward.commands.formats.tables import number_column, read_rows
 from ctrlreward.commands.meta_eval.metric_validity import style_match
-from ctrlreward.commands.meta_eval.separated_words import separate_words
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
@@ -158,32 +157,6 @@ def test_gm_of_sentences_takes_the_decision_or_the_probability(
 
 
 # Reading
-
-
-@given(st.lists(st.sampled_from(["It's", "n't", "food,", "...", "3.50", "(", "!", "don't", "'d"])))
-def test_separated_words_stay_separated(words: list[str]) -> None:
-    once = separate_words(" ".join(words))
-    assert separate_words(once) == once
-    assert "".join(once.split()) == "".join(words).lower()  # no character is lost
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The food isn't good, I'd say.", "the food is n't good , i 'd say ."),
-        ("we paid $3.50 ( cash ) at 7pm...", "we paid $3.50 ( cash ) at 7pm ..."),
-        ("it 's so-so !", "it 's so-so !"),
-        ("owners' pride: 5.", "owners' pride : 5 ."),
-    ],
-)
-def test_words_are_separated_as_in_the_corpora(text: str, expected: str) -> None:
-    assert separate_words(text) == expected
-
-
-def test_corpora_are_already_separated(data_dir: Path) -> None:
-    lines = (data_dir / "yelp_shen" / "sentiment.test.1").read_text().splitlines()
-    same = sum(separate_words(line) == " ".join(line.split()) for line in lines)
-    assert same / len(lines) > 0.99
 
 
 def test_judges_can_read_separated_words(

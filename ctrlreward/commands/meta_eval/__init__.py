@@ -53,11 +53,11 @@ def run(arguments: list[str]) -> None:
 
 
 def _as_parsed(arguments: Sequence[str]) -> list[str]:
-    """Write `--data FILE` as the positional argument that it is, and a flag and lists in full."""
+    """Write `--data FILE` as the positional argument that it is, and flags and lists in full."""
     given = []
     for argument in arguments:
-        if argument == "--fit_gm":
-            given.append("--fit_gm=true")
+        if argument in ("--fit_gm", "--ablation", "--score_end"):
+            given.append(f"{argument}=true")
         elif argument != "--data":
             given.append(argument.removeprefix("--data="))
     return gather_words(given, {"--ratings", "--scorers", "--names", "--metrics"})

@@ -19,7 +19,6 @@ from ctrlreward.commands.meta_eval.rated_report import (
     score_rated,
     write_record,
 )
-from ctrlreward.commands.meta_eval.separated_words import separate_words
 from ctrlreward.commands.meta_eval.transfer_systems import (
     baselines,
     print_systems,
@@ -38,6 +37,7 @@ from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.transfer import CorpusTransfer, TransferQuality
+from ctrlreward.text.separation import separate_words
 
 # Sentences of the constant baseline by target style.
 _CONSTANTS = {"negative": "the food was terrible .", "positive": "the food was great ."}
@@ -57,6 +57,7 @@ def li2018(
     accuracy: Literal["decision", "probability"] = "probability",
     thresholds: Thresholds | None = None,
     words: Literal["as_written", "separated"] = "as_written",
+    score_end: bool = False,
     fit_gm: bool = False,
     margin: float = 0.0,
     constants: dict[str, str] = _CONSTANTS,
@@ -85,6 +86,8 @@ def li2018(
         words: How GM's judges read texts: as they are written, or lower-cased with punctuation
             and contractions separated, as in the corpora of such judges. Half of the human
             references are not written so.
+        score_end: Whether the perplexity counts the end of a sentence, as that of a language model
+            of sentences does.
         fit_gm: Also fit GM's thresholds to the preferences of every other item, and compare them
             with the paper's on the rest.
         margin: Mean ratings that differ by no more than this express no preference for the fit.
@@ -115,7 +118,7 @@ def li2018(
     judge = SentenceTransfer(
         Accuracy(classifier, **options),
         Similarity(similarity, **options),
-        Perplexity(model, **options),
+        Perplexity(model, score_end=score_end, **options),
         thresholds or GM_THRESHOLDS,
     )
     judge.inputs = (_ACCURACY[accuracy], "similarity", "perplexity")
