@@ -306,7 +306,7 @@ def _thresholds(aggregate: str | Aggregate, given: Sequence[float] | None) -> Th
     values = tuple(float(value) for value in given or GM_THRESHOLDS)
     if len(values) != 4 or not np.isfinite(values).all():
         raise ValueError(f"thresholds = {values}: give four numbers, t1 to t4")
-    return cast(Thresholds, values)
+    return values
 
 
 def _gm_of(names: tuple[str, ...], thresholds: Thresholds, scores: Mapping[str, Scores]) -> Scores:

@@ -216,8 +216,8 @@ def rewards() -> None:
     gm = cr.Reward(parts, aggregate="gm", device="cpu", thresholds=(63, -20, 97, -37))
     assert (gm.accuracy_score, gm.thresholds) == ("accuracy", (63, -20, 97, -37))
     gm.release()
-    pooled: cr.CorpusFold | None = parts["fluency"].scorer.corpus_folds["perplexity"]
-    assert pooled is not None and pooled.parts == ("log_likelihood", "tokens")
+    pooled: cr.CorpusFold = cr.Perplexity(score_end=True).corpus_folds["perplexity"]
+    assert pooled.parts == ("log_likelihood", "tokens")
     reward.release()
 
 

@@ -227,8 +227,8 @@ def as_component(name: str, given: object) -> Component:
     if isinstance(given, Component):
         return given
     if not isinstance(given, Scorer):
-        is_class = isinstance(given, type)
-        kind = f"the class {given.__name__}" if is_class else f"a {type(given).__name__}"
+        kind = f"a {type(given).__name__}"
+        kind = f"the class {given.__name__}" if isinstance(given, type) else kind
         raise TypeError(
             f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity']"
         )

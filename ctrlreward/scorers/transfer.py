@@ -141,6 +141,7 @@ def corpus_transfer(
     similarity: Scores,
     log_likelihood: Scores,
     tokens: Scores,
+    *,
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
 ) -> CorpusTransfer:
     """Return the scores of a corpus from those of its n sentences.

@@ -67,6 +67,28 @@ def test_equals_one_text_at_a_time(folder: str, batch_tokens: int) -> None:
     assert expected.std() > 0.1  # the texts differ in likelihood
 
 
+def test_the_end_of_a_text_can_count(folder: str) -> None:
+    ended = log_probs_one_by_one(folder, [f"{text}<|endoftext|>" for text in TEXTS])
+    assert [len(values) for values in ended] == [len(text.split()) + 1 for text in TEXTS]
+    scorer = Perplexity(folder, score_end=True)
+    scores = scorer.score(Samples(TEXTS))["log_likelihood"]
+    np.testing.assert_allclose(scores, [values.mean() for values in ended], atol=1e-5)
+    tokens = np.concatenate(ended)
+    assert scorer.corpus_perplexity(TEXTS) == pytest.approx(math.exp(-tokens.mean()), rel=1e-5)
+    assert math.isnan(scorer.score([""])["perplexity"][0])
+    cut = Perplexity(folder, score_end=True, max_tokens=3)  # a truncated text has no end
+    (begun,) = log_probs_one_by_one(folder, ["the staff was"])
+    assert cut.score(TEXTS[2:3])["log_likelihood"][0] == pytest.approx(begun.mean(), abs=1e-5)
+
+
+def test_a_tokenizer_without_an_end_token_raises(folder: str) -> None:
+    scorer = Perplexity(folder, score_end=True)
+    scorer.load()
+    scorer.loaded_model.tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="has no end token: leave it False"):
+        scorer.score(TEXTS)
+
+
 def test_corpus_perplexity_weighs_texts_by_their_tokens(folder: str) -> None:
     tokens = np.concatenate(log_probs_one_by_one(folder, TEXTS))
     value = Perplexity(folder).corpus_perplexity(Samples([*TEXTS, ""]))
