@@ -17,9 +17,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.processor.onednn import adapt
 from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.sources import SHORT_NAMES, resolve
+from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
 
 class AutoClass(Protocol):
@@ -131,10 +132,11 @@ def _hub_errors(model: str, location: str) -> Iterator[None]:
     except OSError as error:
         if Path(location).is_dir():
             raise
+        hint = did_you_mean(model, [*SHORT_NAMES, *VECTOR_NAMES])
         raise OSError(
             f"model = {model!r} could not be loaded as a Hugging Face id "
             f"({str(error).splitlines()[0]}): give a local folder, or one of the built-in names "
-            f"{', '.join(SHORT_NAMES)}"
+            f"{', '.join(SHORT_NAMES)}{hint}"
         ) from error
 
 
