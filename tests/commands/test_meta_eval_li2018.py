@@ -42,8 +42,9 @@ def judged(text: str) -> tuple[float, float, float]:
 class Judge(Scorer):
     """A scorer of one component."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, score_end: bool = False) -> None:
         self.kind = kind
+        self.end = 2.0 if score_end else 1.0  # factor of the perplexity
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -52,6 +53,7 @@ class Judge(Scorer):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         probability, similarity, perplexity = np.array([*map(judged, samples.texts)]).T
+        perplexity = self.end * perplexity
         values = {
             "accuracy": (probability > 0.5).astype(float),
             "label_probability": probability,
@@ -62,9 +64,6 @@ class Judge(Scorer):
             "tokens": np.ones(len(samples)),
         }
         return {name: values[name] for name in SCORES[self.kind]} | {"tokens": values["tokens"]}
-
-    def corpus_perplexity(self, samples: Samples) -> float:
-        return float(np.exp(np.mean([np.log(judged(text)[2]) for text in samples.texts])))
 
 
 def transfers() -> list[dict[str, Any]]:
@@ -96,7 +95,7 @@ def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
     """Write a file in the format of Li et al. to an empty folder, and replace the scorers."""
     monkeypatch.chdir(tmp_path)
     for name in ("Accuracy", "Similarity", "Perplexity"):
-        monkeypatch.setattr(f"{MODULE}.{name}", lambda *_, kind=name: Judge(kind))
+        monkeypatch.setattr(f"{MODULE}.{name}", lambda *_, kind=name, **given: Judge(kind, **given))
     monkeypatch.setattr(f"{MODULE}.Alignment", lambda *_: Judge("preservation"))
     rows = transfers()
     with open("rated.csv", "w", newline="") as file:
@@ -154,6 +153,13 @@ def test_gm_of_sentences_takes_the_decision_or_the_probability(
     expected = adjusted_gm(accuracy, similarity, perplexity, thresholds)
     np.testing.assert_allclose(number_column(scored, "score/gm"), expected)
     assert (expected > 0).mean() > 0
+
+
+def test_the_end_of_a_sentence_can_count(rated: list[dict[str, Any]]) -> None:
+    run("--score-end", "--scores=rows.jsonl")
+    stated = [judged(row["output"])[2] for row in rated]
+    scored = number_column(read_rows(Path("rows.jsonl")), "score/perplexity")
+    np.testing.assert_allclose(scored, 2 * np.array(stated))
 
 
 # Reading
