@@ -76,6 +76,12 @@ def minimise(
 
     Returns:
         Shape (4,).
+
+    Examples:
+        >>> start, free = np.array([63.0, 71.0, 97.0, -37.0]), np.array([False, True, False, False])
+        >>> best = minimise(lambda t: abs(t[1] - 20), start, free, 0, np.array([50.0, 90.0]))
+        >>> best.round(1).tolist()
+        [63.0, 20.0, 97.0, -37.0]
     """
     high = search_bounds(perplexities)
     bounds = list(zip(-high[free], high[free], strict=True))

@@ -49,8 +49,8 @@ class CorpusFold:
             range; NaN if no sample counts.
 
     Examples:
-        >>> CorpusFold(("words",), np.nanmax).fold(np.array([3.0, 4.0, np.nan]))
-        4.0
+        >>> CorpusFold(("words",), len).fold(np.array([3.0, 4.0, np.nan]))
+        3
     """
 
     parts: tuple[str, ...]
