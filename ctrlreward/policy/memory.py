@@ -40,6 +40,6 @@ class MemoryMixin(CallbackMixin):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Wait for the batch that is being scored, drop those that have not started."""
-        self.reward.release()
+        """Wait for the batch that is being scored, and drop those that have not started."""
         heap.return_freed()
+        self.reward.release()
