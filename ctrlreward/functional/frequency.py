@@ -13,7 +13,7 @@ import numpy.typing as npt
 def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np.float64]:
     """Return IWF(w) = log(1 + |C|) / f_w, the inverse word frequency of CTRLEval.
 
-    Ke et al. (ACL 2022), https://aclanthology.org/2022.acl-long.164, §3.2.
+    Ke et al. (ACL 2022), https://aclanthology.org/2022.acl-long.164, §3.2, eq. 7.
 
     Args:
         counts: f_w, the number of corpus sentences that contain token w, shape (vocabulary,).
