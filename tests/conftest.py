@@ -128,11 +128,15 @@ def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def finished_wandb_run() -> Iterator[None]:
-    """Finish a test's W&B run: with one open, `wandb.init` of the next test returns that one."""
+def no_wandb_service() -> Iterator[None]:
+    """End a test's W&B runs and their service, which subprocesses would share.
+
+    With a run open, `wandb.init` of the next test returns that one; the run of a killed subprocess
+    stays open in a shared service, and can't be resumed.
+    """
     yield
-    if (wandb := sys.modules.get("wandb")) and wandb.run:
-        wandb.finish()
+    if "WANDB_SERVICE" in os.environ and (wandb := sys.modules.get("wandb")):
+        wandb.teardown()
 
 
 @pytest.fixture
