@@ -136,6 +136,7 @@ def no_wandb_service() -> Iterator[None]:
     """
     yield
     if "WANDB_SERVICE" in os.environ and (wandb := sys.modules.get("wandb")):
+        wandb.finish()  # else `wandb.run` stays the torn-down run
         wandb.teardown()
 
 
