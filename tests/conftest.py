@@ -77,6 +77,12 @@ def shared_golden_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def papers_dir() -> Path:
+    """Folder of figures that the papers print, next to the data."""
+    return _folder(_data_path().with_name("papers"))
+
+
+@pytest.fixture(scope="session")
 def pegasus() -> str:
     """Folder of a PEGASUS of 307 tokens with random weights, which the repository holds."""
     return str(ROOT / "tests" / "golden" / "pegasus-mini")
