@@ -8,8 +8,6 @@ file to change them.
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +24,7 @@ from ctrlreward.plots.curves import curve
 from ctrlreward.plots.tradeoff import draw_transfer_paths, transfer_path
 from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
 from ctrlreward.recipes.text_files import sample_texts
+from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
@@ -154,17 +153,9 @@ class TransferData(pl.LightningDataModule):
         self.judge_config = judge_config
 
     def prepare_data(self) -> None:
-        """Train the style classifier if its folder does not exist.
-
-        Raises:
-            CalledProcessError: The training failed; its own output shows why.
-        """
-        if self.judge is None or self.judge_config is None or Path(self.judge).is_dir():
-            return
-        log.warning("%s does not exist: training it with %s", self.judge, self.judge_config)
-        job = ["train", "--config", self.judge_config, "--model.init_args.folder", self.judge]
-        # In a separate process: a nested trainer would share the seeds and signal handlers.
-        subprocess.run([sys.executable, "-m", "ctrlreward", *job], check=True)
+        """Train the style classifier if its folder does not exist; see `TrainedFirst`."""
+        if self.judge is not None and self.judge_config is not None:
+            TrainedFirst(self.judge, self.judge_config).train_if_absent()
 
     def setup(self, stage: str) -> None:
         """Read the files."""

@@ -1,0 +1,81 @@
+"""Models that a training job needs trained before it starts, such as its judges."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ctrlreward.weights.cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainedFirst:
+    """A model's folder and the configuration that trains it where the folder does not exist.
+
+    For `prepare_data` of a data module, which Lightning calls before callbacks load their scorers.
+
+    Args:
+        folder: Folder of the trained model. If it exists, it is used as it is.
+        config: Configuration of `ctrlreward train` whose module takes a `folder`.
+        arguments: Further arguments of the command, such as `["--trainer.max_epochs=1"]`. Two
+            trainings at the same time need a `--trainer.default_root_dir` each.
+    """
+
+    folder: str
+    config: str
+    arguments: Sequence[str] = ()
+
+    def train_if_absent(self) -> None:
+        """Train the model if its folder does not exist.
+
+        Of several processes that need the folder, one trains and the others wait.
+
+        Raises:
+            CalledProcessError: The training failed; its own output shows why.
+            FileNotFoundError: The training ended without writing the folder.
+        """
+        folder = Path(self.folder).expanduser()
+        if folder.is_dir():
+            return
+        with _one_process(folder):
+            if folder.is_dir():  # another process trained it in the meantime
+                return
+            log.warning("%s does not exist: training it with %s", self.folder, self.config)
+            job = ["--config", self.config, "--model.init_args.folder", self.folder]
+            command = [sys.executable, "-m", "ctrlreward", "train", *job, *self.arguments]
+            # In a separate process: a nested trainer would share the seeds and signal handlers.
+            subprocess.run(command, check=True)
+        if not folder.is_dir():
+            raise FileNotFoundError(
+                f"the training with {self.config} ended, but {self.folder} does not exist: give a "
+                "configuration whose model writes `folder`, and no fast_dev_run"
+            )
+
+
+@contextmanager
+def _one_process(folder: Path) -> Iterator[None]:
+    """Hold the lock of a model's folder."""
+    # Not beside the folder: there, `ctrlreward train` moves an unfinished run aside.
+    key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
+    path = cache_folder() / "trainings" / f"{key}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.warning("waiting for the process that is training %s", folder)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
