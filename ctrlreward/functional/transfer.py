@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
+
+from ctrlreward.functional.bootstrap import (
+    Estimate,
+    check_options,
+    draw_clusters,
+    percentile_interval,
+    row_weights,
+)
+
+Floats = npt.NDArray[np.float64]
 
 # t1 to t4 of Pang & Gimpel (2019), fitted to human preferences between transferred sentences.
 GM_THRESHOLDS = (63.0, 71.0, 97.0, -37.0)
@@ -50,6 +62,118 @@ def adjusted_gm(
     fluency = np.minimum(np.maximum(t3 - pp, 0.0), np.maximum(pp - t4, 0.0))
     product = np.maximum(100 * acc - t1, 0.0) * np.maximum(100 * sim - t2, 0.0) * fluency
     return np.asarray(np.cbrt(product))
+
+
+class SentenceScores(NamedTuple):
+    """Scores of n sentences, from which the figures of their corpus follow.
+
+    Attributes:
+        accuracy: 1 for a sentence with the target style, 0 for another, shape (n,); NaN if failed.
+        similarity: Cosine with the source, shape (n,), -1 to 1; NaN if failed.
+        log_likelihood: Mean token log-probability, shape (n,), 0 or less.
+        tokens: Number of tokens, shape (n,); a sentence of 0 or NaN tokens has failed.
+    """
+
+    accuracy: Floats
+    similarity: Floats
+    log_likelihood: Floats
+    tokens: Floats
+
+
+def weighted_transfer(
+    scores: SentenceScores,
+    weights: Floats,
+    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
+) -> dict[str, Floats]:
+    """Return accuracy, similarity, perplexity and GM of weighted corpora, as the paper's tables do.
+
+    Accuracy and similarity are means over sentences, perplexity is over all tokens, and GM is that
+    of these three (Pang & Gimpel 2019, §5 and eq. 1). Failed sentences are left out.
+
+    Args:
+        scores: Scores of n sentences.
+        weights: How often each corpus contains each sentence, shape (corpora, n).
+        thresholds: t1 to t4 of eq. 1.
+
+    Returns:
+        By name, shape (corpora,); NaN for a corpus without a valid sentence.
+
+    Examples:
+        >>> half = np.log([0.5, 0.5])
+        >>> scores = SentenceScores(np.array([1.0, 0.0]), np.array([0.9, 0.7]), half, np.ones(2))
+        >>> {name: x.round(2).tolist() for name, x in weighted_transfer(scores, np.eye(2)).items()}
+        {'accuracy': [1.0, 0.0], 'similarity': [0.9, 0.7], 'perplexity': [2.0, 2.0],
+         'gm': [30.15, 0.0]}
+    """
+    failed = np.isnan(scores.accuracy) | np.isnan(scores.similarity) | ~(scores.tokens > 0)
+    accuracy, similarity, log_likelihood, tokens = (np.where(failed, 0.0, x) for x in scores)
+    counts = weights @ ~failed
+    with np.errstate(invalid="ignore"):
+        acc = weights @ accuracy / counts
+        sim = np.clip(weights @ similarity / counts, -1.0, 1.0)  # a sum of 1s may be rounded up
+        pp = np.exp(-(weights @ (log_likelihood * tokens)) / (weights @ tokens))
+    gm = adjusted_gm(acc, sim, pp, thresholds)
+    return {"accuracy": acc, "similarity": sim, "perplexity": pp, "gm": gm}
+
+
+def paired_transfer_bootstrap(
+    before: SentenceScores,
+    after: SentenceScores,
+    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, Estimate]:
+    """Return the differences of two systems' corpus figures, after - before, with intervals.
+
+    Source sentences are drawn with replacement, the same ones for both systems, and the figures of
+    the corpus, which are no means of sentences, are computed anew in each draw. The intervals are
+    percentile intervals (Efron and Tibshirani, 1993, ch. 13).
+
+    Args:
+        before: Scores of one system on n source sentences, n ≥ 2.
+        after: Scores of the other on the same sentences in the same order.
+        thresholds: t1 to t4 of GM.
+        confidence: Share of the draws inside the interval, in (0, 1).
+        resamples: Number of draws.
+        seed: Random seed; the same seed gives the same intervals.
+
+    Returns:
+        Estimates of `accuracy`, `similarity`, `perplexity` (lower is better) and `gm`; NaN where a
+        system has no valid sentence.
+
+    Raises:
+        ValueError: The systems differ in their number of sentences, there are fewer than two, or
+            `confidence` or `resamples` is out of range.
+
+    Examples:
+        >>> low, high = np.array([0.6, 0.7, 0.8]), np.array([0.7, 0.8, 0.9])
+        >>> a, b = (SentenceScores(np.ones(3), sim, -np.ones(3), np.ones(3)) for sim in (low, high))
+        >>> difference = paired_transfer_bootstrap(a, b)["similarity"]
+        >>> [round(value, 3) for value in difference]
+        [0.1, 0.1, 0.1]
+    """
+    check_options(confidence, resamples)
+    n = len(before.accuracy)
+    if n < 2 or {len(column) for column in (*before, *after)} != {n}:
+        raise ValueError(
+            f"before has {n} sentences and after {len(after.accuracy)}: give the same ones, two or "
+            "more, each with all scores"
+        )
+    draws = draw_clusters(n, resamples, seed)
+    blocks = [np.ones((1, n)), *row_weights(draws, np.arange(n))]
+    figures = [
+        [weighted_transfer(side, block, thresholds) for side in (before, after)] for block in blocks
+    ]
+    estimates = {}
+    for name in figures[0][0]:
+        (value,), *drawn = (second[name] - first[name] for first, second in figures)
+        estimates[name] = (
+            Estimate(np.nan, np.nan, np.nan)
+            if np.isnan(value)
+            else percentile_interval(float(value), np.concatenate(drawn), confidence)
+        )
+    return estimates
 
 
 def _in_range(
