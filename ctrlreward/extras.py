@@ -13,6 +13,7 @@ EXTRA_OF = {
     "matplotlib": "plots",
     "nltk": "sentences",
     "pyarrow": "parquet",
+    "sacrebleu": "bleu",
     "sentencex": "sentences",
     "statsmodels": "agreement",
     "vader": "lexicon",
