@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytorch_lightning as pl
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
+from ctrlreward.recipes.epoch_order import EpochOrder, ResumableLoader
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 
 END, UNKNOWN = "<|endoftext|>", "<unk>"
@@ -79,7 +80,8 @@ class Corpus(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[list[str]]:
         """Return the training batches, in a new order each epoch."""
         batches = self._batches("train")
-        return DataLoader(batches, batch_size=None, sampler=_EpochOrder(self, len(batches)))  # type: ignore[arg-type]
+        order = EpochOrder(self, len(batches), self.seed)
+        return ResumableLoader(batches, batch_size=None, sampler=order)  # type: ignore[arg-type]
 
     def val_dataloader(self) -> DataLoader[list[str]]:
         """Return the validation batches, in a fixed order."""
@@ -88,26 +90,6 @@ class Corpus(pl.LightningDataModule):
     def _batches(self, split: str) -> list[list[str]]:
         texts = sorted(self.sentences[split], key=lambda text: len(text.split()))
         return [texts[i : i + self.batch_size] for i in range(0, len(texts), self.batch_size)]
-
-
-class _EpochOrder(Sampler[int]):
-    """Order of batches that depends on the seed and the epoch.
-
-    Steps count the epochs: a resumed trainer does not know its epoch yet when it asks for the first
-    batch (Lightning calls `set_epoch` with 0).
-    """
-
-    def __init__(self, data: Corpus, batches: int) -> None:
-        self.data, self.batches = data, batches
-
-    def __len__(self) -> int:
-        return self.batches
-
-    def __iter__(self) -> Iterator[int]:
-        epoch = self.data.trainer.global_step // self.batches if self.data.trainer else 0
-        order = list(range(self.batches))
-        random.Random(self.data.seed + epoch).shuffle(order)
-        yield from order
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
