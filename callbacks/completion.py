@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import torch
 
+from ctrlreward.lightning_package import Callback, misconfigured
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -18,6 +19,8 @@ from ctrlreward.samples import Samples, SamplesLike, as_samples
 @runtime_checkable
 class TextGenerator(Protocol):
     """Interface of a LightningModule that can be scored while it trains: one method.
+
+    A module whose completions depend on more than the prompt is a `SampleGenerator` instead.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -44,18 +47,58 @@ class TextGenerator(Protocol):
         ...
 
 
-def generate(
-    module: TextGenerator, prompts: SamplesLike, repeats: int = 1, seed: int = 0
-) -> Samples:
-    """Complete each prompt.
+@runtime_checkable
+class SampleGenerator(Protocol):
+    """Interface of a LightningModule that needs more than prompts, such as a target style.
+
+    One method, instead of that of `TextGenerator` or beside it: it is preferred where a module has
+    both.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Restyler(BoringModel):
+        ...     def complete_samples(self, samples):
+        ...         words = {"positive": "good", "negative": "bad"}
+        ...         rows = zip(samples.sources, samples.labels)
+        ...         return [f"{source} is {words[label]}" for source, label in rows]
+        >>> sources = Samples([""], sources=["the soup"], labels=["negative"])
+        >>> generate(Restyler(), sources).texts
+        ('the soup is bad',)
+    """
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        """Complete each sample.
+
+        Called in eval mode without gradients, with all samples at once: split them into batches
+        that fit in memory.
+
+        Args:
+            samples: Any number of samples with the columns given to the caller (`labels`,
+                `sources`, …). `texts` and `prefixes` are the beginnings of the texts to generate,
+                `prompts` and `groups` are always filled in.
+
+        Returns:
+            One completion per sample, in order and without its prefix. If the task continues no
+            beginning, as in style transfer, the prefixes are "" and a completion is the whole text.
+        """
+        ...
+
+
+Generator: TypeAlias = TextGenerator | SampleGenerator
+
+
+def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: int = 0) -> Samples:
+    """Complete each prompt, by `complete_samples` of the module if it has that method.
 
     A prompt is a sample whose text is only a beginning. `Samples(texts=["The food"])` requests
     texts that begin with "The food". `Samples(texts=["The food"], prompts=["Praise: The food"],
     labels=["positive"])` requests the same from a model that reads an instruction. In tasks whose
-    text does not continue the prompt (dialog, summaries), the beginning is "".
+    text does not continue the prompt (dialog, summaries, transfer), the beginning is "". For a data
+    set with texts of its own, `as_samples(data, prefixes="")` says so.
 
     Args:
-        module: The generator; the caller puts it in eval mode.
+        module: A `TextGenerator`, which gets the prompts, or a `SampleGenerator`, which gets all
+            columns; the caller puts it in eval mode.
         prompts: n samples, or anything that `as_samples` converts. The beginning of each text is
             `prefixes` if given, else `texts`. With prefixes, the rest of each text is ignored, so
             earlier generations can be passed again. The model reads `prompts` if given, else the
@@ -69,7 +112,9 @@ def generate(
         the prompt) and the other columns.
 
     Raises:
-        ValueError: The module does not return one string per prompt.
+        ValueError: The module has neither method, or does not return one string per prompt; or a
+            `SampleGenerator` gets sources and texts without prefixes, so that it is open whether
+            the texts are beginnings.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -82,24 +127,60 @@ def generate(
         >>> samples.groups
         ('0', '0', '1', '1')
     """
-    starts = as_samples(prompts).as_prompts()
+    given = as_samples(prompts)
+    error = _mismatch(module, given)
+    if error:
+        raise ValueError(error)
+    starts = given.as_prompts()
     rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
-    inputs = cast(Sequence[str], rows.prompts)
-    with fixed_randomness(seed), phase(f"generating {len(inputs)} texts"):
-        completions = module.complete(inputs)
-    if len(completions) != len(inputs) or not all(isinstance(c, str) for c in completions):
+    with fixed_randomness(seed), phase(f"generating {len(rows)} texts"):
+        if isinstance(module, SampleGenerator):
+            method, completions = "complete_samples", module.complete_samples(rows)
+        else:
+            method, completions = "complete", module.complete(cast(Sequence[str], rows.prompts))
+    if len(completions) != len(rows) or not all(isinstance(c, str) for c in completions):
         raise ValueError(
-            f"{type(module).__name__}.complete returned {len(completions)} items for "
-            f"{len(inputs)} prompts, first {completions[:1]!r}: return one string per prompt"
+            f"{type(module).__name__}.{method} returned {len(completions)} items for "
+            f"{len(rows)} prompts, first {completions[:1]!r}: return one string per prompt"
         )
     return rows.completed(completions)
 
 
-def generate_across_ranks(
-    module: TextGenerator, prompts: Samples, repeats: int, seed: int
-) -> Samples:
+def check_generator(callback: Callback, module: object, prompts: Samples) -> None:
+    """Check that `generate` will accept a module and samples.
+
+    Raises:
+        MisconfigurationException: It won't; names the callback and the fix.
+    """
+    error = _mismatch(module, prompts)
+    if error:
+        raise misconfigured(callback, f"{type(callback).__name__}: {error}")
+
+
+def _mismatch(module: object, prompts: Samples) -> str:
+    """Return why `generate` refuses a module and samples, "" if it does not."""
+    name = type(module).__name__
+    if isinstance(module, SampleGenerator):
+        # Nearly always the sources or references of a data set, which nothing should continue.
+        if prompts.sources is not None and prompts.prefixes is None and any(prompts.texts):
+            return (
+                f"samples for {name}.complete_samples have sources and texts, but no prefixes: "
+                'give as_samples(samples, prefixes="") if the module rewrites the sources, or the '
+                "texts as prefixes if it continues them"
+            )
+    elif not isinstance(module, TextGenerator):
+        return (
+            f"generation calls complete_samples or complete of the module, and {name} has none: "
+            "define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
+            "enough, complete_samples(self, samples: Samples) -> list[str]; either returns one "
+            "completion per prompt"
+        )
+    return ""
+
+
+def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
     """Share `generate` over the ranks, and return all samples on every rank; call it on each.
 
     Args:

@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate_across_ranks
+from ctrlreward.callbacks.completion import (
+    Generator,
+    check_generator,
+    fixed_randomness,
+    generate_across_ranks,
+)
 from ctrlreward.callbacks.lightning_internals import logged_step, state_key
 from ctrlreward.callbacks.logged_scores import (
     SCORED_STEP,
@@ -85,7 +90,7 @@ class GenerationScorerMixin(CallbackMixin):
         TypeError: A value of `scores` is not a component or a scorer.
         ValueError: There are no scores or no samples, a count is not positive, or a name is
             reserved.
-        MisconfigurationException: In `setup`: the module is not a `TextGenerator`, the run has no
+        MisconfigurationException: In `setup`: `generate` refuses module or samples, the run has no
             validation, a scorer shares one of several training devices, or a checkpoint callback
             monitors an overlapped score.
 
@@ -121,7 +126,8 @@ class GenerationScorerMixin(CallbackMixin):
     ) -> None:
         super().__init__()
         self.scores = components_by_name(scores)
-        self.samples = as_samples(samples).as_prompts()
+        self._given = as_samples(samples)
+        self.samples = self._given.as_prompts()
         if len(self.samples) == 0:
             raise ValueError("samples has no items: give at least one held-out prompt")
         self.every_n_validations = positive("every_n_validations", every_n_validations)
@@ -166,13 +172,7 @@ class GenerationScorerMixin(CallbackMixin):
         super().setup(trainer, pl_module, stage)
         if stage not in ("fit", "validate"):
             return
-        if not isinstance(pl_module, TextGenerator):
-            raise misconfigured(
-                trainer,
-                f"GenerationScorer calls complete of the module, and {type(pl_module).__name__} "
-                "has none: define complete(self, prompts: Sequence[str]) -> list[str], which "
-                "returns one completion per prompt",
-            )
+        check_generator(self, pl_module, self._given)
         if stage == "fit":
             self._check_fit(trainer)
         check_devices(self.scores, trainer)
@@ -204,7 +204,7 @@ class GenerationScorerMixin(CallbackMixin):
             self.validations += 1
         now = not fitting or self._trial or self.validations % self.every_n_validations == 0
         step = trainer.global_step
-        samples = self._generate(trainer, cast(TextGenerator, pl_module)) if now else None
+        samples = self._generate(trainer, cast(Generator, pl_module)) if now else None
         if self.overlap and fitting and not self._trial:
             values = self._pending_values(trainer)
             if values is not None:
@@ -288,7 +288,7 @@ class GenerationScorerMixin(CallbackMixin):
         scores = self._pending.result(lambda result: self._show(trainer, step, samples, result))
         return {**logged_scores(self.scores, scores), SCORED_STEP: float(step)}
 
-    def _generate(self, trainer: Trainer, module: TextGenerator) -> Samples:
+    def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
         prompts = self.samples[:2] if self._trial else self.samples
         repeats = 1 if self._trial else self.generations_per_prompt

@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from ctrlreward.arguments import positive
-from ctrlreward.callbacks.completion import TextGenerator, fixed_randomness, generate
+from ctrlreward.callbacks.completion import (
+    Generator,
+    check_generator,
+    fixed_randomness,
+    generate,
+)
 from ctrlreward.callbacks.judges import AUC, Mean, comparison, judges_by_name
 from ctrlreward.callbacks.logged_scores import components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
@@ -85,7 +90,8 @@ class BeforeAfterMixin(CallbackMixin):
         ValueError: There are no scores, a name is reserved, or `others` has a different number of
             texts than `samples`. In `setup`: the samples are of one group, or lack a
             column or label of a judge.
-        MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`.
+        MisconfigurationException: In `setup`: the trainer has no `RewardCheckpoint`, or `generate`
+            refuses module or samples.
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -130,7 +136,8 @@ class BeforeAfterMixin(CallbackMixin):
     ) -> None:
         super().__init__()
         self.scores = components_by_name(scores)
-        self.samples = as_samples(samples).as_prompts()
+        self._given = as_samples(samples)
+        self.samples = self._given.as_prompts()
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.scores)
@@ -162,6 +169,7 @@ class BeforeAfterMixin(CallbackMixin):
         for judge in (Mean(next(iter(self.scores.values()))), *self.judges.values()):
             judge.check(self.samples)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_generator(self, pl_module, self._given)
             _checkpoint_callback(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -207,7 +215,7 @@ class BeforeAfterMixin(CallbackMixin):
 
         def work() -> None:
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
-                generator = cast(TextGenerator, module)
+                generator = cast(Generator, module)
                 texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
             self._score(folder, texts, phase)
             if phase == "before":

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_choice import generate
 
-from ctrlreward import Samples
+from ctrlreward import Samples, as_samples
 
 
 class Echo:
@@ -18,6 +18,21 @@ class Echo:
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return [f"<{prompt}|{torch.rand(()).item()}|{random.random()}>" for prompt in prompts]
+
+
+class EchoOfSamples:
+    """Echo of the prompts of samples, by the method that gets all columns."""
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        return Echo().complete(samples.prompts or ())
+
+
+class Restyler:
+    """Generator that rewrites the source into the style of the label."""
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        rows = zip(samples.require("sources", ""), samples.require("labels", ""), strict=True)
+        return [f"{source}, {label}" for source, label in rows]
 
 
 class Mute:
@@ -78,6 +93,63 @@ def test_the_seed_fixes_the_texts_and_the_random_state_is_restored() -> None:
     assert generate(Echo(), prompts, seed=2) != first
 
 
-def test_one_completion_per_prompt() -> None:
-    with pytest.raises(ValueError, match=r"Mute.complete returned 1 items for 2 prompts"):
-        generate(Mute(), Samples(texts=["a", "b"]))
+@pytest.mark.parametrize("method", ["complete", "complete_samples"])
+@pytest.mark.parametrize("completions", [["only one"], ["one", None], ["one", "two", "three"]])
+def test_one_completion_per_prompt(method: str, completions: list[str]) -> None:
+    class Wrong:
+        pass
+
+    setattr(Wrong, method, lambda self, rows: completions)
+    returned = rf"Wrong\.{method} returned {len(completions)} items for 2 prompts"
+    with pytest.raises(ValueError, match=returned):
+        generate(Wrong(), Samples(texts=["a", "b"]))
+
+
+# Modules that need more than prompts
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=5), st.text(max_size=5)), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_both_methods_give_the_same_texts(rows: list[tuple[str, str]], repeats: int) -> None:
+    texts, prompts = zip(*rows, strict=True)
+    samples = Samples(texts=texts, prompts=prompts)
+    assert generate(EchoOfSamples(), samples, repeats) == generate(Echo(), samples, repeats)
+
+
+def test_a_module_gets_all_columns_of_the_repeated_rows() -> None:
+    seen: list[Samples] = []
+
+    class Both(Restyler, Mute):
+        def complete_samples(self, samples: Samples) -> list[str]:
+            seen.append(samples)
+            return super().complete_samples(samples)
+
+    given_rows = Samples(
+        texts=["", "I say: old"],
+        prefixes=["", "I say: "],
+        labels=["glad", "sad"],
+        sources=["soup", "tea"],
+    )
+    samples = generate(Both(), given_rows, repeats=2)
+    assert samples.texts == ("soup, glad",) * 2 + ("I say: tea, sad",) * 2
+    assert seen == [given_rows.as_prompts()[[0, 0, 1, 1]]]
+    assert seen[0].replace(texts=samples.texts) == samples
+
+
+def test_texts_of_a_data_set_are_no_beginnings() -> None:
+    """They would be glued to the rewritten sources, and be scored with them."""
+    data = Samples(texts=["soup", "tea"], sources=["soup", "tea"], labels=["glad", "sad"])
+    with pytest.raises(ValueError, match=r'Restyler.*no prefixes: give as_samples\(.*prefixes=""'):
+        generate(Restyler(), data)
+    expected = ("soup, glad", "tea, sad")
+    assert generate(Restyler(), as_samples(data, prefixes="")).texts == expected
+    assert generate(Restyler(), data.replace(texts=["", ""])).texts == expected
+    assert generate(Restyler(), data.replace(prefixes=data.texts)).texts[1] == "teatea, sad"
+    assert generate(Echo(), data).texts[0].startswith("soup<soup|")  # the prompts are the texts
+
+
+def test_a_module_needs_one_of_the_methods() -> None:
+    with pytest.raises(ValueError, match=r"object has none: define complete\(.*complete_samples\("):
+        generate(object(), ["a"])

@@ -60,10 +60,11 @@ class Broken(shared.Curve):
 
 
 class Steady(Tuned):
-    """Module whose completions depend on prompt and step only."""
+    """Module whose completions depend on prompt, label and step only."""
 
-    def complete(self, prompts: Sequence[str]) -> list[str]:
-        return [f" at {round(self.weight.item())} {prompt}" for prompt in prompts]
+    def complete_samples(self, samples: Samples) -> list[str]:
+        rows = zip(samples.prompts or (), samples.labels or (), strict=True)
+        return [f" at {round(self.weight.item())} {prompt}, {label}" for prompt, label in rows]
 
 
 class ByText(shared.Curve):
@@ -81,7 +82,7 @@ class ByText(shared.Curve):
 
 def run_steady(folder: Path, devices: int, overlap: bool) -> dict[str, object]:
     """Train with seven prompts, two of them equal, so the ranks get uneven shares."""
-    prompts = Samples(texts=["p0", "p1", "p2", "p3", "p4", "p5", "p0"])
+    prompts = Samples(["p0", "p1", "p2", "p3", "p4", "p5", "p0"], labels=list("abababa"))
     scorer = ByText([])
     watch = GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap)
     trainer = pl.Trainer(

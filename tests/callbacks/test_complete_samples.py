@@ -1,0 +1,151 @@
+"""Callbacks on a module that has only `complete_samples`, and is trained by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning_choice import (
+    BeforeAfter,
+    GenerationScorer,
+    HistoryLogger,
+    MisconfigurationException,
+    ParetoCheckpoint,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+)
+from torch.utils.data import DataLoader
+
+from ctrlreward import Samples
+from ctrlreward.callbacks.completion import SampleGenerator, TextGenerator
+from ctrlreward.files import JsonLog
+
+PROXY = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
+HELD_OUT = [0.5, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0]  # best at step 1
+PROMPTS = Samples(
+    texts=["", "", ""],
+    prefixes=["", "", ""],
+    labels=["glad", "sad", "sad"],
+    sources=["The food", "The film", "A dog"],
+)
+
+
+class Restyler(pl.LightningModule):
+    """Module of two optimizers, one of which counts steps; rewrites sources into other styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.generator = torch.nn.Parameter(torch.zeros(()))
+        self.critic = torch.nn.Parameter(torch.zeros(()))
+        self.calls: list[tuple[Samples, bool, bool]] = []
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        _, critic = self.optimizers(use_pl_optimizer=False)
+        counted, _ = self.optimizers()
+        for optimizer, weight in ((critic, self.critic), (counted, self.generator)):
+            optimizer.zero_grad()
+            self.manual_backward(-weight)
+            optimizer.step()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.SGD([weight], lr=1.0) for weight in (self.generator, self.critic)]
+
+    def train_dataloader(self) -> DataLoader[int]:
+        return DataLoader(range(20))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[int]:
+        return DataLoader(range(1))  # type: ignore[arg-type]
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        self.calls.append((samples, self.training, torch.is_grad_enabled()))
+        step = round(self.generator.item())
+        rows = zip(samples.sources or (), samples.labels or (), strict=True)
+        return [f"{source} at {step} {label}" for source, label in rows]
+
+
+def texts_of(file: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in file.open()]
+
+
+def transfers_at(step: int) -> list[str]:
+    return [f"The food at {step} glad", f"The film at {step} sad", f"A dog at {step} sad"]
+
+
+def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
+    scores = {"proxy": curve(PROXY)["value"], "held_out": curve(HELD_OUT)["value"]}
+    stopper = RewardEarlyStopping("score/held_out", patience=9)
+    keeper = RewardCheckpoint("score/held_out", dirpath=str(tmp_path / "kept"))
+    directions = {"score/proxy": "max", "score/held_out": "max"}
+    front = ParetoCheckpoint(directions, dirpath=str(tmp_path / "front"), save_last=False)
+    guard = ProxyGuard("score/proxy", "score/held_out")
+    report = BeforeAfter({"held_out": scores["held_out"]}, PROMPTS, generations_per_prompt=1)
+    watch = GenerationScorer(scores, PROMPTS)
+    module = Restyler()
+    assert isinstance(module, SampleGenerator)
+    assert not isinstance(module, TextGenerator)
+    with pytest.warns(UserWarning, match="ProxyGuard at step 8"):
+        trainer = fit(module, [watch, stopper, keeper, front, guard, report], max_steps=20)
+    # Peak at step 1, and nine validations without improvement; the critic's steps don't count.
+    assert (stopper.stopped_step, trainer.global_step) == (10, 10)
+    assert Path(keeper.best_model_path).name == "step=000001-held_out=0.900.ckpt"
+    for step in range(1, 11):
+        file = tmp_path / "samples" / "score" / f"step={step:06d}.jsonl"
+        assert texts_of(file) == transfers_at(step)
+        # What one score gains the other one loses, so no checkpoint dominates another.
+        assert front.kept[step] == pytest.approx([PROXY[step], HELD_OUT[step]])
+    assert (guard.alarm, guard.alarm_step) == (True, 8)
+    assert texts_of(tmp_path / "before.jsonl") == transfers_at(0)
+    assert texts_of(tmp_path / "after.jsonl") == transfers_at(1)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["difference"] == pytest.approx(0.4)
+    assert (module.generator.item(), module.critic.item()) == (1.0, 1.0)
+    assert module.calls == [(PROMPTS.as_prompts(), False, False)] * 12
+
+
+def test_pending_transfers_survive_a_resume(fit, curve, tmp_path: Path) -> None:
+    def run(steps: int, folder: str, **options: Any) -> list[dict[str, Any]]:
+        watch = GenerationScorer({"v": curve(PROXY)["value"]}, PROMPTS, overlap=True)
+        logger = HistoryLogger(str(tmp_path / folder))
+        trainer = fit(Restyler(), [watch], max_steps=steps, logger=logger, **options)
+        trainer.save_checkpoint(tmp_path / f"at{steps}.ckpt")
+        return [row for row in JsonLog(logger.path).read() if "score/v" in row]
+
+    whole = run(6, "whole")
+    assert [row["score/scored_step"] for row in whole] == [1, 2, 3, 4, 5, 6]
+    assert [row["score/v"] for row in whole] == pytest.approx(PROXY[1:7])
+    run(3, "cut")
+    state = torch.load(tmp_path / "at3.ckpt", weights_only=True)["callbacks"]
+    (pending,) = [entry["pending"] for entry in state.values()]
+    columns = {name: list(column) for name, column in PROMPTS.as_prompts().columns().items()}
+    assert pending["columns"] == columns | {"texts": transfers_at(3)}
+    resumed = run(6, "cut", ckpt_path=tmp_path / "at3.ckpt")
+    assert [row["score/v"] for row in resumed[-3:]] == pytest.approx(PROXY[4:7])
+
+
+@pytest.mark.parametrize("kind", [GenerationScorer, BeforeAfter])
+def test_what_cannot_generate_is_refused_before_training(
+    fit, counter, curve, held_out, kind: type
+) -> None:
+    class Silent(Restyler):
+        complete_samples = None
+
+    data = PROMPTS.replace(texts=PROMPTS.sources, prefixes=None)
+    for module, samples, message in (
+        (Silent(), PROMPTS, r"Silent has none: define complete\(.*or, .*complete_samples\("),
+        (Restyler(), data, r"sources and texts, but no prefixes"),
+    ):
+        callbacks = [kind({"v": curve(PROXY)["value"]}, samples), RewardCheckpoint("score/v")]
+        with pytest.raises(MisconfigurationException, match=f"{kind.__name__}: .*{message}"):
+            fit(module, callbacks)
+    texts = data.replace(labels=held_out.labels)  # for `complete`, texts are always beginnings
+    trainer = fit(counter(), [GenerationScorer({"v": curve(PROXY)["value"]}, texts)], max_steps=1)
+    assert trainer.callback_metrics["score/v"] == pytest.approx(PROXY[1])
