@@ -56,6 +56,7 @@ class SampleGenerator(Protocol):
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward import Samples
         >>> class Restyler(BoringModel):
         ...     def complete_samples(self, samples):
         ...         words = {"positive": "good", "negative": "bad"}
