@@ -1,0 +1,154 @@
+"""Runs of textual transfer, read from the folders that they wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrlreward.callbacks.loggers.records import read_scored_samples
+from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.functional.transfer import SentenceScores
+from ctrlreward.plots.curves import curve
+from ctrlreward.plots.tradeoff import TransferPoint, transfer_path
+from ctrlreward.samples import Samples
+
+_MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
+_PAPERS_ACCURACY = 0.8
+
+
+@dataclass(frozen=True)
+class TransferRun:
+    """Validations and test report of one run.
+
+    Attributes:
+        folder: Folder of the run's `HistoryLogger`.
+        name: Name of the folder, `m2_seed0`.
+        model: Model of the paper, `M2`; "" if the name has none.
+        points: n validations, in the order of their steps, which are counted from 1 as in the names
+            of checkpoints and sample files.
+        gm: GM of each, NaN where it was not logged.
+        test: Content of `test.json`; empty without one.
+        scorer: Name of the `GenerationScorer`.
+    """
+
+    folder: Path
+    name: str
+    model: str
+    points: Sequence[TransferPoint]
+    gm: Sequence[float]
+    test: Mapping[str, Any]
+    scorer: str = "score"
+
+    @property
+    def variant(self) -> str:
+        """The name without the model, `_seed0`: equal for runs to be compared."""
+        return _MODEL.sub("", self.name, count=1)
+
+    def nearest(self, accuracy: float) -> int:
+        """Return the index of the validation nearest to an accuracy; of equals, the best by GM."""
+        return min(
+            range(len(self.points)),
+            key=lambda i: (round(abs(self.points[i].accuracy - accuracy), 9), -self._rank(i)),
+        )
+
+    def best(self) -> int:
+        """Return the index of the validation with the highest GM, the first of equals."""
+        return max(range(len(self.points)), key=self._rank)
+
+    def row(self, i: int) -> dict[str, float | None]:
+        """Return step, metrics and GM of a validation."""
+        return {**self.points[i]._asdict(), "gm": finite_or_none(self.gm[i])}
+
+    def transfers(self, i: int) -> tuple[Samples, SentenceScores]:
+        """Read the dev transfers of a validation with their scores.
+
+        A file without `tokens` gets the number of words and one for the end: the tokens that a
+        language model of words reads with `score_end`.
+
+        Raises:
+            FileNotFoundError: The run has no file of this validation.
+            ValueError: The file lacks a score.
+        """
+        file = self.folder / "samples" / self.scorer / f"step={self.points[i].step:06d}.jsonl"
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"{file} does not exist: keep the samples that GenerationScorer has written"
+            )
+        samples, scores = read_scored_samples(file)
+        words = np.array([len(text.split()) + 1.0 for text in samples.texts])
+        scores = {"tokens": words, **scores}
+        missing = [name for name in SentenceScores._fields if name not in scores]
+        if missing:
+            raise ValueError(
+                f"{file} has no {' and no '.join(missing)}: log the components of the GM beside it"
+            )
+        # A text that failed has no likelihood, whatever its number of words.
+        scores["tokens"] = np.where(np.isnan(scores["log_likelihood"]), 0.0, scores["tokens"])
+        return samples, SentenceScores(*(scores[name] for name in SentenceScores._fields))
+
+    def _rank(self, i: int) -> float:
+        return self.gm[i] if isfinite(self.gm[i]) else -1.0
+
+
+def read_transfer_run(folder: Path, scorer: str = "score") -> TransferRun:
+    """Read a run that has logged corpus scores and, if it has ended, written a `test.json`.
+
+    Args:
+        folder: Folder of the run's `HistoryLogger`.
+        scorer: Name of the `GenerationScorer`.
+
+    Raises:
+        ValueError: There is no validation with accuracy, similarity and perplexity of the corpus.
+    """
+    history = JsonLog(folder / "metrics.jsonl").read()
+
+    def values(name: str) -> dict[int, float]:
+        steps, found = curve(history, f"{scorer}/corpus/{name}")
+        return {step + 1: value for step, value in zip(steps, found, strict=True)}
+
+    points = transfer_path(*map(values, ("accuracy", "similarity", "perplexity")))
+    if not points:
+        raise ValueError(
+            f"{folder}/metrics.jsonl has no step with {scorer}/corpus/accuracy, similarity and "
+            "perplexity: give the folder of a run that has reached a validation"
+        )
+    gm = values("gm")
+    report = folder / "test.json"
+    test = json.loads(report.read_text(encoding="utf-8")) if report.is_file() else {}
+    name = folder.resolve().name
+    model = _MODEL.search(name)
+    return TransferRun(
+        folder,
+        name,
+        model.group().upper() if model else "",
+        points,
+        [gm.get(point.step, nan) for point in points],
+        test,
+        scorer,
+    )
+
+
+def common_accuracy(runs: Sequence[TransferRun]) -> float:
+    """Return the accuracy that all runs come nearest to, 0 to 1.
+
+    Sim and PP of two models can be compared at an equal accuracy only, as each is bought with it.
+    The paper takes 0.8 or so, which a short run may never see. So this is the accuracy of a
+    validation whose largest distance to the other runs is smallest, up to 0.01, and of several
+    such accuracies the one nearest to 0.8.
+
+    Args:
+        runs: One run or more.
+    """
+
+    def rank(accuracy: float) -> tuple[float, float]:
+        distance = max(abs(run.points[run.nearest(accuracy)].accuracy - accuracy) for run in runs)
+        return max(distance, 0.01), abs(accuracy - _PAPERS_ACCURACY)
+
+    return min((point.accuracy for run in runs for point in run.points), key=rank)
