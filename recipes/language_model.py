@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward.files import whole_folder, write_whole
-from ctrlreward.processor import heap
 from ctrlreward.recipes.corpus import END, Corpus, count_words, word_tokenizer
+from ctrlreward.recipes.freed_memory import KeepFreedMemory
 from ctrlreward.scorers import Perplexity
 
 _IGNORED = -100  # of `cross_entropy`
@@ -121,7 +121,7 @@ class LanguageModelTrainer(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return a callback that reuses freed memory, so that a step need not map it anew."""
-        return [_KeepFreed()]
+        return [KeepFreedMemory()]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""
@@ -228,22 +228,6 @@ class LanguageModelTrainer(pl.LightningModule):
         if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
             best = torch.load(checkpoint.best_model_path, weights_only=True)
             self.load_state_dict(best["state_dict"])
-
-
-class _KeepFreed(pl.Callback):
-    """Keeps what a step frees on the CPU for the next one."""
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if pl_module.device.type == "cpu":
-            heap.reuse_freed()
-
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        heap.return_freed()
-
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        heap.return_freed()
 
 
 def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:

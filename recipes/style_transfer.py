@@ -40,9 +40,9 @@ class Sentences:
 
     Args:
         files: Style → file of its sentences, one per line; see `text_files.read_lines`.
-        template: Prompt of the policy, with `{source}`, `{style}` (the target style) and optionally
-            `{source_style}`.
         count: Number of sentences of each style.
+        template: Prompt of the policy, with `{source}`, `{style}` (the target style) and optionally
+            `{source_style}`. A module that reads `sources` and `labels` needs none.
         exclude: Files of held-out sentences.
         words: Smallest and largest number of words of a sentence.
         seed: Seed of the choice of sentences.
@@ -52,8 +52,8 @@ class Sentences:
     """
 
     files: Mapping[str, str]
-    template: str
     count: int
+    template: str = "{source_style}: {source}\n{style}:"
     exclude: Sequence[str] = ()
     words: tuple[int, int] = (4, 15)
     seed: int = 0
@@ -100,6 +100,7 @@ class Judges:
         encoder: Encoder or word vectors for content similarity; see `Similarity`. In YAML also
             `class_path: ctrlreward.recipes.word_vectors.sentence_vectors`.
         language_model: Language model for fluency; see `Perplexity`.
+        score_end: Count the end of a text in the perplexity; see `Perplexity`.
         thresholds: Thresholds of the GM; see `TransferQuality`.
         device: Device of all three.
         dtype: Dtype of the language model; None picks by device.
@@ -108,6 +109,7 @@ class Judges:
     classifier: str
     encoder: str | SentenceEncoder = "minilm-l6"
     language_model: str = "smollm2-135m"
+    score_end: bool = False
     thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
     device: str = "cpu"
     dtype: Dtype | None = None
@@ -117,7 +119,12 @@ class Judges:
         return TransferQuality(
             Accuracy(self.classifier, device=self.device),
             Similarity(self.encoder, device=self.device),
-            Perplexity(self.language_model, device=self.device, dtype=self.dtype),
+            Perplexity(
+                self.language_model,
+                score_end=self.score_end,
+                device=self.device,
+                dtype=self.dtype,
+            ),
             thresholds=self.thresholds,
         )
 

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from ctrlreward import configs
 from ctrlreward.callbacks import RewardProgressBar
 from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
+from ctrlreward.commands.config_files import fill_root, with_extended
 from ctrlreward.commands.last_run import make_room
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.extras import import_extra
@@ -81,7 +82,8 @@ class TrainCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
     def before_instantiate_classes(self) -> None:
-        """Raise before anything is built if a logger of the configuration is not installed."""
+        """Fill in the run's folder, and raise before anything is built if a logger is missing."""
+        fill_root(self.config, str(self.config.trainer.default_root_dir or "."))
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
@@ -91,7 +93,7 @@ def build(arguments: list[str]) -> TrainCLI:
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     return TrainCLI(
-        args=arguments,
+        args=with_extended(arguments),
         run=False,
         seed_everything_default=0,
         subclass_mode_model=True,
