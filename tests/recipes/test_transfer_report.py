@@ -31,7 +31,6 @@ SENTENCES = {
     "sour": [f"the {thing} was so cold ." for thing in THINGS],
     "sweet": [f"the {thing} was so lovely ." for thing in THINGS],
 }
-TEMPLATE = "{style}: {source}"
 
 
 @pytest.fixture
@@ -115,8 +114,8 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     files: dict[str, str], references: dict[str, str], judges: Judges, tmp_path: Path
 ) -> None:
     run = tmp_path / "m2"
-    report = TransferReport(str(run), Sentences(files, TEMPLATE, 5), judges, references)
-    seen = Sentences(files, TEMPLATE, 2, seed=3).prompts()
+    report = TransferReport(str(run), Sentences(files, count=5), judges, references)
+    seen = Sentences(files, count=2, seed=3).prompts()
     content = {"content": Similarity(judges.encoder)}
     module = fit(run, report, GenerationScorer(content, seen, name="watch"))
 
@@ -170,7 +169,7 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
 def test_what_is_missing_is_said_before_training(
     files: dict[str, str], judges: Judges, tmp_path: Path
 ) -> None:
-    sentences = Sentences(files, TEMPLATE, 2)
+    sentences = Sentences(files, count=2)
     everything = GenerationScorer({"c": Similarity(judges.encoder)}, sentences.prompts(), name="w")
     report = TransferReport(str(tmp_path / "run"), sentences, judges)
     with pytest.raises(MisconfigurationException, match="selection sees all of its sentences"):
