@@ -158,7 +158,7 @@ class TransferSentences(pl.LightningDataModule):
             else subword_vocabulary(texts, self.subwords)
         )
         if self.paraphrases is not None:
-            self.pairs = self.paraphrases.pairs(texts)
+            self.pairs = self.paraphrases.pairs(*sentences.values())
         self.sentences = sentences
         sizes = ", ".join(f"{len(sentences[style])} {style}" for style in self.styles)
         rank_zero_info(
