@@ -47,7 +47,7 @@ class TrainedFirst:
         folder = Path(self.folder).expanduser()
         if folder.is_dir():
             return
-        with _one_process(folder):
+        with one_process(folder):
             if folder.is_dir():  # another process trained it in the meantime
                 return
             log.warning("%s does not exist: training it with %s", self.folder, self.config)
@@ -63,8 +63,11 @@ class TrainedFirst:
 
 
 @contextmanager
-def _one_process(folder: Path) -> Iterator[None]:
-    """Hold the lock of a model's folder."""
+def one_process(folder: Path) -> Iterator[None]:
+    """Hold the lock of a model's folder, so that one process at a time trains it.
+
+    Another process waits for it at the start of the context, and says so.
+    """
     # Not beside the folder: there, `ctrlreward train` moves an unfinished run aside.
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:24]
     path = cache_folder() / "trainings" / f"{key}.lock"
