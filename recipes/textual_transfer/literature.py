@@ -162,9 +162,9 @@ def _with_names_replaced(
         return {style: list(sentences) for style, sentences in found.items()}
     if isinstance(names, str):
         one_of("names", names, ["capitals"])
-        names = replace_names
+    tagger: NameTagger = replace_names if isinstance(names, str) else names
     sentences = [sentence for style in found.values() for sentence in style]
-    replaced = names(sentences)
+    replaced = tagger(sentences)
     if len(replaced) != len(sentences):
         raise ValueError(
             f"names returned {len(replaced)} sentences for {len(sentences)}: return one for each"

@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ctrlreward.recipes.textual_transfer.literature import main, write_literature
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs" / "textual_transfer"
 
 OLD = [f"Sir John of the {word} house went to {word} again." for word in "abcdefghij"]
 NEW = [f"She texted them about the {word} phone." for word in "abcdefghij"]
@@ -114,15 +117,48 @@ def test_command(files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "nowhere.txt" in capsys.readouterr().err
 
 
+def configuration(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return loaded
+
+
+def test_configurations_agree() -> None:
+    """What one configuration writes is what the others read."""
+    written = configuration("literature_data")
+    files = {style: f"{written['folder']}/train.{i}" for i, style in enumerate(written["files"])}
+    dev, test = ([f"{written['folder']}/{part}.{i}" for i in (0, 1)] for part in ("dev", "test"))
+    transfer = configuration("literature")
+    data = transfer["data"]["init_args"]
+    assert (data["files"], data["exclude"]) == (files, [*dev, *test])
+    assert data["words"] == written["words"]
+    callbacks = [callback["init_args"] for callback in transfer["trainer"]["callbacks"]]
+    selection, report = (options for options in callbacks if "sentences" in options)
+    assert list(selection["sentences"]["files"].values()) == dev
+    assert list(report["sentences"]["files"].values()) == test
+    encoder = report["judges"]["encoder"]["init_args"]
+    assert encoder == {"corpus": list(files.values()), "exclude": data["exclude"]}
+    models = [configuration(Path(judge["config"]).stem) for judge in data["judges"]]
+    assert [model["model"]["init_args"]["folder"] for model in models] == [
+        judge["folder"] for judge in data["judges"]
+    ]
+    classifier, language_model = (model["data"]["init_args"] for model in models)
+    assert (classifier["train"], classifier["exclude"]) == (files, dev)
+    assert list(classifier["test"].values()) == test
+    assert language_model["train"] == list(files.values())
+    assert (language_model["test"], language_model["exclude"]) == (test, dev)
+
+
 def letters(text: str) -> str:
     return re.sub(r"[^a-z0-9]", "", text.lower())
 
 
 @pytest.fixture(scope="session")
 def books(data_dir: Path) -> dict[str, list[str]]:
+    """The files of literature_data.yaml."""
+    named = yaml.safe_load((CONFIGS / "literature_data.yaml").read_text())["files"]
     return {
-        "dickens": [str(path) for path in sorted((data_dir / "literature").glob("Dickens*"))],
-        "modern": [str(data_dir / "wikitext2" / f"{part}.txt") for part in ("valid", "test")],
+        style: [file.replace("../shared/data", str(data_dir)) for file in files]
+        for style, files in named.items()
     }
 
 
