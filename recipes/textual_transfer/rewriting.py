@@ -47,14 +47,14 @@ pretty nice > quite nice; pretty cool > quite cool; pretty decent > quite decent
 pretty bad > quite bad; tiny > very small; difficult to = hard to
 """
 
-_FORMS_OF_BE_DO_HAVE = "do|does|did|is|are|was|were|has|have|had|would|could|should"
+_AUXILIARIES = "do|does|did|is|are|was|were|has|have|had|would|could|should"
 _SUBJECTS = "i|you|he|she|it|we|they"
 # After `'s`, these say that it is `has`.
 _PARTICIPLES = "been|got|gone|had|become|changed|always been|never been"
-# A form and its other form; word order decides where there is none ("did n't we").
+# A form, and the form that takes its place; none where a question needs it ("did n't we").
 _CONTRACTIONS: list[tuple[str, str]] = [
-    (rf"({_FORMS_OF_BE_DO_HAVE}) n't(?! (?:{_SUBJECTS}|the)\b)", r"\1 not"),
-    (rf"({_FORMS_OF_BE_DO_HAVE}) not(?! only\b)", r"\1 n't"),
+    (rf"({_AUXILIARIES}) n't(?! (?:{_SUBJECTS}|the)\b)", r"\1 not"),
+    (rf"({_AUXILIARIES}) not(?! only\b)", r"\1 n't"),
     (rf"ca n't(?! (?:{_SUBJECTS})\b)", "can not"),
     (r"(?:can not|cannot)(?! only\b)", "ca n't"),
     (rf"wo n't(?! (?:{_SUBJECTS})\b)", "will not"),
