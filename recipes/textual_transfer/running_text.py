@@ -41,7 +41,7 @@ _CAPITAL = r"[A-Z][a-z]\w*(?:-\w+)*"
 _INSIDE = re.compile(rf"(?<=[a-z0-9,;] ){_CAPITAL}")
 _LOWER = re.compile(r"\b[a-z]\w*(?:-\w+)*")
 _RUN = re.compile(
-    rf"(?P<place>\b(?:[Ii]n|[Aa]t|[Nn]ear|[Ff]rom) )?(?P<titles>(?:\b(?:{_TITLES})\.? )+)?"
+    rf"(?P<place>\b(?:[Ii]n|[Nn]ear|[Aa]cross|[Tt]hroughout) (?:the )?)?(?P<titles>(?:\b(?:{_TITLES})\.? )+)?"
     rf"(?P<name>\b{_CAPITAL}(?: {_CAPITAL})*)"
 )
 # Words with a capital that name neither a person nor a place.
@@ -78,7 +78,7 @@ def replace_names(sentences: Sequence[str]) -> list[str]:
 
     A name is a word that has a capital inside sentences and almost never a small letter: at most
     once for twenty capitals. Names in a row are one name, and what follows a title belongs to it. A
-    word is a location if a preposition of place stands before it in a fifth of the cases or more;
+    word is a location if a preposition of place stands before it in a tenth of the cases or more;
     every other name is a person, the title of a book too. A recognizer of named entities is better
     at this; this rule needs no model, and reads every corpus alike.
 
@@ -103,7 +103,7 @@ def replace_names(sentences: Sequence[str]) -> list[str]:
         uses.update(words)
         if run["place"] and not run["titles"]:
             places.update(words)
-    locations = {name for name in names if places[name] >= uses[name] / 5}
+    locations = {name for name in names if places[name] >= uses[name] / 10}
 
     def placeholders(run: re.Match[str]) -> str:
         before = run["place"] or ""
