@@ -93,7 +93,7 @@ def test_transfer_data_trains_a_missing_judge(
 ) -> None:
     started: list[TrainedFirst] = []
     monkeypatch.setattr(TrainedFirst, "train_if_absent", lambda job: started.append(job))
-    sentences = Sentences(files, "{source} {style}", 3)
+    sentences = Sentences(files, count=3, template="{source} {style}")
     TransferData(sentences, judge="judge").prepare_data()
     assert started == []
     TransferData(sentences, judge="judge", judge_config="judge.yaml").prepare_data()
