@@ -141,8 +141,9 @@ def test_a_module_gets_all_columns_of_the_repeated_rows() -> None:
 def test_texts_of_a_data_set_are_no_beginnings() -> None:
     """They would be glued to the rewritten sources, and be scored with them."""
     data = Samples(texts=["soup", "tea"], sources=["soup", "tea"], labels=["glad", "sad"])
-    with pytest.raises(ValueError, match=r'Restyler.*no prefixes: give as_samples\(.*prefixes=""'):
-        generate(Restyler(), data)
+    for texts in (["soup", "tea"], ["", "tea"]):
+        with pytest.raises(ValueError, match=r'Restyler.*no prefixes: give as_sam.*prefixes=""'):
+            generate(Restyler(), data.replace(texts=texts))
     expected = ("soup, glad", "tea, sad")
     assert generate(Restyler(), as_samples(data, prefixes="")).texts == expected
     assert generate(Restyler(), data.replace(texts=["", ""])).texts == expected
