@@ -41,7 +41,8 @@ _CAPITAL = r"[A-Z][a-z]\w*(?:-\w+)*"
 _INSIDE = re.compile(rf"(?<=[a-z0-9,;] ){_CAPITAL}")
 _LOWER = re.compile(r"\b[a-z]\w*(?:-\w+)*")
 _RUN = re.compile(
-    rf"(?P<place>\b(?:[Ii]n|[Nn]ear|[Aa]cross|[Tt]hroughout) (?:the )?)?(?P<titles>(?:\b(?:{_TITLES})\.? )+)?"
+    r"(?P<place>\b(?:[Ii]n|[Nn]ear|[Aa]cross|[Tt]hroughout) (?:the )?)?"
+    rf"(?P<titles>(?:\b(?:{_TITLES})\.? )+)?"
     rf"(?P<name>\b{_CAPITAL}(?: {_CAPITAL})*)"
 )
 # Words with a capital that name neither a person nor a place.
