@@ -171,7 +171,7 @@ class TransferReport(pl.Callback):
         finally:
             module.load_state_dict(last)
             module.train(training)
-        return systems, translations
+        return {name: systems[name] for name in (*paths, LAST)}, translations
 
     def _unseen(self, trainer: pl.Trainer) -> Samples:
         """Return the sentences without those that selection sees, whatever case and spacing."""

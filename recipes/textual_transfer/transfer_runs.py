@@ -97,15 +97,18 @@ class TransferRun:
         return self.gm[i] if isfinite(self.gm[i]) else -1.0
 
 
-def read_transfer_run(folder: Path, scorer: str = "score") -> TransferRun:
+def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) -> TransferRun:
     """Read a run that has logged corpus scores and, if it has ended, written a `test.json`.
 
     Args:
         folder: Folder of the run's `HistoryLogger`.
         scorer: Name of the `GenerationScorer`.
+        first_step: Leave out validations before it. A model that can't yet write sentences passes
+            through any accuracy.
 
     Raises:
-        ValueError: There is no validation with accuracy, similarity and perplexity of the corpus.
+        ValueError: There is no validation with accuracy, similarity and perplexity of the corpus,
+            from `first_step` on.
     """
     history = JsonLog(folder / "metrics.jsonl").read()
 
@@ -113,11 +116,13 @@ def read_transfer_run(folder: Path, scorer: str = "score") -> TransferRun:
         steps, found = curve(history, f"{scorer}/corpus/{name}")
         return {step + 1: value for step, value in zip(steps, found, strict=True)}
 
-    points = transfer_path(*map(values, ("accuracy", "similarity", "perplexity")))
+    path = transfer_path(*map(values, ("accuracy", "similarity", "perplexity")))
+    points = [point for point in path if point.step >= first_step]
     if not points:
         raise ValueError(
-            f"{folder}/metrics.jsonl has no step with {scorer}/corpus/accuracy, similarity and "
-            "perplexity: give the folder of a run that has reached a validation"
+            f"{folder}/metrics.jsonl has no step of {first_step} or more with {scorer}/corpus/"
+            "accuracy, similarity and perplexity: give the folder of a run that has reached a "
+            "validation"
         )
     gm = values("gm")
     report = folder / "test.json"

@@ -14,7 +14,12 @@ from pathlib import Path
 from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.plots.tradeoff import draw_transfer_paths
-from ctrlreward.recipes.textual_transfer.markdown_table import HEADINGS, cells, markdown_table
+from ctrlreward.recipes.textual_transfer.markdown_table import (
+    FIGURES,
+    HEADINGS,
+    cells,
+    markdown_table,
+)
 from ctrlreward.recipes.textual_transfer.transfer_comparisons import (
     Comparison,
     compare_at_equal_accuracy,
@@ -61,10 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="accuracy at which the models are compared; by default the one that all runs come "
         "nearest to",
     )
+    parser.add_argument(
+        "--first-step",
+        type=int,
+        default=0,
+        help="leave out validations before it, of a model that can't yet write sentences",
+    )
     parser.add_argument("--name", default="score", help="name of the GenerationScorer")
     options = parser.parse_args(arguments)
     try:
-        runs = [read_transfer_run(Path(folder), options.name) for folder in options.runs]
+        runs = [
+            read_transfer_run(Path(folder), options.name, options.first_step)
+            for folder in options.runs
+        ]
         print(write_tables(runs, Path(options.output), options.accuracy))
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -151,8 +165,8 @@ def _thresholds(run: TransferRun) -> tuple[float, float, float, float]:
 
 def _validation_row(run: TransferRun, i: int) -> list[str]:
     row = run.row(i)
-    paper = [f"{value:g}" for value in TABLE_2.get(run.model, ())]
-    return [run.name, str(row["step"]), *cells(row)[:4], *(paper or [""] * 4)]
+    paper = dict(zip(FIGURES, TABLE_2.get(run.model, ()), strict=False))
+    return [run.name, str(row["step"]), *cells(row)[:4], *cells(paper)[:4]]
 
 
 def _test_rows(run: TransferRun) -> list[list[str]]:

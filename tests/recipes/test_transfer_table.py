@@ -91,7 +91,8 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
         nearest = run["nearest"]
         shown = [f"{nearest[key]:.3f}" for key in ("accuracy", "similarity")]
         shown += [f"{nearest[key]:.1f}" for key in ("perplexity", "gm")]
-        paper = [f"{value:g}" for value in TABLE_2[model]]
+        accuracy, similarity, perplexity, gm = TABLE_2[model]
+        paper = [f"{accuracy:.3f}", f"{similarity:.3f}", f"{perplexity:.1f}", f"{gm:.1f}"]
         assert [run["run"], str(nearest["step"]), *shown, *paper] in lines
     assert [run["nearest"]["step"] for run in table["runs"]] == [200, 300]
     assert table["runs"][1]["best_gm"]["step"] == 300
@@ -150,7 +151,7 @@ def test_other_sentences_or_lost_samples_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"step=000200\.jsonl does not exist"):
         m2.transfers(1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has no step with score/corpus/accuracy"):
+    with pytest.raises(ValueError, match="has no step of 0 or more with score/corpus/acc"):
         read_transfer_run(tmp_path / "empty")
 
 
@@ -160,6 +161,9 @@ def test_the_common_accuracy_is_one_that_all_runs_come_near(tmp_path: Path) -> N
     runs = [read_transfer_run(tmp_path / name) for name in ("m0", "m2")]
     assert common_accuracy(runs) == 0.7  # 0.8 is 0.1 from the other run
     assert common_accuracy(runs[1:]) == 0.8  # of one run, the nearest to the paper's
+    later = read_transfer_run(tmp_path / "m2", first_step=101)
+    assert [point.step for point in later.points] == [200, 300]
+    assert common_accuracy([later]) == 0.7
 
 
 def test_the_trend_is_scipys_rank_correlation_or_undefined(tmp_path: Path) -> None:
