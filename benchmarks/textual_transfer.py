@@ -72,6 +72,8 @@ def measure(model: str, steps: int) -> dict[str, Any]:
     cli = build([str(CONFIGS / f"{model}.yaml"), *options, f"--trainer.max_steps={WARMUP + steps}"])
     cli.datamodule.judges = ()  # nothing is scored
     cli.model.style_models = UntrainedStyleModels()
+    # Else the first steps would learn reconstruction alone, and cost less.
+    cli.model.hparams.poor_discriminator = None
     clock = StepClock()
     cli.trainer.callbacks.append(clock)
     cli.trainer.fit(cli.model, cli.datamodule)
