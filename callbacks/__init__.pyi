@@ -1,3 +1,4 @@
+from .completion import SampleGenerator as SampleGenerator
 from .completion import TextGenerator as TextGenerator
 from .completion import generate as generate
 from .judges import AUC as AUC

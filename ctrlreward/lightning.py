@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
-from ctrlreward.callbacks.completion import TextGenerator, generate
+from ctrlreward.callbacks.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.judges import AUC
@@ -65,6 +65,7 @@ __all__ = [
     "RewardProgressBar",
     "RewardShaping",
     "RolloutSamples",
+    "SampleGenerator",
     "SoftOverlong",
     "TextGenerator",
     "Updates",

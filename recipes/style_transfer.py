@@ -40,9 +40,9 @@ class Sentences:
 
     Args:
         files: Style → file of its sentences, one per line; see `text_files.read_lines`.
-        count: Number of sentences of each style.
         template: Prompt of the policy, with `{source}`, `{style}` (the target style) and optionally
             `{source_style}`. A module that reads `sources` and `labels` needs none.
+        count: Number of sentences of each style.
         exclude: Files of held-out sentences.
         words: Smallest and largest number of words of a sentence.
         seed: Seed of the choice of sentences.
@@ -52,8 +52,8 @@ class Sentences:
     """
 
     files: Mapping[str, str]
-    count: int
     template: str = "{source_style}: {source}\n{style}:"
+    count: int = 1000
     exclude: Sequence[str] = ()
     words: tuple[int, int] = (4, 15)
     seed: int = 0

@@ -266,6 +266,14 @@ class Writer(BoringModel):
         torch.save(self.state_dict(), Path(folder) / "adapter.pt")
 
 
+class Restyler(BoringModel):
+    """A module that rewrites sources into the styles of the labels."""
+
+    def complete_samples(self, samples: cr.Samples) -> list[str]:
+        rows = zip(samples.require("sources", ""), samples.require("labels", ""), strict=True)
+        return [f"{label} {source}" for source, label in rows]
+
+
 class LightningWriter(LightningBoringModel):
     """The same for lightning."""
 
@@ -326,6 +334,9 @@ def own_module() -> None:
     assert callable(exporter.export_adapter)
     samples = callbacks.generate(writer, ["The cold"], repeats=2, seed=1)
     assert len(samples) == 2
+    restyler: callbacks.SampleGenerator = Restyler()
+    transfer = cr.as_samples(HELD_OUT, prefixes="", labels="warm")
+    assert callbacks.generate(restyler, transfer).texts == ("warm soup", "warm broth")
 
 
 def policy_gradient() -> None:
@@ -383,6 +394,7 @@ def own_module_of_lightning() -> None:
     trainer.fit(module)
     writer: lightning.TextGenerator = module
     assert len(lightning.generate(writer, HELD_OUT)) == 2
+    assert not isinstance(module, lightning.SampleGenerator)
     assert not isinstance(module, lightning.AdapterExporter)
     assert len(front.kept) == 1
 

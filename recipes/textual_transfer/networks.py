@@ -292,3 +292,15 @@ def without_dropout(*modules: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Let gradients pass through modules inside the context without reaching their weights."""
+    for module in modules:
+        module.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.requires_grad_(True)

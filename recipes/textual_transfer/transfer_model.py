@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,17 +14,17 @@ import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.recipes.freed_memory import KeepFreedMemory
 from ctrlreward.recipes.textual_transfer.batches import TransferBatch, TransferSentences
+from ctrlreward.recipes.textual_transfer.greedy import transferred
 from ctrlreward.recipes.textual_transfer.losses import GeneratorLoss
 from ctrlreward.recipes.textual_transfer.networks import (
     StateDiscriminator,
     TransferNetworks,
-    without_dropout,
+    frozen,
 )
 from ctrlreward.recipes.textual_transfer.objective import (
     States,
@@ -37,7 +36,7 @@ from ctrlreward.recipes.textual_transfer.objective import (
     unfold,
 )
 from ctrlreward.recipes.textual_transfer.style_models import StyleModels
-from ctrlreward.recipes.textual_transfer.vocabulary import PAD, UNK, vocabulary_from_json
+from ctrlreward.recipes.textual_transfer.vocabulary import vocabulary_from_json
 from ctrlreward.samples import Samples
 
 # λ1 to λ6 of M0. The other models add the losses that they have.
@@ -92,8 +91,8 @@ class TextualTransfer(pl.LightningModule):
 
     Raises:
         ValueError: `lambdas` has an unknown loss or a negative weight.
-        MisconfigurationException: In `setup`: several devices, float16, or `language` without
-            `style_models`.
+        MisconfigurationException: In `setup`: several devices, float16, `language` without
+            `style_models`, or `paraphrase` with data that has none.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -131,23 +130,13 @@ class TextualTransfer(pl.LightningModule):
         """Build the networks for the vocabulary of the data, and train what `language` needs."""
         if stage != "fit":
             return
-        if self.trainer.world_size > 1:
-            raise MisconfigurationException(
-                "TextualTransfer trains on one device: give the trainer devices=1"
-            )
-        if self.trainer.precision == "16-mixed":
-            raise MisconfigurationException(
-                "TextualTransfer has no loss scaling: give the trainer precision='bf16-mixed' or "
-                "'32-true'"
-            )
+        # Denormal numbers, many in the gradient of a softmax at a low temperature, take a CPU ten
+        # times as long. Threads inherit this where they are started later.
+        torch.set_flush_denormal(True)
         data: TransferSentences = self.trainer.datamodule  # type: ignore[attr-defined]
+        self._check(data)
         self._build(data.tokenizer.backend_tokenizer.to_str(), data.styles)
-        if self.lambdas["language"]:
-            if self.style_models is None:
-                raise MisconfigurationException(
-                    "lambdas has the loss language: give style_models, for example "
-                    "{folder: runs/textual_transfer/style_models}"
-                )
+        if self.lambdas["language"] and self.style_models:
             self.language_models = self.style_models.trained(data)
 
     def on_fit_start(self) -> None:
@@ -197,11 +186,8 @@ class TextualTransfer(pl.LightningModule):
         for network in (*self.discriminators, *self.critics):
             clip_grad_norm_(network.parameters(), self.hparams.gradient_norm)
         judge.step()
-        bound = self.hparams.poor_discriminator
-        poor = (
-            bound is not None and max(float(judged[f"discriminator_{t}"]) for t in (0, 1)) >= bound
-        )
-        with _frozen(self.discriminators, self.critics):
+        poor = self._is_poor(judged)
+        with frozen(self.discriminators, self.critics):
             losses = self._losses(batch, states, reconstruction_alone=poor)
             total = _sum({name: self._weight(name) * loss for name, loss in losses.items()})
             writer.zero_grad()
@@ -215,7 +201,6 @@ class TextualTransfer(pl.LightningModule):
     def validation_step(self, batch: object, batch_idx: int) -> None:
         """Do nothing: `GenerationScorer` scores at validation."""
 
-    @torch.no_grad()
     def complete_samples(self, samples: Samples) -> list[str]:
         """Rewrite the sources in the styles that `labels` name, greedily.
 
@@ -230,17 +215,26 @@ class TextualTransfer(pl.LightningModule):
                     f"the label {label!r} is no style of the model: give one of "
                     f"{', '.join(self.styles)}"
                 )
-        encoded = self.tokenizer(list(sources)).input_ids
-        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-        texts = [""] * len(encoded)
-        for first in range(0, len(order), 256):
-            rows = order[first : first + 256]
-            targets = torch.tensor([self.styles.index(labels[i]) for i in rows])
-            for i, text in zip(
-                rows, self._rewrite([encoded[i] for i in rows], targets), strict=True
-            ):
-                texts[i] = text
-        return texts
+        targets = [self.styles.index(label) for label in labels]
+        return transferred(self.networks, self.tokenizer, sources, targets, self.hparams.max_words)
+
+    def _check(self, data: TransferSentences) -> None:
+        """Raise if the run can't use these losses, this device or this precision."""
+        problems = {
+            "trains on one device: give the trainer devices=1": self.trainer.world_size > 1,
+            "has no loss scaling: give the trainer precision='bf16-mixed'": (
+                self.trainer.precision == "16-mixed"
+            ),
+            "has the loss language: give style_models, {folder: runs/style_models}": (
+                self.lambdas["language"] and not self.style_models
+            ),
+            "has the loss paraphrase: give the data paraphrases, {} for pairs of its sentences": (
+                self.lambdas["paraphrase"] and not data.pairs
+            ),
+        }
+        for message, found in problems.items():
+            if found:
+                raise MisconfigurationException(f"TextualTransfer {message}")
 
     def _losses(
         self, batch: TransferBatch, states: States, reconstruction_alone: bool
@@ -259,24 +253,12 @@ class TextualTransfer(pl.LightningModule):
 
     def _is_poor(self, judged: Mapping[str, Tensor]) -> bool:
         bound = self.hparams.poor_discriminator
-        worst = max(judged["discriminator_0"].item(), judged["discriminator_1"].item())
+        worst = max(judged[f"discriminator_{style}"].item() for style in (0, 1))
         return bound is not None and worst >= bound
 
     def _weight(self, name: str) -> float:
         decay = self.hparams.critic_decay**self.current_epoch if name == "critic" else 1.0
         return self.lambdas[name] * decay
-
-    def _rewrite(self, sentences: list[list[int]], targets: Tensor) -> Iterator[str]:
-        """Yield the sentences, given by their ids, in the target styles."""
-        lengths = torch.tensor([len(ids) for ids in sentences], device=self.device)
-        rows = [torch.tensor(ids or [UNK], device=self.device) for ids in sentences]
-        words = pad_sequence(rows, batch_first=True, padding_value=PAD)
-        targets = targets.to(self.device)
-        with without_dropout(self.networks):
-            content = self.networks.encode(words, lengths, 1 - targets)
-            ids, counts = self.networks.write(targets, content, self.hparams.max_words)
-        for row, count in zip(ids.tolist(), counts.tolist(), strict=True):
-            yield self.tokenizer.decode(row[:count], clean_up_tokenization_spaces=False)
 
     def _build(self, vocabulary: str, styles: tuple[str, str]) -> None:
         """Build the networks, or check that they are those of a vocabulary and of these styles.
@@ -321,15 +303,3 @@ def _checked(lambdas: Mapping[str, float]) -> Mapping[str, float]:
 
 def _sum(losses: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(list(losses.values())).sum()
-
-
-@contextmanager
-def _frozen(*modules: nn.Module) -> Iterator[None]:
-    """Let gradients pass through modules inside the context without reaching their weights."""
-    for module in modules:
-        module.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.requires_grad_(True)

@@ -17,7 +17,6 @@ from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.files import JsonLog
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.plots.curves import curve
-from ctrlreward.recipes import style_transfer
 from ctrlreward.recipes.style_transfer import (
     Judges,
     Sentences,
@@ -78,25 +77,6 @@ def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: P
     read = {source for batch in batches for source in batch.sources}
     assert read == {*SOUR[1:], SWEET[0], *SWEET[2:]}
     assert len(next(iter(data.val_dataloader()))) == 1
-
-
-def test_a_missing_judge_is_trained_first(files, tmp_path: Path, monkeypatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr(
-        style_transfer.subprocess, "run", lambda command, check: started.append(command)
-    )
-    judge = tmp_path / "judge"
-    sentences = Sentences(files, TEMPLATE, 3)
-    data = TransferData(sentences, judge=str(judge), judge_config="judge.yaml")
-    data.prepare_data()
-    (command,) = started
-    assert command[1:] == [
-        *("-m", "ctrlreward", "train", "--config", "judge.yaml"),
-        *("--model.init_args.folder", str(judge)),
-    ]
-    judge.mkdir()
-    data.prepare_data()
-    assert len(started) == 1
 
 
 # The scores
