@@ -72,14 +72,20 @@ def _options(name: str) -> list[str]:
 
 
 def _layers(name: str, above: tuple[Path, ...]) -> Iterator[str]:
-    """Yield the files that a configuration extends, and then itself or what is left of it."""
+    """Yield the files that a configuration extends, and then itself or what is left of it.
+
+    The parser says what is wrong with a file that can't be read.
+    """
     path = Path(name)
     if not path.is_file():
-        yield name  # the parser says what is wrong with it
+        yield name
         return
     if path.resolve() in above:
         raise ValueError(f"{name} extends itself")
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        content = None
     if not isinstance(content, dict) or _EXTENDS not in content:
         yield name
         return

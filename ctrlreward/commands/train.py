@@ -83,7 +83,8 @@ class TrainCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Fill in the run's folder, and raise before anything is built if a logger is missing."""
-        fill_root(self.config, str(self.config.trainer.default_root_dir or "."))
+        with user_errors(self.parser):
+            fill_root(self.config, str(self.config.trainer.default_root_dir or "."))
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 
@@ -92,8 +93,13 @@ def build(arguments: list[str]) -> TrainCLI:
     """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
+    try:
+        arguments = with_extended(arguments)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     return TrainCLI(
-        args=with_extended(arguments),
+        args=arguments,
         run=False,
         seed_everything_default=0,
         subclass_mode_model=True,
