@@ -11,13 +11,22 @@ PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo transfer test lint bench clean
 
 help:  ## list what there is to make
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 12
 
 demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
+
+# M0, M2 and M7 of textual transfer in minutes each; ../shared/data has the sentences.
+TRANSFER := configs/textual_transfer
+MODELS ?= m0 m2 m7
+transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_transfer
+	for model in $(MODELS); do WANDB_MODE=offline $(BIN)/ctrlreward train \
+		--config $(TRANSFER)/$$model.yaml --config $(TRANSFER)/small.yaml $(ARGS) || exit; done
+	$(BIN)/python -m ctrlreward.recipes.textual_transfer.transfer_table \
+		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
 # Two processes with a core each take half the time of one with two: tiny models gain nothing from
 # threads. The tests of callbacks and policy run under both Lightnings.

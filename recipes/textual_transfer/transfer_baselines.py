@@ -40,8 +40,8 @@ def best_constants(
 
     A fluent sentence that has the style gets a perfect Acc and a low PP whatever the source is, so
     constants differ by what is left, their mean Sim with sources; GM weighs all three. This is the
-    strongest baseline of its kind: another sentence would flatter the models. Of constants whose GM
-    is 0, as under the paper's thresholds, the one with the highest Sim is taken.
+    strongest baseline of its kind: another sentence would flatter the models. If every GM is 0, as
+    under the paper's thresholds, it is the one with the highest Sim of those that have the style.
 
     Args:
         quality: Judges, with the thresholds of GM.
@@ -86,5 +86,6 @@ def _best_constant(
     similarity = np.array([valid_mean(row) for row in cosines])
     judged = judged._replace(similarity=similarity)
     gm = weighted_transfer(judged, np.eye(len(candidates)), quality.thresholds)["gm"]
-    ranks = zip(np.nan_to_num(gm, nan=-1.0), np.nan_to_num(similarity, nan=-2.0), strict=True)
+    worst = ((gm, -1.0), (judged.accuracy, 0.0), (similarity, -2.0))
+    ranks = zip(*(np.nan_to_num(values, nan=value) for values, value in worst), strict=True)
     return max(zip(ranks, candidates, strict=True), key=lambda pair: pair[0])[1]

@@ -59,8 +59,8 @@ class TextualTransfer(pl.LightningModule):
     `global_step`.
 
     Where the paper is silent, the public code of Shen et al. (2017), on which the paper's is built,
-    decides: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, Gumbel-softmax
-    for the self-fed states, locally shuffled words for the encoder.
+    decides: betas 0.5 and 0.999 in Adam, gradients clipped to norm 30, dropout 0.5, locally
+    shuffled words for the encoder, and no adversarial training while discriminators are poor.
 
     Logs `loss/<name>` of each loss in use, and `loss/poor_discriminators`, the share of steps that
     learned reconstruction alone. `complete_samples` makes it a generator for `GenerationScorer`.
@@ -77,12 +77,14 @@ class TextualTransfer(pl.LightningModule):
         dropout: Dropout probability of the GRUs' inputs, and before the output layer.
         filters: Filters of each width in each discriminator; widths 3, 4, 5 in the first pair and
             1, 2, 3 in the second.
+        discriminator_dropout: Dropout probability of the first pair's features.
         learning_rate: Learning rate of Adam.
         generator_loss: Adversarial loss of encoder and generator. The default has a gradient where
             the discriminators are sure, as they soon are; see `losses.generator_loss`.
         poor_discriminator: Loss from which on a discriminator of the first pair is too poor to
             learn from: encoder and generator then learn reconstruction alone. None never stops.
-        temperature: Temperature of the Gumbel-softmax; 0 feeds in the plain distribution.
+        temperature: Temperature of a Gumbel-softmax of the words that are fed back; 0 feeds back
+            the plain distribution, as in the paper. Shen et al.'s code has 0.1.
         critic_decay: Factor on the weight of eq. 7 per epoch.
         gradient_norm: Largest norm of the gradient of each network's update.
         max_words: Most words of a transferred sentence.
@@ -106,10 +108,11 @@ class TextualTransfer(pl.LightningModule):
         content_size: int = 500,
         dropout: float = 0.5,
         filters: int = 128,
+        discriminator_dropout: float = 0.5,
         learning_rate: float = 1e-4,
         generator_loss: GeneratorLoss = "non_saturating",
         poor_discriminator: float | None = 1.2,
-        temperature: float = 0.1,
+        temperature: float = 0.0,
         critic_decay: float = 0.5,
         gradient_norm: float = 30.0,
         max_words: int = 20,
@@ -280,7 +283,8 @@ class TextualTransfer(pl.LightningModule):
         self.networks = TransferNetworks(len(self.tokenizer), *sizes, options.dropout)
         width = options.style_size + options.content_size
         self.discriminators = nn.ModuleList(
-            StateDiscriminator(width, (3, 4, 5), options.filters, options.dropout) for _ in styles
+            StateDiscriminator(width, (3, 4, 5), options.filters, options.discriminator_dropout)
+            for _ in styles
         )
         # Dropout would make the slope of eq. 7 a random one.
         self.critics = nn.ModuleList(

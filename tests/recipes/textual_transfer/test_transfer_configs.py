@@ -83,3 +83,14 @@ def test_a_base_that_can_not_be_read_is_named(tmp_path: Path, content: str, mess
     (tmp_path / "a.yaml").write_text(content)
     with pytest.raises(ValueError, match=message):
         with_extended(["--config", str(tmp_path / "a.yaml")])
+
+
+def test_the_small_setting_changes_nothing_of_the_callbacks_but_sentence_lengths() -> None:
+    """A list can't be changed in part by a second `--config`, so it is repeated."""
+    callbacks = read("small.yaml")["trainer"]["callbacks"]
+    words = read("small.yaml")["data"]["init_args"]["words"]
+    for callback in callbacks:
+        sentences = callback["init_args"].get("sentences")
+        if sentences:
+            assert sentences.pop("words")[1] == words[1]
+    assert callbacks == read("yelp.yaml")["trainer"]["callbacks"]
