@@ -15,10 +15,15 @@ from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
-from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.functional.transfer import (
+    SentenceScores,
+    adjusted_gm,
+    paired_transfer_bootstrap,
+)
 
 __all__ = [
     "Estimate",
+    "SentenceScores",
     "adjusted_gm",
     "auc",
     "compare_tables",
@@ -36,6 +41,7 @@ __all__ = [
     "non_dominated",
     "paired_auc_bootstrap",
     "paired_bootstrap",
+    "paired_transfer_bootstrap",
     "pairwise_agreement",
     "pairwise_preferences",
 ]

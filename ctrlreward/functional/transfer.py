@@ -72,6 +72,12 @@ class SentenceScores(NamedTuple):
         similarity: Cosine with the source, shape (n,), -1 to 1; NaN if failed.
         log_likelihood: Mean token log-probability, shape (n,), 0 or less.
         tokens: Number of tokens, shape (n,); a sentence of 0 or NaN tokens has failed.
+
+    Examples:
+        >>> ones = np.ones(2)
+        >>> scores = SentenceScores(ones, np.array([0.5, 0.7]), -ones, tokens=9 * ones)
+        >>> weighted_transfer(scores, np.ones((1, 2)))["similarity"]
+        array([0.6])
     """
 
     accuracy: Floats

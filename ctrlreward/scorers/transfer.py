@@ -9,13 +9,17 @@ from functools import partial
 import numpy as np
 
 from ctrlreward.engine.requests import Requests, run_requests
-from ctrlreward.functional.means import valid_mean
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.functional.transfer import (
+    GM_THRESHOLDS,
+    SentenceScores,
+    adjusted_gm,
+    weighted_transfer,
+)
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
 from ctrlreward.scorers.composite import CompositeScorer
-from ctrlreward.scorers.perplexity import TOKENS, Perplexity, pooled_perplexity
+from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 # Values of each sample from which the scores of a corpus follow.
@@ -156,8 +160,9 @@ def corpus_transfer(
     Returns:
         Scores over the sentences without a NaN; NaN if there are none.
     """
+    scores = SentenceScores(accuracy, similarity, log_likelihood, tokens)
+    figures = weighted_transfer(scores, np.ones((1, len(accuracy))), thresholds)
     valid = ~np.isnan(accuracy) & ~np.isnan(similarity) & (tokens > 0)
-    means = valid_mean(accuracy[valid]), valid_mean(similarity[valid])
-    perplexity = pooled_perplexity(log_likelihood[valid], tokens[valid])
-    gm = float(adjusted_gm(*means, perplexity, thresholds))
-    return CorpusTransfer(*means, perplexity, gm, failed=int((~valid).sum()))
+    return CorpusTransfer(
+        **{name: value.item() for name, value in figures.items()}, failed=int((~valid).sum())
+    )
