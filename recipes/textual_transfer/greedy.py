@@ -45,5 +45,5 @@ def transferred(
             content = networks.encode(padded, lengths, 1 - styles)
             ids, counts = networks.write(styles, content, max_words)
         for i, row, count in zip(rows, ids.tolist(), counts.tolist(), strict=True):
-            texts[i] = tokenizer.decode(row[:count], clean_up_tokenization_spaces=False)
+            texts[i] = str(tokenizer.decode(row[:count], clean_up_tokenization_spaces=False))
     return texts

@@ -56,7 +56,7 @@ def unfold(networks: TransferNetworks, batch: TransferBatch, temperature: float)
 
 
 def discriminator_losses(
-    states: States, discriminators: Sequence[nn.Module], critics: Sequence[nn.Module]
+    states: States, discriminators: nn.ModuleList, critics: nn.ModuleList
 ) -> dict[str, Tensor]:
     """Return eq. 3 of each style's discriminator and eq. 7 of each style's critic.
 
@@ -80,8 +80,8 @@ def discriminator_losses(
 
 def adversarial_losses(
     states: States,
-    discriminators: Sequence[nn.Module],
-    critics: Sequence[nn.Module],
+    discriminators: nn.ModuleList,
+    critics: nn.ModuleList,
     form: GeneratorLoss,
 ) -> dict[str, Tensor]:
     """Return the parts of -eq. 3 and -eq. 7 that encoder and generator minimise, over both styles.

@@ -121,6 +121,7 @@ class TextualTransfer(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["style_models"])
+        self.options: Any = self.hparams  # any name is an attribute
         self.lambdas = {**LAMBDAS, **_checked(dict(lambdas or {}))}
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.style_models = style_models
@@ -155,7 +156,7 @@ class TextualTransfer(pl.LightningModule):
         """Return Adam for embeddings, encoder and generator, and Adam for the discriminators."""
         judges = nn.ModuleList([self.discriminators, self.critics])
         return [
-            torch.optim.Adam(module.parameters(), self.hparams.learning_rate, betas=(0.5, 0.999))
+            torch.optim.Adam(module.parameters(), self.options.learning_rate, betas=(0.5, 0.999))
             for module in (self.networks, judges)
         ]
 
@@ -182,12 +183,12 @@ class TextualTransfer(pl.LightningModule):
         # Lightning counts the steps of the optimizers that it wraps: one a batch is enough.
         writer = self.optimizers()[0]  # type: ignore[index]
         judge = self.optimizers(use_pl_optimizer=False)[1]  # type: ignore[index]
-        states = unfold(self.networks, batch, self.hparams.temperature)
+        states = unfold(self.networks, batch, self.options.temperature)
         judged = discriminator_losses(states.detached(), self.discriminators, self.critics)
         judge.zero_grad()
         self.manual_backward(_sum(judged))
         for network in (*self.discriminators, *self.critics):
-            clip_grad_norm_(network.parameters(), self.hparams.gradient_norm)
+            clip_grad_norm_(network.parameters(), self.options.gradient_norm)
         judge.step()
         poor = self._is_poor(judged)
         with frozen(self.discriminators, self.critics):
@@ -195,9 +196,14 @@ class TextualTransfer(pl.LightningModule):
             total = _sum({name: self._weight(name) * loss for name, loss in losses.items()})
             writer.zero_grad()
             self.manual_backward(total)
-        clip_grad_norm_(self.networks.parameters(), self.hparams.gradient_norm)
+        clip_grad_norm_(self.networks.parameters(), self.options.gradient_norm)
         writer.step()
-        logged = {**judged, **losses, "total": total, "poor_discriminators": float(poor)}
+        logged: dict[str, Tensor | float] = {
+            **judged,
+            **losses,
+            "total": total,
+            "poor_discriminators": float(poor),
+        }
         size = len(batch.words) // 2
         self.log_dict({f"loss/{name}": value for name, value in logged.items()}, batch_size=size)
 
@@ -219,7 +225,7 @@ class TextualTransfer(pl.LightningModule):
                     f"{', '.join(self.styles)}"
                 )
         targets = [self.styles.index(label) for label in labels]
-        return transferred(self.networks, self.tokenizer, sources, targets, self.hparams.max_words)
+        return transferred(self.networks, self.tokenizer, sources, targets, self.options.max_words)
 
     def _check(self, data: TransferSentences) -> None:
         """Raise if the run can't use these losses, this device or this precision."""
@@ -246,7 +252,7 @@ class TextualTransfer(pl.LightningModule):
         losses = {"reconstruction": reconstruction(self.networks, batch, states)}
         if reconstruction_alone:
             return losses
-        form, weights = self.hparams.generator_loss, self.lambdas
+        form, weights = self.options.generator_loss, self.lambdas
         losses |= adversarial_losses(states, self.discriminators, self.critics, form)
         if weights["paraphrase"]:
             losses["paraphrase"] = paraphrase(self.networks, batch)
@@ -255,12 +261,12 @@ class TextualTransfer(pl.LightningModule):
         return {name: loss for name, loss in losses.items() if weights[name]}
 
     def _is_poor(self, judged: Mapping[str, Tensor]) -> bool:
-        bound = self.hparams.poor_discriminator
+        bound = self.options.poor_discriminator
         worst = max(judged[f"discriminator_{style}"].item() for style in (0, 1))
         return bound is not None and worst >= bound
 
     def _weight(self, name: str) -> float:
-        decay = self.hparams.critic_decay**self.current_epoch if name == "critic" else 1.0
+        decay = self.options.critic_decay**self.current_epoch if name == "critic" else 1.0
         return self.lambdas[name] * decay
 
     def _build(self, vocabulary: str, styles: tuple[str, str]) -> None:
@@ -278,7 +284,7 @@ class TextualTransfer(pl.LightningModule):
             return
         self._vocabulary, self.styles = vocabulary, styles
         self.tokenizer = vocabulary_from_json(vocabulary)
-        options = self.hparams
+        options = self.options
         sizes = options.embedding_size, options.style_size, options.content_size
         self.networks = TransferNetworks(len(self.tokenizer), *sizes, options.dropout)
         width = options.style_size + options.content_size
