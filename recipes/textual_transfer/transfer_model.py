@@ -83,8 +83,9 @@ class TextualTransfer(pl.LightningModule):
             the discriminators are sure, as they soon are; see `losses.generator_loss`.
         poor_discriminator: Loss from which on a discriminator of the first pair is too poor to
             learn from: encoder and generator then learn reconstruction alone. None never stops.
-        temperature: Temperature of a Gumbel-softmax of the words that are fed back; 0 feeds back
-            the plain distribution, as in the paper. Shen et al.'s code has 0.1.
+        temperature: Temperature of a Gumbel-softmax of the words that are fed back, as in Shen et
+            al.'s code: at a low one, discriminators see states of about the words that argmax would
+            write. 0 feeds back the plain distribution.
         critic_decay: Factor on the weight of eq. 7 per epoch.
         gradient_norm: Largest norm of the gradient of each network's update.
         max_words: Most words of a transferred sentence.
@@ -112,7 +113,7 @@ class TextualTransfer(pl.LightningModule):
         learning_rate: float = 1e-4,
         generator_loss: GeneratorLoss = "non_saturating",
         poor_discriminator: float | None = 1.2,
-        temperature: float = 0.0,
+        temperature: float = 0.1,
         critic_decay: float = 0.5,
         gradient_norm: float = 30.0,
         max_words: int = 20,
