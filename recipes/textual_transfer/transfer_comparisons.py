@@ -77,19 +77,20 @@ def trend(run: TransferRun) -> dict[str, float | None]:
 def compare_at_equal_accuracy(
     first: TransferRun,
     second: TransferRun,
-    accuracy: float,
+    accuracy: float | None,
     thresholds: tuple[float, float, float, float],
     tolerance: float = TOLERANCE,
 ) -> Comparison:
     """Compare two runs at a validation each whose accuracies differ by `tolerance` at most.
 
-    Of several such pairs, the one whose mean accuracy is nearest to `accuracy` is taken, and of
-    these the one with the smaller difference: figures that are compared do not choose the pair.
+    Figures that are compared do not choose among several such pairs. The one after most steps is
+    taken, since models that are hardly trained differ by chance, or the one whose mean accuracy is
+    nearest to `accuracy`; of equals, the one with the smaller difference.
 
     Args:
         first: A run with the transfers of its validations.
         second: A run on the same dev sentences.
-        accuracy: Accuracy to be near to, 0 to 1.
+        accuracy: Accuracy to be near to, 0 to 1; None takes the pair after most steps.
         thresholds: t1 to t4 of GM.
         tolerance: Largest difference of the accuracies.
 
@@ -102,10 +103,15 @@ def compare_at_equal_accuracy(
     close = {pair: (x, y) for pair, (x, y) in accuracies.items() if abs(x - y) <= tolerance + 1e-9}
     if not close:
         return Comparison(first.name, second.name)
-    (i, j), (x, y) = min(
-        close.items(),
-        key=lambda item: (round(abs(sum(item[1]) / 2 - accuracy), 9), abs(item[1][0] - item[1][1])),
-    )
+
+    def rank(pair: tuple[int, int]) -> tuple[float, float]:
+        x, y = close[pair]
+        if accuracy is None:
+            return -(first.points[pair[0]].step + second.points[pair[1]].step), abs(x - y)
+        return round(abs((x + y) / 2 - accuracy), 9), abs(x - y)
+
+    i, j = min(close, key=rank)
+    x, y = close[i, j]
     (one, before), (other, after) = first.transfers(i), second.transfers(j)
     if (one.sources, one.labels) != (other.sources, other.labels):
         raise ValueError(

@@ -224,6 +224,9 @@ def replay_stop(
 ) -> dict[str, Any]:
     """Find where early stopping would have ended a run that went on.
 
+    It begins with the first score above 0: GM is 0 until all of its parts have passed their
+    thresholds, and a rule that counted these validations would end most runs in the beginning.
+
     Args:
         history: Rows of a `HistoryLogger`.
         monitor: Key of the score, higher is better.
@@ -240,7 +243,8 @@ def replay_stop(
     state, stopped, kept = rule.start(), None, -math.inf
     rows = [(row["step"], row[monitor]) for row in history if monitor in row]
     values = [math.nan if value is None else float(value) for _, value in rows]
-    for (step, _), value in zip(rows, values, strict=True):
+    first = next((i for i, value in enumerate(values) if value > 0), len(values))
+    for (step, _), value in zip(rows[first:], values[first:], strict=True):
         state, decision = rule.update(state, step, {monitor: value})
         kept = state.best
         if decision.stop:

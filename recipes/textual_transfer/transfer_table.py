@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--accuracy",
         type=float,
         help="accuracy at which the models are compared; by default the one that all runs come "
-        "nearest to",
+        "nearest to, and for two models the last one that they have in common",
     )
     parser.add_argument(
         "--first-step",
@@ -90,18 +90,19 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
     Args:
         runs: One run or more.
         folder: Where to write; it is created.
-        accuracy: Accuracy at which the models are compared, 0 to 1; None takes `common_accuracy`.
+        accuracy: Accuracy at which the models are compared, 0 to 1; None takes `common_accuracy`
+            for the table, and for two models the last validations of an equal one.
 
     Raises:
         ValueError: The accuracy is out of range, or transfers of two runs are of different
             sentences.
         ImportError: matplotlib is not installed.
     """
-    if accuracy is None:
-        accuracy = common_accuracy(runs)
-    elif not 0 <= accuracy <= 1:
+    if accuracy is not None and not 0 <= accuracy <= 1:
         raise ValueError(f"accuracy = {accuracy}: give a share, 0 to 1")
     compared = _comparisons(runs, accuracy)
+    if accuracy is None:
+        accuracy = common_accuracy(runs)
     text = "\n\n".join(
         [
             f"At an Acc of about {accuracy:.3f}, on dev transfers, beside the paper's Table 2:",
@@ -146,7 +147,7 @@ def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | No
     return text
 
 
-def _comparisons(runs: Sequence[TransferRun], accuracy: float) -> list[Comparison]:
+def _comparisons(runs: Sequence[TransferRun], accuracy: float | None) -> list[Comparison]:
     """Compare the pairs of models that the paper compares, of equal seeds."""
     found = []
     for first, second in _PAIRS:

@@ -236,6 +236,8 @@ def test_the_stop_is_where_patience_ends() -> None:
     assert stop["share_saved"] == pytest.approx(1 / 3)
     going_on = replay_stop(history(1, 5, 4, 4.5, 3, 7), "gm", 60, 4)
     assert (going_on["stopped_step"], going_on["share_saved"], going_on["lost"]) == (None, 0, 0)
+    late = replay_stop(history(0, 0, None, 0, 5, 4, 3), "gm", 70, 2)
+    assert (late["stopped_step"], late["lost"]) == (70, 0)  # not by the zeros
     nothing = replay_stop([], "gm", 60)
     assert (nothing["stopped_step"], nothing["best"], nothing["lost"]) == (None, None, None)
 

@@ -122,6 +122,8 @@ def test_runs_are_compared_at_an_equal_accuracy_on_the_same_sentences(tmp_path: 
     # Nearest to 0.96, no other validation is within 0.02 of it, so the pair is the next one.
     far = compare_at_equal_accuracy(m0, m2, 0.96, THRESHOLDS)
     assert far.steps == (200, 200)
+    last = compare_at_equal_accuracy(m0, m2, None, THRESHOLDS)
+    assert last.steps == (200, 400)
     none = compare_at_equal_accuracy(m0, m2, 0.8, THRESHOLDS, tolerance=-1)
     assert none.steps is None
     assert "so not shown" in none.sentence()
