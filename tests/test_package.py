@@ -250,6 +250,11 @@ MISSING = {
         "from ctrlreward import LexiconSentiment; LexiconSentiment().load()",
         "LexiconSentiment needs vader",
     ),
+    "bleu": (
+        "from ctrlreward.recipes.textual_transfer.transfer_bleu import reference_bleu;"
+        "from ctrlreward import Samples; reference_bleu(Samples(['a'], references=['b']))",
+        "BLEU needs sacrebleu",
+    ),
     "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
 }
 
