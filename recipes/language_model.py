@@ -22,7 +22,7 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.recipes.corpus import END, Corpus, count_words, word_tokenizer
-from ctrlreward.recipes.freed_memory import KeepFreedMemory
+from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.scorers import Perplexity
 
 _IGNORED = -100  # of `cross_entropy`
@@ -121,7 +121,7 @@ class LanguageModelTrainer(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """Return a callback that reuses freed memory, so that a step need not map it anew."""
-        return [KeepFreedMemory()]
+        return [CPUTraining()]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""

@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.recipes.freed_memory import KeepFreedMemory
+from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.textual_transfer.batches import TransferBatch, TransferSentences
 from ctrlreward.recipes.textual_transfer.greedy import transferred
 from ctrlreward.recipes.textual_transfer.losses import GeneratorLoss
@@ -135,9 +135,6 @@ class TextualTransfer(pl.LightningModule):
         """Build the networks for the vocabulary of the data, and train what `language` needs."""
         if stage != "fit":
             return
-        # Denormal numbers, many in the gradient of a softmax at a low temperature, take a CPU ten
-        # times as long. Threads inherit this where they are started later.
-        torch.set_flush_denormal(True)
         data: TransferSentences = self.trainer.datamodule  # type: ignore[attr-defined]
         self._check(data)
         self._build(data.tokenizer.backend_tokenizer.to_str(), data.styles)
@@ -150,8 +147,11 @@ class TextualTransfer(pl.LightningModule):
             model.to(self.device)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Return a callback that reuses freed memory, so that a step need not map it anew."""
-        return [KeepFreedMemory()]
+        """Return one that reuses freed memory and flushes denormal numbers.
+
+        The gradient of a softmax at a low temperature has many of them.
+        """
+        return [CPUTraining(flush_denormals=True)]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return Adam for embeddings, encoder and generator, and Adam for the discriminators."""

@@ -15,6 +15,7 @@ import json
 import re
 import shlex
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 from typing import Any, NamedTuple
@@ -198,7 +199,10 @@ def check(command: str) -> None:
     elif program.endswith("pip"):
         check_installed_extras(arguments)
     elif program.endswith("python"):
-        assert (ROOT / arguments[0]).is_file()
+        if arguments[0] == "-m":
+            assert find_spec(arguments[1])
+        else:
+            assert (ROOT / arguments[0]).is_file()
     elif program.endswith("pytest"):
         assert all((ROOT / word).exists() for word in arguments if word.startswith("tests"))
     else:
@@ -230,7 +234,12 @@ def test_a_wrong_command_fails(workplace: None) -> None:
     ):
         with pytest.raises(SystemExit):
             check(command)
-    for command in ("make coffee", "pip install 'ctrlreward[coffee]'", "tests/no.py"):
+    for command in (
+        "python -m ctrlreward.coffee",
+        "make coffee",
+        "pip install 'ctrlreward[coffee]'",
+        "tests/no.py",
+    ):
         with pytest.raises((AssertionError, pytest.fail.Exception)):
             check(command)
 

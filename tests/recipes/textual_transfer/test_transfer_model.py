@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,22 @@ def test_one_global_step_a_batch(folder: Path) -> None:
     data = data_of(folder)
     trainer = trained(model_of(folder, lambdas={}), data, max_steps=-1, max_epochs=2)
     assert trainer.global_step == 2 * data.batches_per_epoch
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_denormal_numbers_are_flushed_in_training_alone(folder: Path, fails: bool) -> None:
+    tiny, seen = torch.tensor(1e-39), []
+
+    class Watched(TextualTransfer):
+        def on_train_batch_end(self, *args: Any) -> None:
+            seen.append(float(tiny * 0.5))
+            if fails:
+                raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        trained(Watched(**SIZES), data_of(folder))
+    assert seen == [0.0]
+    assert float(tiny * 0.5) > 0
 
 
 # Transfers
