@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def fill_root(config: Any, root: str) -> Any:
         return config.replace(f"${{{_ROOT}}}", root)
     if isinstance(config, list):
         config[:] = [fill_root(item, root) for item in config]
-    elif isinstance(config, dict) or hasattr(config, "__dict__"):
+    elif isinstance(config, (dict, Namespace)):
         items = config if isinstance(config, dict) else vars(config)
         for key, value in items.items():
             items[key] = fill_root(value, root)

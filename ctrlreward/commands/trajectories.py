@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,14 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.formats.runs import Run, read_run
 from ctrlreward.commands.terminal import plain_console, user_errors
-from ctrlreward.files import finite_or_none, write_whole
+from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.plots.tradeoff import TransferPoint, draw_transfer_paths, transfer_path
+from ctrlreward.plots.tradeoff import (
+    GMPath,
+    TransferPoint,
+    draw_transfer_paths,
+    transfer_path,
+)
 
 _DESCRIPTION = """Show how style transfer develops over training (Pang & Gimpel 2019, Figure 1 and
 Table 2): accuracy, similarity, perplexity and GM of each run at its validation
@@ -50,7 +54,7 @@ class MetricKeys:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Trajectory(GMPath):
     """Validations of one run.
 
     Attributes:
@@ -66,24 +70,6 @@ class Trajectory:
     points: Sequence[TransferPoint]
     gm: Sequence[float]
     thresholds: tuple[float, ...] | None
-
-    def nearest(self, accuracy: float) -> int:
-        """Return the index of the validation nearest to an accuracy; of equals, the best by GM."""
-        return min(
-            range(len(self.points)),
-            key=lambda i: (round(abs(self.points[i].accuracy - accuracy), 9), -self._rank(i)),
-        )
-
-    def best(self) -> int:
-        """Return the index of the validation with the highest GM, the first of equals."""
-        return max(range(len(self.points)), key=self._rank)
-
-    def row(self, i: int) -> dict[str, float | None]:
-        """Return step, metrics and GM of a validation."""
-        return {**self.points[i]._asdict(), "gm": finite_or_none(self.gm[i])}
-
-    def _rank(self, i: int) -> float:
-        return self.gm[i] if isfinite(self.gm[i]) else -1.0
 
 
 def run(arguments: list[str]) -> None:

@@ -85,6 +85,11 @@ class SentenceScores(NamedTuple):
     log_likelihood: Floats
     tokens: Floats
 
+    @property
+    def failed(self) -> npt.NDArray[np.bool_]:
+        """True for the sentences that figures of the corpus leave out, shape (n,)."""
+        return np.isnan(self.accuracy) | np.isnan(self.similarity) | ~(self.tokens > 0)
+
 
 def weighted_transfer(
     scores: SentenceScores,
@@ -111,7 +116,7 @@ def weighted_transfer(
         {'accuracy': [1.0, 0.0], 'similarity': [0.9, 0.7], 'perplexity': [2.0, 2.0],
          'gm': [30.15, 0.0]}
     """
-    failed = np.isnan(scores.accuracy) | np.isnan(scores.similarity) | ~(scores.tokens > 0)
+    failed = scores.failed
     accuracy, similarity, log_likelihood, tokens = (np.where(failed, 0.0, x) for x in scores)
     counts = weights @ ~failed
     with np.errstate(invalid="ignore"):

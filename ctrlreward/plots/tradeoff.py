@@ -7,6 +7,7 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
+from ctrlreward.files import finite_or_none
 from ctrlreward.plots.style import SERIES, finish_panel, mark_steps, new_figure
 
 _DPI = 130
@@ -27,6 +28,36 @@ class TransferPoint(NamedTuple):
     accuracy: float
     similarity: float
     perplexity: float
+
+
+class GMPath:
+    """Base of a run's validations, which finds some of them by accuracy and by GM.
+
+    Attributes:
+        points: n validations, in the order of their steps.
+        gm: GM of each, NaN where it was not logged.
+    """
+
+    points: Sequence[TransferPoint]
+    gm: Sequence[float]
+
+    def nearest(self, accuracy: float) -> int:
+        """Return the index of the validation nearest to an accuracy; of equals, the best by GM."""
+        return min(
+            range(len(self.points)),
+            key=lambda i: (round(abs(self.points[i].accuracy - accuracy), 9), -self._rank(i)),
+        )
+
+    def best(self) -> int:
+        """Return the index of the validation with the highest GM, the first of equals."""
+        return max(range(len(self.points)), key=self._rank)
+
+    def row(self, i: int) -> dict[str, float | None]:
+        """Return step, metrics and GM of a validation."""
+        return {**self.points[i]._asdict(), "gm": finite_or_none(self.gm[i])}
+
+    def _rank(self, i: int) -> float:
+        return self.gm[i] if isfinite(self.gm[i]) else -1.0
 
 
 def transfer_path(

@@ -162,7 +162,5 @@ def corpus_transfer(
     """
     scores = SentenceScores(accuracy, similarity, log_likelihood, tokens)
     figures = weighted_transfer(scores, np.ones((1, len(accuracy))), thresholds)
-    valid = ~np.isnan(accuracy) & ~np.isnan(similarity) & (tokens > 0)
-    return CorpusTransfer(
-        **{name: value.item() for name, value in figures.items()}, failed=int((~valid).sum())
-    )
+    values = {name: value.item() for name, value in figures.items()}
+    return CorpusTransfer(**values, failed=int(scores.failed.sum()))

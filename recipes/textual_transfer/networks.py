@@ -103,7 +103,7 @@ class Generator(nn.Module):
         return self.output(self.dropout(states))
 
     def unfold_self_fed(
-        self, embeddings: Tensor, go: int, start: Tensor, steps: int, temperature: float
+        self, embeddings: Tensor, start: Tensor, steps: int, temperature: float
     ) -> Tensor:
         """Return the states with the generator's own distributions fed in, the first included.
 
@@ -112,7 +112,6 @@ class Generator(nn.Module):
 
         Args:
             embeddings: Embedding of each word, shape (V, embedding_size).
-            go: Id of `<go>`.
             start: First state, shape (n, width).
             steps: Number of steps.
             temperature: Temperature of the softmax; 0 feeds in the plain distribution.
@@ -120,7 +119,7 @@ class Generator(nn.Module):
         Returns:
             Shape (n, steps + 1, width).
         """
-        inputs, states = embeddings[go].expand(len(start), 1, -1), [start]
+        inputs, states = embeddings[GO].expand(len(start), 1, -1), [start]
         for _ in range(steps):
             _, state = self.cell(self.dropout(inputs), states[-1][None])
             states.append(state[0])
@@ -134,44 +133,33 @@ class Generator(nn.Module):
         return torch.stack(states, dim=1)
 
     @torch.no_grad()
-    def write(
-        self,
-        embeddings: Tensor,
-        go: int,
-        end: int,
-        start: Tensor,
-        steps: int,
-        banned: Sequence[int],
-    ) -> tuple[Tensor, Tensor]:
+    def write(self, embeddings: Tensor, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """Return the likeliest words one by one, without gradients and without dropout.
 
         Args:
             embeddings: Embedding of each word, shape (V, embedding_size).
-            go: Id of `<go>`.
-            end: Id of `<eos>`; it and all after it is padding in the result.
             start: First state, shape (n, width).
             steps: Most words of a sentence.
-            banned: Ids that are never written.
 
         Returns:
-            Ids, shape (n, words), and number of words of each sentence, shape (n,).
+            Ids, padded by `<eos>`, shape (n, words), and number of words of each, shape (n,).
         """
-        state, words = start[None], torch.full_like(start[:, 0], go, dtype=torch.long)
+        state, words = start[None], torch.full_like(start[:, 0], GO, dtype=torch.long)
         open_, columns = torch.ones_like(words, dtype=torch.bool), []
         with without_dropout(self):
             for _ in range(steps):
                 _, state = self.cell(embeddings[words][:, None], state)
                 logits = self.logits(state[0])
-                logits[:, list(banned)] = -torch.inf
+                logits[:, [PAD, GO, UNK]] = -torch.inf
                 words = logits.argmax(dim=-1)
-                open_ = open_ & (words != end)
+                open_ = open_ & (words != EOS)
                 if not open_.any():
                     break
-                columns.append(torch.where(open_, words, end))
+                columns.append(torch.where(open_, words, EOS))
         if not columns:
-            columns = [torch.full_like(words, end)]
+            columns = [torch.full_like(words, EOS)]
         ids = torch.stack(columns, dim=1)
-        return ids, (ids != end).sum(dim=1)
+        return ids, (ids != EOS).sum(dim=1)
 
 
 class StateDiscriminator(nn.Module):
@@ -262,7 +250,7 @@ class TransferNetworks(nn.Module):
     ) -> Tensor:
         """Return the generator's states over its own words, shape (n, steps + 1, width)."""
         start = self.generator.start(styles, content)
-        return self.generator.unfold_self_fed(self.embedding.weight, GO, start, steps, temperature)
+        return self.generator.unfold_self_fed(self.embedding.weight, start, steps, temperature)
 
     def write(self, styles: Tensor, content: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         """Return the likeliest words one by one, without gradients and without dropout.
@@ -277,8 +265,8 @@ class TransferNetworks(nn.Module):
         Returns:
             Ids, padded by `<eos>`, shape (n, words), and number of words of each, shape (n,).
         """
-        start, vectors = self.generator.start(styles, content), self.embedding.weight
-        return self.generator.write(vectors, GO, EOS, start, steps, banned=(PAD, GO, UNK))
+        start = self.generator.start(styles, content)
+        return self.generator.write(self.embedding.weight, start, steps)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedTokenizerFast
 
-from ctrlreward.arguments import did_you_mean
+from ctrlreward.arguments import one_of
 from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.textual_transfer.batches import TransferBatch, TransferSentences
 from ctrlreward.recipes.textual_transfer.greedy import transferred
@@ -302,11 +302,7 @@ class TextualTransfer(pl.LightningModule):
 
 def _checked(lambdas: Mapping[str, float]) -> Mapping[str, float]:
     for name, value in lambdas.items():
-        if name not in LAMBDAS:
-            raise ValueError(
-                f"lambdas has {name!r}: give one of {', '.join(LAMBDAS)}"
-                f"{did_you_mean(name, LAMBDAS)}"
-            )
+        one_of("a key of lambdas", name, LAMBDAS)
         if not 0 <= value < float("inf"):
             raise ValueError(f"lambdas[{name!r}] = {value}: give 0 or more")
     return lambdas

@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ctrlreward.callbacks.loggers.records import read_scored_samples
-from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import SentenceScores
 from ctrlreward.plots.curves import curve
-from ctrlreward.plots.tradeoff import TransferPoint, transfer_path
+from ctrlreward.plots.tradeoff import GMPath, TransferPoint, transfer_path
 from ctrlreward.samples import Samples
 
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
@@ -24,7 +24,7 @@ _PAPERS_ACCURACY = 0.8
 
 
 @dataclass(frozen=True)
-class TransferRun:
+class TransferRun(GMPath):
     """Validations and test report of one run.
 
     Attributes:
@@ -50,21 +50,6 @@ class TransferRun:
     def variant(self) -> str:
         """The name without the model, `_seed0`: equal for runs to be compared."""
         return _MODEL.sub("", self.name, count=1)
-
-    def nearest(self, accuracy: float) -> int:
-        """Return the index of the validation nearest to an accuracy; of equals, the best by GM."""
-        return min(
-            range(len(self.points)),
-            key=lambda i: (round(abs(self.points[i].accuracy - accuracy), 9), -self._rank(i)),
-        )
-
-    def best(self) -> int:
-        """Return the index of the validation with the highest GM, the first of equals."""
-        return max(range(len(self.points)), key=self._rank)
-
-    def row(self, i: int) -> dict[str, float | None]:
-        """Return step, metrics and GM of a validation."""
-        return {**self.points[i]._asdict(), "gm": finite_or_none(self.gm[i])}
 
     def transfers(self, i: int) -> tuple[Samples, SentenceScores]:
         """Read the dev transfers of a validation with their scores.
@@ -92,9 +77,6 @@ class TransferRun:
         # A text that failed has no likelihood, whatever its number of words.
         scores["tokens"] = np.where(np.isnan(scores["log_likelihood"]), 0.0, scores["tokens"])
         return samples, SentenceScores(*(scores[name] for name in SentenceScores._fields))
-
-    def _rank(self, i: int) -> float:
-        return self.gm[i] if isfinite(self.gm[i]) else -1.0
 
 
 def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) -> TransferRun:
