@@ -102,7 +102,8 @@ class Reward:
             vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
 
     Attributes:
-        components: The components by name.
+        components: The components by name; `reward["relevance"]` is one.
+        aggregate: The function from scores by name to totals.
         weights: The weight of each component with `"weighted"`; None with other aggregates.
         thresholds: t1 to t4 of `"gm"`; None with other aggregates.
         accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
@@ -145,14 +146,14 @@ class Reward:
         self.thresholds = _thresholds(aggregate, thresholds)
         if aggregate == "weighted":
             self.weights = _complete_weights(self.components, given_weights)
-            self._aggregate: Aggregate = partial(weighted_sum, self.weights)
+            self.aggregate: Aggregate = partial(weighted_sum, self.weights)
         else:
             _check_unweighted(aggregate, given_weights)
-            self._aggregate = cast(Aggregate, aggregate)
+            self.aggregate = cast(Aggregate, aggregate)
         if self.thresholds is not None:
             self.accuracy_score, names = _gm_components(self.components)
             # A partial instead of a closure, so that a reward can be pickled.
-            self._aggregate = partial(_gm_of, names, self.thresholds)
+            self.aggregate = partial(_gm_of, names, self.thresholds)
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -172,6 +173,12 @@ class Reward:
         """
         return self._score(as_samples(samples, **columns))
 
+    def __getitem__(self, name: str) -> Component:
+        """Return a component, for callbacks and adapters; a KeyError lists those that exist."""
+        if name not in self.components:
+            raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
+        return self.components[name]
+
     def submit(self, samples: SamplesLike, **columns: Column) -> Future[RewardBatch]:
         """Score samples on the background thread; the future returns or raises as a call does."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
@@ -183,8 +190,7 @@ class Reward:
     def load(self) -> None:
         """Load all models now, on this thread; without it, the first scoring loads them.
 
-        Building a model may draw random numbers. Call this before `submit` if the state of the
-        random generators has to be restored afterwards.
+        Building a model may draw random numbers: call this before `submit` if their state matters.
         """
         for scorer in self._scorers():
             scorer.load()
@@ -199,15 +205,13 @@ class Reward:
         started = time.perf_counter()
         with _cuda_stream(self.device):
             components = score(self.components, samples)
-        total = np.asarray(self._aggregate(components), dtype=np.float64)
+        total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (len(samples),):
             raise ValueError(
                 f"aggregate returned shape {total.shape} for {len(samples)} samples: "
                 "return one number per sample"
             )
-        failed: npt.NDArray[np.bool_] = ~np.isfinite(total)
-        for values in components.values():
-            failed |= np.isnan(values)
+        failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
         total = np.where(failed, np.nan, total)
         return RewardBatch(total, components, failed, time.perf_counter() - started)
 
@@ -254,21 +258,18 @@ def check_direction(name: str, component: Component, weight: float) -> None:
         ValueError: The weight is negative and higher is better, or positive and lower is better.
     """
     better = "higher" if component.spec.higher_is_better else "lower"
-    if weight * _direction(component) < 0:
+    if (weight if better == "higher" else -weight) < 0:
         raise ValueError(
             f"{name} is better when {better}, but its weight {weight} rewards the opposite: "
             f"give {-weight}"
         )
 
 
-def _direction(component: Component) -> float:
-    return 1.0 if component.spec.higher_is_better else -1.0
-
-
 def _complete_weights(
     components: Mapping[str, Component], given: Mapping[str, float]
 ) -> dict[str, float]:
-    weights = {name: given.get(name, _direction(c)) for name, c in components.items()}
+    signs = {name: 1.0 if c.spec.higher_is_better else -1.0 for name, c in components.items()}
+    weights = {**signs, **given}
     for name, weight in weights.items():
         check_direction(name, components[name], weight)
     return weights
@@ -315,6 +316,5 @@ def _gm_of(names: tuple[str, ...], thresholds: Thresholds, scores: Mapping[str, 
 
 
 def _cuda_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:
-    if device is None or not device.startswith("cuda"):
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))
+    on_cuda = device is not None and device.startswith("cuda")
+    return torch.cuda.stream(torch.cuda.Stream(device)) if on_cuda else nullcontext()

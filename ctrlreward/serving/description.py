@@ -1,0 +1,113 @@
+"""Description of a reward: its scores, weights and fingerprint, and how two of them differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ctrlreward.reward import Reward
+from ctrlreward.scorers.base import Scorer
+from ctrlreward.serving.fingerprint import digest_of, fingerprint
+from ctrlreward.serving.wire import PROTOCOL
+
+_ABSENT = object()
+
+
+def describe(reward: Reward) -> dict[str, Any]:
+    """Return the names, directions, ranges, weights and fingerprint of a reward; loads no model.
+
+    Equal rewards have equal descriptions in all processes. `fingerprint_id`, a SHA-256, is equal
+    if the scorers, weights, dtypes, models and versions are; see `fingerprint.fingerprint`.
+
+    Returns:
+        Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`,
+        `required_columns` (score → column → who needs it), `scores` (name → `higher_is_better`
+        and `range`, with null where there is no bound) and `folds` (score of a corpus → names of
+        its parts); `components` (name → id of its scorer, and score); `aggregate`, `weights`,
+        `thresholds`, `accuracy_score` as `Reward` has them; `fingerprint` (dotted key → value)
+        and `fingerprint_id`.
+
+    Examples:
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> described = describe(Reward({"content": (content, 2.0)}))
+        >>> described["components"], described["weights"]
+        ({'content': {'scorer': '0', 'score': 'similarity'}}, {'content': 2.0})
+        >>> differences(described, describe(Reward({"content": (content, 0.5)})))
+        ['weights.content: expected 2.0, found 0.5']
+    """
+    ids = {c.scorer: "" for c in reward.components.values()}
+    ids = {scorer: str(i) for i, scorer in enumerate(ids)}
+    aggregate = "weighted" if reward.weights is not None else "custom"
+    aggregate = aggregate if reward.thresholds is None else "gm"
+    function = reward.aggregate if aggregate == "custom" else aggregate
+    described: dict[str, Any] = {
+        "protocol": PROTOCOL,
+        "scorers": [_describe_scorer(id_, scorer) for scorer, id_ in ids.items()],
+        "components": {
+            name: {"scorer": ids[c.scorer], "score": c.name}
+            for name, c in reward.components.items()
+        },
+        "aggregate": aggregate,
+        "weights": None if reward.weights is None else dict(reward.weights),
+        "thresholds": None if reward.thresholds is None else list(reward.thresholds),
+        "accuracy_score": reward.accuracy_score,
+        "fingerprint": fingerprint({id_: scorer for scorer, id_ in ids.items()}, function),
+    }
+    described["fingerprint_id"] = digest_of(described)
+    return described
+
+
+def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """Return one line per difference of two descriptions: `weights.fluency: expected 1.0, …`.
+
+    Only the top-level entries that are expected are compared: `{"weights": {"fluency": 1.0}}`
+    expects these weights, and any scorers. `fingerprint_id` is left out where another line says
+    what it summarises.
+    """
+    expected, found = (json.loads(json.dumps(dict(given))) for given in (expected, found))
+    ours = dict(_flat(expected))
+    theirs = dict(_flat({key: value for key, value in found.items() if key in expected}))
+    lines = [
+        f"{key}: expected {_shown(ours, key)}, found {_shown(theirs, key)}"
+        for key in dict.fromkeys((*ours, *theirs))
+        if ours.get(key, _ABSENT) != theirs.get(key, _ABSENT)
+    ]
+    return [line for line in lines if not line.startswith("fingerprint_id: ")] or lines
+
+
+def _describe_scorer(id_: str, scorer: Scorer) -> dict[str, Any]:
+    folds = {name: list(fold.parts) for name, fold in scorer.corpus_folds.items()}
+    names = dict.fromkeys((*scorer.specs, *(part for parts in folds.values() for part in parts)))
+    return {
+        "id": id_,
+        "class": type(scorer).__name__,
+        "pointwise": scorer.pointwise,
+        "required_columns": {name: dict(scorer.required_columns((name,))) for name in names},
+        "scores": {
+            name: {
+                "higher_is_better": bool(spec.higher_is_better),
+                "range": [float(b) if math.isfinite(b) else None for b in spec.range],
+            }
+            for name, spec in scorer.specs.items()
+        },
+        "folds": folds,
+    }
+
+
+def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    items: dict[str, Any] | None = None
+    if isinstance(value, dict):
+        items = value
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        items = {str(i): item for i, item in enumerate(value)}
+    if not items:
+        yield key, value
+    for name, item in (items or {}).items():
+        yield from _flat(item, f"{key}.{name}" if key else name)
+
+
+def _shown(values: Mapping[str, object], key: str) -> str:
+    return json.dumps(values[key], ensure_ascii=False) if key in values else "nothing"
