@@ -1,0 +1,102 @@
+"""Scores of merged requests, and of requests in which a sample makes a scorer raise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, Scores, score
+
+# Errors about the samples; any other one is of the scorer itself.
+ABOUT_SAMPLES = (ValueError, TypeError)
+
+# Single samples that may fail with errors of the scorer itself before it is taken for broken.
+_BROKEN_AFTER = 4
+
+
+def merged_scores(
+    components: Mapping[str, Component], requests: Sequence[Samples]
+) -> list[dict[str, Scores]]:
+    """Return the scores of several requests by name, pointwise ones from one call.
+
+    Scores that depend on other samples are computed on each request alone.
+
+    Args:
+        components: The scores that are wanted, by name.
+        requests: Samples with the same columns, one `Samples` per request.
+
+    Raises:
+        Exception: Any of a scorer, which may be about one request only.
+    """
+    if len(requests) == 1:
+        return [score(components, requests[0])]
+    pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}
+    of_groups = {name: c for name, c in components.items() if not c.scorer.pointwise}
+    merged = score(pointwise, Samples.concat(requests)) if pointwise else {}
+    ends = np.cumsum([len(samples) for samples in requests])
+    results = []
+    for samples, end in zip(requests, ends, strict=True):
+        rows = slice(end - len(samples), end)
+        own = score(of_groups, samples) if of_groups else {}
+        results.append(
+            {name: own[name] if name in own else merged[name][rows] for name in components}
+        )
+    return results
+
+
+def tolerant_scores(
+    components: Mapping[str, Component], samples: Samples
+) -> tuple[dict[str, Scores], dict[int, Exception]]:
+    """Return scores by name, NaN where a sample makes a scorer raise, and the error of each such.
+
+    The samples are bisected until those that raise are alone. Scores that depend on other samples
+    are computed on all that do not raise.
+
+    Raises:
+        Exception: An error of a scorer itself, with every sample.
+    """
+    errors: dict[int, Exception] = {}
+    pieces: list[tuple[list[int], dict[str, Scores]]] = []
+
+    def visit(rows: list[int]) -> None:
+        try:
+            pieces.append((rows, score(components, samples[rows])))
+        except Exception as error:
+            if len(rows) > 1:
+                visit(rows[: len(rows) // 2])
+                visit(rows[len(rows) // 2 :])
+                return
+            errors[rows[0]] = error
+            own = [e for e in errors.values() if not isinstance(e, ABOUT_SAMPLES)]
+            if not pieces and len(own) >= min(_BROKEN_AFTER, len(samples)):
+                raise own[-1] from None
+
+    visit(list(range(len(samples))))
+    of_groups = {name: c for name, c in components.items() if not c.scorer.pointwise}
+    if of_groups and errors and pieces:
+        good = [row for row in range(len(samples)) if row not in errors]
+        pieces.append((good, score(of_groups, samples[good])))
+    scores = {name: np.full(len(samples), np.nan) for name in components}
+    for rows, values in pieces:
+        for name, of_rows in values.items():
+            scores[name][rows] = of_rows
+    return scores, errors
+
+
+def first_culprit(components: Mapping[str, Component], samples: Samples) -> int | None:
+    """Return the index of the first sample that makes a scorer raise; None if none does alone."""
+    rows = list(range(len(samples)))
+    while len(rows) > 1:
+        half = rows[: len(rows) // 2]
+        rows = half if _raises(components, samples[half]) else rows[len(half) :]
+    return rows[0] if rows and _raises(components, samples[rows]) else None
+
+
+def _raises(components: Mapping[str, Component], samples: Samples) -> bool:
+    try:
+        score(components, samples)
+    except Exception:
+        return True
+    return False

@@ -1,0 +1,286 @@
+"""Queue of the server: requests of all clients, scored in batches on one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.columns import MissingColumn
+from ctrlreward.placement import Worker
+from ctrlreward.reward import Reward
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, Scorer, Scores, check_columns
+from ctrlreward.serving.batch_results import (
+    Finish,
+    WaitingRequest,
+    refusal,
+    results_of,
+    scored_request,
+    scores_only,
+)
+from ctrlreward.serving.queue_options import QueueObserver, QueueOptions
+from ctrlreward.serving.refusals import NotReady, QueueFull, RejectedSamples
+from ctrlreward.serving.wire import ScoredRequest
+
+State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
+
+_LONGEST_RETRY = 60  # seconds
+
+
+class RequestQueue:
+    """Requests of all clients, scored in batches on one thread.
+
+    While the thread scores, requests gather; those with the same columns become the next batch.
+    Scores that depend on other samples are computed on one request alone. A batch that makes a
+    scorer raise is scored again request by request, so that only the culprit fails.
+
+    Args:
+        reward: The reward that scores.
+        options: Sizes of batches and queue.
+        observer: Receives what is measured.
+
+    Attributes:
+        reward: The reward.
+        scorers: Its scorers by id: `"0"`, `"1"`, … in the order of the components.
+        state: `"loading"`, `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
+    """
+
+    def __init__(
+        self,
+        reward: Reward,
+        options: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
+        observer: QueueObserver | None = None,
+    ) -> None:
+        self.reward = reward
+        self.options = options
+        self.observer = observer
+        self.state: State = "loading"
+        self.scorers: dict[str, Scorer] = {
+            str(i): scorer
+            for i, scorer in enumerate(
+                dict.fromkeys(component.scorer for component in reward.components.values())
+            )
+        }
+        self._reason = ""
+        self._waiting: list[WaitingRequest] = []
+        self._scoring: list[WaitingRequest] = []
+        self._speed = math.inf  # characters per second of the last batches
+        self._worker = Worker("ctrlreward-serving")
+        self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def held_characters(self) -> int:
+        """Characters that are waiting or being scored."""
+        return sum(request.characters for request in (*self._waiting, *self._scoring))
+
+    async def start(self, load: Callable[[], object] | None = None) -> None:
+        """Load the models on the scoring thread, and score from then on.
+
+        Args:
+            load: Loads them; None for `reward.load`.
+
+        Raises:
+            Exception: Any of loading; the state is then `"failed"`.
+        """
+        self._arrived, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._runner = asyncio.create_task(self._run())
+        try:
+            await self.on_thread(load or self.reward.load)
+        except Exception as error:
+            self.state, self._reason = "failed", f"{type(error).__name__}: {error}"
+            raise
+        if self.state == "loading":
+            self.state = "ready"
+
+    async def drain(self) -> None:
+        """Refuse new requests, finish those that are held, and end the thread."""
+        loading = self.state == "loading"
+        self.state = "draining"
+        if self._runner is not None:
+            await self._idle.wait()
+            self._runner.cancel()
+            await asyncio.gather(self._runner, return_exceptions=True)
+        if not loading:  # its thread ends by itself after loading
+            self._worker.close()
+
+    async def on_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Run a call on the scoring thread, after what is being scored."""
+        return await asyncio.wrap_future(self._worker.submit(call, *arguments))
+
+    def check_ready(self) -> None:
+        """Raise a `NotReady` unless requests are accepted."""
+        if self.state != "ready":
+            raise NotReady(self.state, self._reason)
+
+    async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
+        """Score a request with the reward.
+
+        Cancelling takes the request out of the queue.
+
+        Args:
+            samples: n samples.
+            strict: A sample that makes a scorer raise fails the whole request, as in-process;
+                otherwise only that sample fails.
+
+        Raises:
+            NotReady: The models are being loaded, or the server is ending.
+            QueueFull: Too much is waiting.
+            RejectedSamples: A column is missing, or a scorer rejects a sample and `strict`.
+            ScorerFailed: A scorer or the aggregate fails by itself.
+        """
+        components = self.reward.components
+        return await self._result(
+            samples, components, ("reward",), strict, partial(scored_request, self.reward)
+        )
+
+    async def score_with(
+        self, scorer_id: str, samples: Samples, names: Iterable[str]
+    ) -> dict[str, Scores]:
+        """Score a request with one scorer; the first sample that it rejects fails all.
+
+        Args:
+            scorer_id: Key of `scorers`.
+            samples: n samples.
+            names: Its scores or parts of its corpus scores.
+
+        Raises:
+            KeyError: There is no such scorer.
+            RejectedSamples: It has no such score, or rejects a sample.
+            NotReady: As in `score`.
+            QueueFull: As in `score`.
+            ScorerFailed: As in `score`.
+        """
+        scorer = self.scorers[scorer_id]
+        wanted = tuple(dict.fromkeys(names))
+        parts = (part for fold in scorer.corpus_folds.values() for part in fold.parts)
+        known = list(dict.fromkeys([*scorer.specs, *parts]))
+        for i, name in enumerate(wanted):
+            if name not in known:
+                hint = did_you_mean(name, known, str) or f": give some of {', '.join(known)}"
+                raise RejectedSamples(f"the scorer has no score {name!r}{hint}", ("names", i))
+        components = {name: Component(scorer, name) for name in wanted}
+        key = ("scorer", scorer_id, frozenset(wanted), *([] if scorer.pointwise else [object()]))
+        return await self._result(samples, components, key, True, scores_only)
+
+    async def _result(
+        self,
+        samples: Samples,
+        components: Mapping[str, Component],
+        key: tuple[object, ...],
+        strict: bool,
+        finish: Finish,
+    ) -> Any:
+        self.check_ready()
+        if not len(samples) or not components:
+            return finish({name: np.empty(len(samples)) for name in components}, {}, 0.0)
+        try:
+            check_columns(components, samples)
+        except MissingColumn as error:
+            raise RejectedSamples(str(error)) from None
+        columns = samples.columns()
+        characters = sum(len(item) for column in columns.values() for item in column)
+        request = WaitingRequest(
+            samples,
+            components,
+            (*key, *columns),
+            strict,
+            finish,
+            characters,
+            asyncio.get_running_loop().create_future(),
+        )
+        self._admit(request)
+        try:
+            return await request.result
+        finally:
+            if request in self._waiting:  # cancelled
+                self._waiting.remove(request)
+                self._note_idle()
+
+    def _admit(self, request: WaitingRequest) -> None:
+        held, options = self.held_characters, self.options
+        requests = len(self._waiting) + len(self._scoring)
+        above = held + request.characters > options.waiting_characters
+        if requests and (above or requests >= options.waiting_requests):
+            seconds = math.ceil(held / self._speed)
+            raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
+        self._waiting.append(request)
+        self._idle.clear()
+        self._arrived.set()
+
+    async def _run(self) -> None:
+        expected, ended = 0, -math.inf
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            if time.perf_counter() - ended <= self.options.window:
+                await self._gather(expected)
+            self._scoring = self._take()
+            started = time.perf_counter()
+            if self._scoring:
+                await self._score_batch(self._scoring)
+            ended = time.perf_counter()
+            characters = sum(request.characters for request in self._scoring)
+            self._speed = max(characters, 1) / max(ended - started, 1e-6)
+            # Those who have just been answered may ask again, beside those who are waiting.
+            expected = len(self._scoring) + len(self._waiting)
+            self._scoring = []
+            self._note_idle()
+
+    async def _gather(self, expected: int) -> None:
+        """Wait until as many requests as a moment ago are there, a batch is full, or none comes."""
+        while self._waiting and len(self._waiting) < expected:
+            if sum(r.characters for r in self._waiting) >= self.options.batch_characters:
+                return
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), self.options.window)
+            except TimeoutError:
+                return
+
+    def _take(self) -> list[WaitingRequest]:
+        """Remove the next batch from the queue: the oldest request, and those that fit with it."""
+        taken: list[WaitingRequest] = []
+        room = self.options.batch_characters
+        for request in self._waiting:
+            if taken and request.merges_with != taken[0].merges_with:
+                continue
+            if taken and request.characters > room:
+                break
+            taken.append(request)
+            room -= request.characters
+        self._waiting = [request for request in self._waiting if request not in taken]
+        return taken
+
+    def _note_idle(self) -> None:
+        if not self._waiting and not self._scoring:
+            self._idle.set()
+
+    async def _score_batch(self, requests: list[WaitingRequest]) -> None:
+        started = time.perf_counter()
+        try:
+            results = await self.on_thread(results_of, requests)
+        except Exception as error:
+            results = [refusal(error, None)] * len(requests)
+        for request, result in zip(requests, results, strict=True):
+            if request.result.done():  # its client is gone
+                continue
+            if isinstance(result, Exception):
+                request.result.set_exception(result)
+            else:
+                request.result.set_result(result)
+                if self.observer and isinstance(result, ScoredRequest):
+                    self.observer.scored(len(request.samples), int(result.batch.failed.sum()))
+        if self.observer:
+            samples = sum(len(request.samples) for request in requests)
+            waits = [started - request.arrived for request in requests]
+            seconds = time.perf_counter() - started
+            self.observer.batch(len(requests), samples, waits, seconds)

@@ -1,0 +1,77 @@
+"""Prometheus metrics of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class ServingMetrics:
+    """Counters of one server, in a registry of its own.
+
+    Args:
+        waiting_characters: Returns the characters that are waiting or being scored.
+        ready: True while requests are accepted.
+    """
+
+    def __init__(self, waiting_characters: Callable[[], float], ready: Callable[[], bool]) -> None:
+        registry = self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "ctrlreward_requests",
+            "Replies by route and HTTP status; 499: the client hung up.",
+            ("route", "status"),
+            registry=registry,
+        )
+        self._samples = Counter("ctrlreward_samples", "Samples scored.", registry=registry)
+        self._failed = Counter("ctrlreward_failed_samples", "Samples failed.", registry=registry)
+        self._batch_requests = Histogram(
+            "ctrlreward_batch_requests", "Requests by batch.", buckets=_SIZES, registry=registry
+        )
+        self._batch_samples = Histogram(
+            "ctrlreward_batch_samples", "Samples by batch.", buckets=_SIZES, registry=registry
+        )
+        self._wait = Histogram(
+            "ctrlreward_queue_wait_seconds",
+            "Time of a request in the queue.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._scoring = Histogram(
+            "ctrlreward_scoring_seconds",
+            "Time of scoring a batch.",
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        waiting = Gauge(
+            "ctrlreward_waiting_characters",
+            "Characters waiting or being scored.",
+            registry=registry,
+        )
+        waiting.set_function(waiting_characters)
+        ready_gauge = Gauge("ctrlreward_ready", "1 while requests are accepted.", registry=registry)
+        ready_gauge.set_function(lambda: float(ready()))
+
+    def replied(self, route: str, status: int) -> None:
+        """Count a reply."""
+        self._requests.labels(route, str(status)).inc()
+
+    def scored(self, samples: int, failed: int) -> None:
+        """Count the samples of a finished request."""
+        self._samples.inc(samples)
+        self._failed.inc(failed)
+
+    def batch(self, requests: int, samples: int, waits: Sequence[float], seconds: float) -> None:
+        """Count a batch, with the seconds that each request waited and those of scoring."""
+        self._batch_requests.observe(requests)
+        self._batch_samples.observe(samples)
+        self._scoring.observe(seconds)
+        for wait in waits:
+            self._wait.observe(wait)
+
+    def text(self) -> bytes:
+        """Return the metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

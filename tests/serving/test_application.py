@@ -1,0 +1,182 @@
+"""The server's own contract, by real HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from fastapi import APIRouter, Request
+
+from ctrlreward import Reward, Samples
+from ctrlreward.serving.application import ServeOptions
+from ctrlreward.serving.wire import (
+    FINGERPRINT_HEADER,
+    fold_body,
+    parse_fold_reply,
+    parse_score_reply,
+    parse_scores_reply,
+    score_body,
+    scorer_body,
+)
+
+Start = Callable[..., Any]
+
+SAMPLES = Samples(["soup", "", "noon", "a b"], labels=["o", "o", "n", "x"])
+
+
+def test_rewards_are_those_of_the_process(live_server: Start, reward: Reward) -> None:
+    client = live_server(reward).client
+    reply = client.post("/score", json=score_body(SAMPLES, strict=True))
+    scored = parse_score_reply(reply.json(), ["letters", "length"], 4)
+    here = reward(SAMPLES)
+    np.testing.assert_array_equal(scored.batch.total, here.total)
+    np.testing.assert_array_equal(scored.batch.failed, here.failed)
+    for name, values in here.components.items():
+        np.testing.assert_array_equal(scored.batch.components[name], values)
+    assert reply.json()["results"][1] == {
+        "total": None,
+        "components": {"letters": None, "length": None},
+        "failed": True,
+    }
+
+
+def test_an_empty_list_of_samples_has_no_results(live_server: Start, reward: Reward) -> None:
+    reply = live_server(reward).client.post("/score", json={"samples": []})
+    assert (reply.status_code, reply.json()["results"]) == (200, [])
+
+
+def test_scores_and_folds_of_one_scorer(live_server: Start, reward: Reward, letters: Any) -> None:
+    client = live_server(reward).client
+    names = ["length", "letters"]
+    reply = client.post("/scorers/0/score", json=scorer_body(SAMPLES, names))
+    scores = parse_scores_reply(reply.json(), names, 4)
+    np.testing.assert_array_equal(scores["letters"], letters.score(SAMPLES)["letters"])
+    parts = [scores["letters"], scores["length"]]
+    folded = client.post("/scorers/0/fold", json=fold_body("letters", parts))
+    assert parse_fold_reply(folded.json()) == pytest.approx(3 / 11)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "place"),
+    [
+        ("/scorers/7/score", {"samples": [], "names": []}, 404, None),
+        ("/scorers/0/score", {"samples": [], "names": ["lenght"]}, 422, ["names", 0]),
+        ("/scorers/0/fold", {"name": "length", "parts": []}, 422, ["name"]),
+        ("/scorers/0/fold", {"name": "letters", "parts": [[1.0]]}, 422, ["parts"]),
+        ("/nowhere", {}, 404, None),
+    ],
+)
+def test_unknown_names_are_named(
+    live_server: Start, reward: Reward, path: str, body: Any, status: int, place: Any
+) -> None:
+    reply = live_server(reward).client.post(path, json=body)
+    assert reply.status_code == status
+    if place:
+        assert reply.json()["detail"][0]["loc"] == ["body", *place]
+
+
+def test_every_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> None:
+    client = live_server(reward).client
+    described = client.get("/reward").json()
+    assert described["components"] == {
+        "letters": {"scorer": "0", "score": "letters"},
+        "length": {"scorer": "0", "score": "length"},
+    }
+    replies = [
+        client.get("/health"),
+        client.get("/nowhere"),
+        client.post("/score", content=b"{"),
+        client.post("/score", json=[]),
+        client.post("/score", json=score_body(SAMPLES)),
+    ]
+    for reply in replies:
+        assert reply.headers[FINGERPRINT_HEADER] == described["fingerprint_id"]
+
+
+def test_the_routes_are_described(live_server: Start, reward: Reward) -> None:
+    client = live_server(reward).client
+    assert client.get("/docs").status_code == 200
+    paths = client.get("/openapi.json").json()["paths"]
+    schema = paths["/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["samples"]
+    assert {"/reward", "/health", "/ready", "/metrics"} <= set(paths)
+
+
+def test_a_server_that_loads_is_alive_but_not_ready(
+    live_server: Start, letters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters.go.clear()
+    monkeypatch.setattr(letters, "load", lambda: letters.go.wait(60))
+    server = live_server(Reward({"letters": letters["letters"]}), wait=False)
+    try:
+        assert server.client.get("/health").status_code == 200
+        asked = server.client.post("/score", json={"samples": []})
+        for reply in (server.client.get("/ready"), asked):
+            assert (reply.status_code, reply.headers["Retry-After"]) == (503, "1")
+            assert "loading" in reply.json()["detail"]
+    finally:
+        letters.go.set()
+
+
+def test_a_server_that_can_not_load_says_why(
+    live_server: Start, letters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> None:
+        raise OSError("there is no folder models/rater")
+
+    monkeypatch.setattr(letters, "load", load)
+    server = live_server(Reward({"letters": letters["letters"]}), wait=False)
+    server.wait_until(lambda: "no folder models/rater" in server.client.get("/ready").text)
+    assert server.client.get("/ready").status_code == 503
+
+
+def test_a_token_is_needed_where_there_is_one(live_server: Start, reward: Reward) -> None:
+    options = ServeOptions(token="s3cret")
+    client = live_server(reward, options).client
+    for headers in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "Basic s3cret"}):
+        refused = client.post("/score", json={"samples": []}, headers=headers)
+        assert (refused.status_code, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+    headers = {"Authorization": "Bearer s3cret"}
+    assert client.post("/score", json={"samples": []}, headers=headers).status_code == 200
+    assert client.get("/health").status_code == 200
+    assert client.get("/reward").status_code == 401
+
+
+@pytest.mark.parametrize("token", ["", " ", "schlüssel"])
+def test_a_token_of_no_use_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="the token is empty or not ASCII"):
+        ServeOptions(token=token)
+
+
+def test_further_routes_score_with_the_queue(live_server: Start, reward: Reward) -> None:
+    router = APIRouter()
+
+    @router.post("/bare")
+    async def bare(request: Request) -> float:
+        samples = Samples([(await request.json())["text"]], labels=["o"])
+        scored = await request.app.state.requests.score(samples)
+        return float(scored.batch.total[0])
+
+    client = live_server(reward, routers=(router,)).client
+    assert client.post("/bare", json={"text": "soup"}).json() == pytest.approx(0.3 + 0.4)
+
+
+def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: Reward) -> None:
+    client = live_server(reward).client
+    client.post("/score", json=score_body(SAMPLES))
+    client.post("/score", json=[])
+    metrics = client.get("/metrics").text
+    for line in (
+        'ctrlreward_requests_total{route="/score",status="200"} 1.0',
+        'ctrlreward_requests_total{route="/score",status="422"} 1.0',
+        "ctrlreward_samples_total 4.0",
+        "ctrlreward_failed_samples_total 1.0",
+        "ctrlreward_batch_samples_sum 4.0",
+        "ctrlreward_queue_wait_seconds_count 1.0",
+        "ctrlreward_scoring_seconds_count 1.0",
+        "ctrlreward_waiting_characters 0.0",
+        "ctrlreward_ready 1.0",
+    ):
+        assert line in metrics.splitlines()
