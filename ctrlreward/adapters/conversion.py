@@ -183,6 +183,13 @@ def plain_text(chat: str | list[Mapping[str, Any]], role: str | None = None) -> 
     return "\n".join(content for content in contents if content)
 
 
+def without(tokens: Sequence[str], text: str) -> str:
+    """Return a text from which special tokens are removed."""
+    for token in tokens:
+        text = text.replace(token, "")
+    return text
+
+
 def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if content is None or isinstance(content, str):

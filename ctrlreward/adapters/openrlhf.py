@@ -27,6 +27,7 @@ from ctrlreward.adapters.conversion import (
     check_failed_score,
     check_pointwise,
     check_reward,
+    without,
 )
 from ctrlreward.columns import shortened
 from ctrlreward.reward import Reward
@@ -86,7 +87,9 @@ class _RewardFunc:
     def __call__(
         self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any]
     ) -> dict[str, Any]:
-        completions = _completions(queries, prompts, self.special_tokens)
+        completions = [
+            without(self.special_tokens, text) for text in completions_of(queries, prompts)
+        ]
         batch = self.reward(build_samples(completions, prompts, {"label": labels}, self.columns))
         totals = _tensor(np.where(batch.failed, self.failed_score, batch.total))
         components = {name: _tensor(values) for name, values in batch.components.items()}
@@ -97,21 +100,23 @@ class _RewardFunc:
         }
 
 
-def _completions(
-    queries: Sequence[str], prompts: Sequence[str], special_tokens: Sequence[str]
-) -> list[str]:
-    completions = []
+def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
+    """Return what follows the prompt in each query.
+
+    Raises:
+        ValueError: A query does not start with its prompt.
+
+    Examples:
+        >>> completions_of(["Reword: broth<eos>"], ["Reword: "])
+        ['broth<eos>']
+    """
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(
                 f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
                 f"{shortened(prompt)}: was the prompt truncated? Allow longer prompts"
             )
-        completion = query[len(prompt) :]
-        for token in special_tokens:
-            completion = completion.replace(token, "")
-        completions.append(completion)
-    return completions
+    return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
 
 
 def _tensor(values: Any) -> Tensor:

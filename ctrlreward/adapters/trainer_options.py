@@ -1,0 +1,187 @@
+"""Options of the routes with which other trainers ask a served reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ctrlreward.adapters.conversion import (
+    build_samples,
+    check_columns,
+    check_failed_score,
+    check_pointwise,
+    check_reward,
+    without,
+)
+from ctrlreward.arguments import one_of
+from ctrlreward.columns import shortened
+from ctrlreward.reward import Reward
+from ctrlreward.samples import Samples, as_samples
+from ctrlreward.scorers.base import check_columns as check_present
+
+# What the requests of trainers hold, beside the completion.
+_SOURCES = ("prompt", "label")
+
+
+@dataclass(frozen=True)
+class TemplateMarkers:
+    r"""Markers that separate a text of a chat template into prompt and response.
+
+    Args:
+        response_start: Text between prompt and response.
+        response_end: Text that the template puts after the response.
+        prompt_start: Text before the prompt; what precedes its last occurrence (a system message)
+            is left out. Empty: the prompt is all that precedes the response.
+        response_at: Occurrence of `response_start` after which the response begins. With `"last"`,
+            for prompts of several turns, a policy that writes the marker itself has only the rest
+            scored.
+
+    Raises:
+        ValueError: `response_start` is empty, or `response_at` is another word.
+
+    Examples:
+        >>> markers = TemplateMarkers("\nassistant: ", response_end="\n", prompt_start="user: ")
+        >>> markers.split("user: How was it?\nassistant: Good.\n")
+        ('How was it?', 'Good.')
+    """
+
+    response_start: str
+    response_end: str = ""
+    prompt_start: str = ""
+    response_at: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
+        if not self.response_start:
+            raise ValueError("response_start is empty: give the text between prompt and response")
+        one_of("response_at", self.response_at, ("first", "last"))
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Return prompt and response.
+
+        Raises:
+            ValueError: A marker is not in the text.
+        """
+        if self.response_start not in text:
+            raise ValueError(
+                f"{shortened(text)} has no {self.response_start!r}: give the text that your chat "
+                "template puts between prompt and response as template.response_start"
+            )
+        split = str.partition if self.response_at == "first" else str.rpartition
+        prompt, _, response = split(text, self.response_start)
+        if self.prompt_start not in prompt:
+            raise ValueError(
+                f"{shortened(text)} has no {self.prompt_start!r} before the response: give the "
+                "text that your chat template puts before the prompt as template.prompt_start"
+            )
+        if not response.endswith(self.response_end):
+            raise ValueError(
+                f"…{response[-40:]!r} does not end with {self.response_end!r}: give the text that "
+                "your chat template puts after the response as template.response_end"
+            )
+        if self.prompt_start:
+            prompt = prompt.rpartition(self.prompt_start)[2]
+        return prompt, response.removesuffix(self.response_end)
+
+
+@dataclass(frozen=True)
+class TrainerRoutes:
+    """Options of the routes of trainers: OpenRLHF, slime, and verl by vLLM's `/classify`.
+
+    A trainer needs a finite number for every sample. A failed sample has `failed_score` as its
+    total and as each component. Since the rate of failures is sent too, the mean of a component
+    over the other samples is (mean - rate * failed_score) / (1 - rate).
+
+    Args:
+        failed_score: Total and components of a failed sample, a finite number.
+        columns: Column of `Samples` → `"label"` or `"prompt"`. Texts are prefix + completion if
+            `prefixes` is mapped, else the completion alone. `/classify` has no labels.
+        constants: Column of `Samples` → one text for all samples: `{"labels": "positive"}`.
+        special_tokens: Tokens to remove from completions: the tokenizer's `all_special_tokens`.
+        template: Markers that separate the text of `/classify`, which is a prompt and a response
+            in one; None refuses its requests.
+        strict: A sample that a scorer rejects (an unknown label) is an error, as in-process;
+            otherwise it fails like any other.
+        patience: Seconds to hold a request while the queue is full, before a reply of 503.
+            OpenRLHF asks five times a second apart and then gives up.
+
+    Raises:
+        TypeError: `columns` or `constants` is not a mapping.
+        ValueError: `failed_score` or `patience` is not a finite number, or a column is unknown,
+            given twice, or mapped to something else.
+
+    Examples:
+        >>> TrainerRoutes(-1.0, columns={"labels": "tone"})
+        Traceback (most recent call last):
+        ValueError: columns.labels = 'tone': give 'prompt' or 'label'; ...
+    """
+
+    failed_score: float
+    columns: dict[str, str] | None = None
+    constants: dict[str, str] | None = None
+    special_tokens: tuple[str, ...] = ()
+    template: TemplateMarkers | None = None
+    strict: bool = True
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        columns, constants = check_columns(self.columns), check_columns(self.constants)
+        for name, source in columns.items():
+            if source not in _SOURCES:
+                raise ValueError(
+                    f"columns.{name} = {source!r}: give 'prompt' or 'label'; constants has one "
+                    "text for all samples"
+                )
+            if name in constants:
+                raise ValueError(f"{name} is in columns and in constants: leave one out")
+        if not 0 <= self.patience < math.inf:
+            raise ValueError(f"patience = {self.patience}: give seconds, 0 or more")
+        tokens = self.special_tokens
+        tokens = (tokens,) if isinstance(tokens, str) else tuple(tokens)
+        object.__setattr__(self, "special_tokens", tokens)
+
+    def check(self, reward: Reward) -> None:
+        """Raise if the routes can't serve a reward; loads no model.
+
+        Raises:
+            TypeError: It is not a reward.
+            ValueError: A score depends on several samples, a component has the name of a key of
+                the replies, `failed_score` is not finite, or a column that a component needs is
+                neither mapped nor constant.
+        """
+        check_reward(reward)
+        check_pointwise(reward, "a route of a trainer")
+        check_failed_score(reward, self.failed_score, ["failed", "total"])
+        check_present(reward.components, self.samples([""], [""], [""]))
+        if self.template is not None and self.needs_labels():
+            raise ValueError(
+                "template is for /classify, whose requests have no labels, but columns maps "
+                f"{', '.join(self._mapped_to('label'))} to 'label': give constants, or no template"
+            )
+
+    def needs_labels(self) -> bool:
+        """Return True if a column is mapped to the labels."""
+        return bool(self._mapped_to("label"))
+
+    def samples(
+        self, completions: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
+    ) -> Samples:
+        """Return the samples of n completions, without special tokens in the completions.
+
+        Raises:
+            ValueError: A column is mapped to labels, and there are none.
+            TypeError: It is, and a label is not a text.
+        """
+        if self.needs_labels() and labels is None:
+            raise ValueError(
+                f"columns maps {', '.join(self._mapped_to('label'))} to 'label', but the request "
+                "has no labels: give each sample of the trainer's dataset one"
+            )
+        plain = [without(self.special_tokens, completion) for completion in completions]
+        table: Mapping[str, Sequence[Any]] = {} if labels is None else {"label": labels}
+        samples = build_samples(plain, prompts, table, self.columns or {})
+        return as_samples(samples, **(self.constants or {}))
+
+    def _mapped_to(self, source: str) -> list[str]:
+        return [name for name, given in (self.columns or {}).items() if given == source]

@@ -1,0 +1,193 @@
+"""Routes with which other trainers ask a served reward: OpenRLHF, slime, and verl.
+
+| Route         | Trainer         | Setting                                                   |
+|---------------|-----------------|-----------------------------------------------------------|
+| `/get_reward` | OpenRLHF 0.11.2 | `--reward.remote_url http://127.0.0.1:8700/get_reward`    |
+| `/slime`      | slime           | `--rm-type remote_rm --rm-url http://127.0.0.1:8700/slime` |
+| `/classify`   | verl 0.9.1      | address of the reward router, engine `vllm`               |
+
+A full queue holds a request for `TrainerRoutes.patience` seconds and then answers 503, not 429:
+verl asks again after a 5xx only. OpenRLHF and slime ask again after any error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from ctrlreward.adapters.conversion import plain_text
+from ctrlreward.adapters.openrlhf import completions_of
+from ctrlreward.adapters.trainer_options import TrainerRoutes
+from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.samples import Samples
+from ctrlreward.serving.refusals import QueueFull, Refusal, RejectedSamples
+
+_MOST_HELD = 1024  # requests held while the queue is full
+
+
+class OpenRLHFRequest(BaseModel):
+    """Body of OpenRLHF's `POST /get_reward`."""
+
+    query: list[str] = Field(description="Prompt and completion, special tokens kept.")
+    prompts: list[str]
+    labels: list[Any] | None = None
+
+
+class SlimeRequest(BaseModel):
+    """Body of slime's `remote_rm`."""
+
+    prompt: str | list[dict[str, Any]]
+    response: str
+    label: Any = None
+
+
+class ClassifyRequest(BaseModel):
+    """Body of `POST /classify` as vLLM serves it."""
+
+    input: str | list[str] = Field(description="Prompt and response in a chat template.")
+    model: str | None = None
+    use_activation: bool | None = None
+
+
+class Busy(Refusal):
+    """The queue stayed full for the routes' patience."""
+
+    status = 503
+    retry_after = 1
+
+
+def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
+    """Return the routes of `/get_reward`, `/slime` and `/classify`.
+
+    They score with the queue of the application that includes them, `app.state.requests`.
+
+    Args:
+        options: Options of the routes.
+        reward: Reward of the application, for the checks.
+
+    Raises:
+        TypeError: As in `TrainerRoutes.check`.
+        ValueError: As in `TrainerRoutes.check`.
+    """
+    options.check(reward)
+    router = APIRouter(tags=["trainers"])
+    names = ("total", *reward.components, "failed")
+    held = 0
+
+    async def values_of(request: Request, samples: Samples) -> dict[str, list[float]]:
+        """Return total, components and `failed` of each sample: finite numbers."""
+        nonlocal held
+        if not len(samples):
+            return {name: [] for name in names}
+        queue, deadline = request.app.state.requests, time.monotonic() + options.patience
+        while True:
+            try:
+                scored = await queue.score(samples, strict=options.strict)
+            except QueueFull as full:
+                if time.monotonic() >= deadline or held >= _MOST_HELD:
+                    raise Busy(str(full)) from full
+                held += 1
+                try:
+                    await asyncio.sleep(min(1.0, options.patience))
+                finally:
+                    held -= 1
+            else:
+                return finite_values(scored.batch, options.failed_score)
+
+    @router.post("/get_reward")
+    async def get_reward(request: Request, body: OpenRLHFRequest) -> dict[str, Any]:
+        """Score queries as OpenRLHF asks: one reward per query."""
+        with _rejections("query"):
+            check_lengths(body)
+            completions = completions_of(body.query, body.prompts)
+            samples = options.samples(completions, body.prompts, body.labels)
+        values = await values_of(request, samples)
+        totals = values.pop("total")
+        return {"rewards": totals, "scores": totals, "extra_logs": values}
+
+    @router.post("/slime")
+    async def slime(request: Request, body: SlimeRequest, components: bool = False) -> Any:
+        """Score a response as slime asks.
+
+        The reply is a number; with `?components=true` it is an object, for `--reward-key total`.
+        """
+        with _rejections("response"):
+            labels = None if body.label is None else [body.label]
+            samples = options.samples([body.response], [plain_text(body.prompt)], labels)
+        values = await values_of(request, samples)
+        return (
+            {name: value for name, (value,) in values.items()} if components else values["total"][0]
+        )
+
+    @router.post("/classify")
+    async def classify(request: Request, body: ClassifyRequest) -> dict[str, Any]:
+        """Score texts of a chat template as verl asks vLLM: the reward is the one class's value."""
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        with _rejections("input"):
+            samples = _templated(options, texts, body.use_activation)
+        values = await values_of(request, samples)
+        data = [
+            {"index": i, "label": "reward", "probs": [total], "num_classes": 1}
+            for i, total in enumerate(values["total"])
+        ]
+        return {
+            "id": f"classify-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": body.model,
+            "data": data,
+        }
+
+    return router
+
+
+def finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[float]]:
+    """Return `total`, each component and `failed` (1.0 or 0.0) as n finite numbers each.
+
+    A sample that failed has `failed_score` throughout; so has an infinite component.
+    """
+    values = {}
+    for name, scores in {"total": batch.total, **batch.components}.items():
+        valid = ~batch.failed & np.isfinite(scores)
+        values[name] = np.where(valid, scores, failed_score).tolist()
+    return {**values, "failed": batch.failed.astype(np.float64).tolist()}
+
+
+def check_lengths(body: OpenRLHFRequest) -> None:
+    """Raise a ValueError unless there is a prompt and, if any, a label for each query."""
+    for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
+        if items is not None and len(items) != len(body.query):
+            raise ValueError(
+                f"{name} has {len(items)} items and query has {len(body.query)}: give one each"
+            )
+
+
+def _templated(
+    options: TrainerRoutes, texts: Sequence[str], use_activation: bool | None
+) -> Samples:
+    if options.template is None:
+        raise ValueError(
+            "this server can't tell prompt from response: start it with "
+            "--trainers.template.response_start, the text between them in your chat template"
+        )
+    if use_activation:
+        raise ValueError("use_activation = true: a reward has no activation; give false")
+    pairs = [options.template.split(text) for text in texts]
+    return options.samples([response for _, response in pairs], [p for p, _ in pairs], None)
+
+
+@contextmanager
+def _rejections(key: str) -> Iterator[None]:
+    """Turn an error about a part of the body into one with its place."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RejectedSamples(str(error), (key,)) from error
