@@ -17,6 +17,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 COMMANDS = {
     "train": "run a training job from a YAML file",
     "score": "score the texts of a JSONL, CSV or Parquet file",
+    "serve": "serve a reward to trainers over HTTP",
     "meta-eval": "measure how well scores agree with human ratings",
     "compare": "measure how well two runs agree (QRA++)",
     "trajectories": "show style transfer over training, run by run",

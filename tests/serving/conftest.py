@@ -8,73 +8,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import httpx2
-import numpy as np
 import pytest
 import uvicorn
 from fastapi import APIRouter, FastAPI
+from letter_scorers import Letters, Rank
 
-from ctrlreward import Reward, Samples
-from ctrlreward.scorers import CorpusFold, Scorer, ScoreSpec
-from ctrlreward.scorers.base import Scores
+from ctrlreward import Reward
 from ctrlreward.serving.application import ServeOptions, create_app
-
-UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
-
-
-class Letters(Scorer):
-    """Letters of a text by its label; an unknown label raises, an empty text fails.
-
-    The text "hold" waits until the test lets it go.
-    """
-
-    specs: ClassVar = {"letters": UP, "length": UP}
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, ...]] = []
-        self.held = threading.Event()
-        self.go = threading.Event()
-        self.go.set()
-
-    @property
-    def corpus_folds(self) -> dict[str, CorpusFold]:
-        return {"letters": CorpusFold(("letters", "length"), _share)}
-
-    def required_columns(self, names: Any = None) -> dict[str, str]:
-        return {"labels": "Letters"}
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        self.calls.append(tuple(samples.texts))
-        if "hold" in samples.texts:
-            self.held.set()
-            assert self.go.wait(60)
-        if "broken" in samples.texts:
-            raise RuntimeError("no memory for 'broken'")
-        assert samples.labels is not None
-        for i, label in enumerate(samples.labels):
-            if len(label) != 1:
-                raise ValueError(f"labels[{i}] = {label!r} is unknown: give one letter")
-        pairs = zip(samples.texts, samples.labels, strict=True)
-        counts = [text.count(label) if text else np.nan for text, label in pairs]
-        lengths = [len(text) or np.nan for text in samples.texts]
-        return {"letters": np.array(counts, float), "length": np.array(lengths, float)}
-
-
-class Rank(Scorer):
-    """Share of the group's samples that are shorter."""
-
-    specs: ClassVar = {"rank": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
-    pointwise = False
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        lengths = np.array([len(text) for text in samples.texts])
-        return {"rank": (lengths[:, None] > lengths).mean(axis=1)}
-
-
-def _share(letters: Scores, lengths: Scores) -> float:
-    return float(np.nansum(letters) / np.nansum(lengths))
 
 
 @pytest.fixture

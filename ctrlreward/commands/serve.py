@@ -1,0 +1,235 @@
+"""Command `ctrlreward serve`: a reward as a service."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ctrlreward.adapters.trainer_options import TrainerRoutes
+from ctrlreward.commands.command_parser import CommandParser, command_parser
+from ctrlreward.commands.terminal import user_errors
+from ctrlreward.extras import import_extra
+from ctrlreward.reward import Reward
+from ctrlreward.serving.queue_options import QueueOptions
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_DESCRIPTION = """Serve the reward of a YAML file over HTTP.
+
+The file is the `reward:` block of a recipe, or a whole recipe. /docs lists the routes."""
+
+_EXAMPLES = (
+    "ctrlreward serve reward.yaml --device cuda:1 --port 8700",
+    "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
+    "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
+    "ctrlreward serve reward.yaml --trainers.failed_score=-1.0",
+)
+
+_TOKEN = "CTRLREWARD_TOKEN"
+
+
+def run(arguments: list[str]) -> None:
+    """Serve until a SIGTERM or an interruption, which finish what has been accepted.
+
+    Raises:
+        SystemExit: With status 2 after an error of the user, 1 if the models can't be loaded.
+    """
+    parser = command_parser("ctrlreward serve", "REWARD [options]", _DESCRIPTION, _EXAMPLES)
+    parser.add_function_arguments(serve, as_group=False, as_positional=True)
+    config = parser.parse_args(arguments)
+    with user_errors(parser):
+        serve(**parser.instantiate(config).as_dict())
+
+
+def serve(
+    reward: Path,
+    *,
+    device: str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8700,
+    token_file: Path | None = None,
+    queue: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
+    body_bytes: int = 8 * 2**20,
+    body_seconds: float = 60.0,
+    grace: int = 120,
+    trainers: TrainerRoutes | None = None,
+) -> None:
+    """Serve a reward.
+
+    Args:
+        reward: YAML file with `class_path` and `init_args` of a reward, bare, under the key
+            `reward`, or in a recipe under `model.init_args.reward`.
+        device: Device of all scorers, such as cuda:1; null leaves each where the file says.
+        host: Address to listen at. Other machines reach 0.0.0.0, this one alone 127.0.0.1.
+        port: Port to listen at; 0 takes a free one.
+        token_file: File with the bearer token that clients must give. Without it, the environment
+            variable CTRLREWARD_TOKEN holds the token; without both there is none.
+        queue: Sizes of batches and of the queue.
+        body_bytes: Longest body of a request; a longer one is refused (413).
+        body_seconds: Longest time for a body to arrive.
+        grace: Seconds after a SIGTERM in which accepted requests are finished.
+        trainers: Options of the routes of OpenRLHF, slime and verl; null leaves these routes out.
+
+    Raises:
+        ValueError: The file has no reward, a limit is not positive, or the token file is empty.
+        OSError: A file can't be read, or the port is taken.
+        ImportError: fastapi, uvicorn or prometheus-client is not installed.
+    """
+    for module in ("fastapi", "uvicorn", "prometheus_client"):
+        import_extra(module, "ctrlreward serve")
+    from ctrlreward.serving.application import ServeOptions, create_app
+
+    token = _token(token_file)
+    options = ServeOptions(queue, body_bytes, body_seconds, token)
+    if grace < 1:
+        raise ValueError(f"grace = {grace}: give a positive number of seconds")
+    built = build_reward(reward, device)
+    listener = _listen(host, port)
+    if token is None and not _is_loopback(listener):
+        print(
+            f"warning: {host} is reached by other machines and there is no token: give "
+            f"--token_file, or set {_TOKEN}",
+            file=sys.stderr,
+        )
+    routers = []
+    if trainers is not None:
+        from ctrlreward.adapters.trainer_routes import trainer_routes
+
+        routers.append(trainer_routes(trainers, built))
+    app = create_app(built, options, routers)
+    if not _serve(app, listener, grace):
+        raise SystemExit(1)
+
+
+def build_reward(path: Path, device: str | None = None) -> Reward:
+    """Return the reward of a YAML file.
+
+    Args:
+        path: The file: `class_path` and `init_args`, bare, under `reward`, or under
+            `model.init_args.reward`.
+        device: Device of all scorers; None leaves each where the file says.
+
+    Raises:
+        ValueError: The file is no YAML or has no reward.
+        OSError: It can't be read.
+        SystemExit: With status 2 after a wrong class or argument.
+    """
+    parser = CommandParser(prog="ctrlreward serve", usage="REWARD [options]")
+    parser.add_argument("--reward", type=Reward, required=True)
+    config = parser.parse_object({"reward": _reward_block(path)})
+    with user_errors(parser):
+        reward = parser.instantiate(config).reward
+    assert isinstance(reward, Reward)
+    if device is not None:
+        for component in reward.components.values():
+            component.scorer.to(device)
+        reward.device = device
+    return reward
+
+
+def _reward_block(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise OSError(f"there is no file {path}: give a YAML file with a reward")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    for block in _places(content):
+        if isinstance(block, Mapping) and "class_path" in block:
+            return dict(block)
+    raise ValueError(
+        f"{path} has no reward: give class_path and init_args, bare, under 'reward:' or under "
+        "'model: init_args: reward:'"
+    )
+
+
+def _places(content: object) -> Iterator[object]:
+    """Yield the places of a file where a reward may be; a recipe's own class_path is its model."""
+    if isinstance(content, Mapping):
+        yield content
+        yield content.get("reward")
+        model = content.get("model")
+        arguments = model.get("init_args") if isinstance(model, Mapping) else None
+        yield arguments.get("reward") if isinstance(arguments, Mapping) else None
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get(_TOKEN)
+    token = path.read_text(encoding="utf-8").strip()
+    if not token:
+        raise ValueError(f"{path} is empty: write the token into it")
+    return token
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        raise OSError(f"can't listen at {host}:{port} ({error.strerror}): give another") from None
+    return listener
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
+    """Serve until the process is asked to end; return False if the models can't be loaded."""
+    import uvicorn
+
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    config = uvicorn.Config(
+        app, lifespan="on", log_level="warning", timeout_graceful_shutdown=grace
+    )
+    server = uvicorn.Server(config)
+    loaded = True
+    # uvicorn raises the signal again after its shutdown; without a handler the status is not 0.
+    signal.signal(signal.SIGTERM, _exit)
+
+    async def report() -> None:
+        nonlocal loaded
+        while not server.started:
+            await asyncio.sleep(0.01)
+        print(f"serving on http://{address}", flush=True)
+        await app.state.loading
+        loaded = app.state.requests.state != "failed"
+        if loaded:
+            print("ready", flush=True)
+        else:
+            server.should_exit = True
+
+    async def main() -> None:
+        reporting = asyncio.create_task(report())
+        try:
+            await server.serve([listener])
+        finally:
+            reporting.cancel()
+
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:  # raised again by uvicorn, after its shutdown
+        pass
+    finally:
+        if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
+            os._exit(0)
+    return loaded
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(0)

@@ -1,0 +1,248 @@
+"""`ctrlreward serve` as a process, and its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from letter_scorers import letters_reward
+
+from ctrlreward.cli import main
+from ctrlreward.commands.serve import build_reward
+
+BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
+RECIPE = """
+model:
+  class_path: ctrlreward.policy.PolicyTuner
+  init_args:
+    reward: {class_path: letter_scorers.letters_reward}
+"""
+
+
+class Server:
+    """A server process whose output is read line by line."""
+
+    def __init__(self, *arguments: object, **environment: str) -> None:
+        command = [sys.executable, "-m", "ctrlreward", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def ready(self) -> str:
+        """Wait until the models are loaded; return the address."""
+        line = self.line()
+        assert line.startswith("serving on "), (line, self.process.stderr.read())
+        assert self.line() == "ready"
+        return line.removeprefix("serving on ")
+
+    def end(self, signal_: int = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(signal_)
+        _, errors = self.process.communicate(timeout=120)
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start(*arguments: object, **environment: str) -> Server:
+        servers.append(Server(*arguments, **environment))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.process.kill()
+        server.process.communicate()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    path = tmp_path / "reward.yaml"
+    path.write_text(BARE % 0.02)
+    return path
+
+
+def ask(url: str, i: int) -> Any:
+    """Ask for the reward of a text of its own; return None if the connection fails."""
+    try:
+        body = {"samples": [{"text": "soup" * (i + 1), "label": "o"}]}
+        with httpx2.Client(timeout=60) as client:
+            return client.post(f"{url}/score", json=body)
+    except httpx2.TransportError:
+        return None
+
+
+def total(i: int) -> float:
+    return float(letters_reward()(["soup" * (i + 1)], labels="o").total[0])
+
+
+UNDER_A_KEY = "reward: {class_path: letter_scorers.letters_reward}\n"
+
+
+@pytest.mark.parametrize("content", [BARE % 0.0, UNDER_A_KEY, RECIPE])
+def test_the_reward_is_found_in_the_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(content)
+    reward = build_reward(path)
+    assert list(reward.components) == ["letters", "length"]
+    assert reward(["soup"], labels="o").total == letters_reward()(["soup"], labels="o").total
+
+
+def test_a_device_moves_all_scorers(tmp_path: Path) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(
+        "class_path: ctrlreward.Reward\n"
+        "init_args: {components: {content: {class_path: ctrlreward.scorers.Similarity}}}\n"
+    )
+    reward = build_reward(path, "meta")
+    assert reward["content"].scorer.device == reward.device == "meta"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("soup: 3\n", [], "has no reward: give class_path and init_args"),
+        ("a: [\n", [], "is not YAML"),
+        ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
+        ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
+        (BARE % "slow", [], "seconds"),
+        (BARE % 0, ["--grace", "0"], "grace = 0"),
+        (BARE % 0, ["--queue.window", "-1"], "window = -1.0"),
+        (BARE % 0, ["--body_bytes", "0"], "body_bytes = 0"),
+        (BARE % 0, ["--token_file", "no_such_file"], "no_such_file"),
+        (BARE % 0, ["--prot", "8"], "did you mean --port"),
+    ],
+)
+def test_a_wrong_input_is_an_error_of_a_few_lines(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: str,
+    options: list[str],
+    message: str,
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path), "--port", "0", *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_taken_port_is_an_error(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit):
+            main(["serve", str(bare), "--port", str(port)])
+    assert f"can't listen at 127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_a_reward_that_can_not_be_loaded_ends_the_server(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.unloadable_reward\n")
+    process = serve(path).process
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "there is no folder models/rater" in errors
+
+
+def test_sigterm_finishes_what_was_accepted(bare: Path, serve: Callable[..., Server]) -> None:
+    server = serve(bare)
+    url = server.ready()
+    with ThreadPoolExecutor(32) as threads:
+        replies = [threads.submit(ask, url, i) for i in range(160)]
+        replies[20].result()
+        status, _ = server.end(signal.SIGTERM)
+    assert status == 0
+    answered = {i: r.result() for i, r in enumerate(replies) if r.result() is not None}
+    assert len(answered) >= 21
+    for i, reply in answered.items():
+        if reply.status_code == 503:  # came on a connection that was open
+            continue
+        assert reply.json()["results"][0]["total"] == total(i)
+
+
+def test_sigkill_gives_connection_errors_not_scores(
+    bare: Path, serve: Callable[..., Server]
+) -> None:
+    server = serve(bare)
+    url = server.ready()
+    with ThreadPoolExecutor(32) as threads:
+        replies = [threads.submit(ask, url, i) for i in range(160)]
+        replies[20].result()
+        server.end(signal.SIGKILL)
+    found = [reply.result() for reply in replies]
+    assert None in found
+    for i, reply in enumerate(found):
+        if reply is not None:
+            assert reply.json()["results"][0]["total"] == total(i)
+
+
+def test_logs_hold_no_text(bare: Path, serve: Callable[..., Server]) -> None:
+    server = serve(bare)
+    url = server.ready()
+    secret = "Rosamund's diagnosis"
+    samples: list[list[dict[str, str]]] = [
+        [{"text": secret, "label": "o"}],
+        [{"text": secret, "label": secret}],
+        [{"text": "broken", "label": secret}],
+        [{"text": f"{secret}\ud800", "label": "o"}],
+        [{"text": secret, "prefix": "soup", "label": "o"}],
+        [{"text": secret, secret: "o"}],
+        [{"text": secret}],
+    ]
+    for strict in (False, True):
+        for rows in samples:
+            # httpx encodes as UTF-8, which has no unpaired surrogate.
+            content = json.dumps({"samples": rows, "strict": strict})
+            httpx2.post(f"{url}/score", content=content, timeout=60)
+    httpx2.post(f"{url}/score", content=secret)
+    _, errors = server.end()
+    assert "broken" not in errors
+    for word in secret.split():
+        assert word not in errors
+
+
+def test_a_token_and_other_machines(
+    bare: Path, tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    (tmp_path / "token.txt").write_text("s3cret\n")
+    guarded = serve(bare, "--token_file", tmp_path / "token.txt")
+    by_environment = serve(bare, "--host", "0.0.0.0", CTRLREWARD_TOKEN="s3cret")
+    open_to_all = serve(bare, "--host", "0.0.0.0")
+    for server in (guarded, by_environment):
+        url = server.ready().replace("0.0.0.0", "127.0.0.1")
+        assert httpx2.get(f"{url}/reward").status_code == 401
+        headers = {"Authorization": "Bearer s3cret"}
+        assert httpx2.get(f"{url}/reward", headers=headers).status_code == 200
+        assert "there is no token" not in server.end()[1]
+    open_to_all.ready()
+    assert "there is no token" in open_to_all.end()[1]
+
+
+def test_trainers_ask_by_their_routes(bare: Path, serve: Callable[..., Server]) -> None:
+    url = serve(bare, "--trainers.failed_score=-1.0", "--trainers.columns.labels=label").ready()
+    body = {"query": ["soup", ""], "prompts": ["", ""], "labels": ["o", "o"]}
+    reply = httpx2.post(f"{url}/get_reward", json=body).json()
+    assert reply["rewards"] == [total(0), -1.0]
