@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from ctrlreward.arguments import positive
 from ctrlreward.processor import heap
+from ctrlreward.processor.accelerators import free_memory, free_unused
 from ctrlreward.progress import at_terminal, part, track
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _WINDOW_CHARACTERS = 2**14
 # Measured on two cores with 32 MiB of cache and models of width 256 to 576: budgets of 1024 to 4096
 # tokens take the same time, 8192 up to 1.8 times as long; 2048 takes less memory than 4096.
 _CPU_TOKENS = 2**11
-_MIN_CUDA_TOKENS, _MAX_CUDA_TOKENS = 2**12, 2**16
+_MIN_ACCELERATOR_TOKENS, _MAX_ACCELERATOR_TOKENS = 2**12, 2**16
 
 # Fixed cost of a forward pass, as a share of the token budget.
 _PASS_COST = 1 / 64
@@ -39,15 +39,13 @@ _MIN_BATCHES_FOR_PROGRESS = 20
 def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
     """Return the token budget of one forward pass: `batch_tokens`, or a default for the device.
 
-    The default fits the cache of a CPU, or a quarter of the free memory of a CUDA device, at eight
+    The default fits the cache of a CPU, or a quarter of the free memory of an accelerator, at eight
     activations per token of the width of the model's widest layer.
     """
     if batch_tokens is not None:
         return batch_tokens
-    if model.device.type != "cuda":
-        return _CPU_TOKENS
-    free, _ = torch.cuda.mem_get_info(model.device)
-    return tokens_within(free // 4, model)
+    free = free_memory(model.device)
+    return _CPU_TOKENS if free is None else tokens_within(free // 4, model)
 
 
 def tokens_within(memory: int, model: PreTrainedModel) -> int:
@@ -56,7 +54,7 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
     matrices = [p.shape for p in model.parameters() if p.dim() == 2 and vocabulary not in p.shape]
     widest = max((max(shape) for shape in matrices), default=1)
     tokens = memory // (8 * widest * model.dtype.itemsize)
-    return min(max(tokens, _MIN_CUDA_TOKENS), _MAX_CUDA_TOKENS)
+    return min(max(tokens, _MIN_ACCELERATOR_TOKENS), _MAX_ACCELERATOR_TOKENS)
 
 
 def windows(texts: Sequence[str]) -> Iterator[list[int]]:
@@ -111,13 +109,13 @@ def run_batched(
         while pending:
             batch = pending[0]
             try:
-                outputs = forward(batch)
+                outputs: Sequence[Result] | None = forward(batch)
             except torch.OutOfMemoryError:
                 if len(batch) == 1:
                     raise
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+                outputs = None
+            if outputs is None:
+                free_unused()  # after the handler: its traceback holds the failed batch's tensors
                 budget = len(batch) * max(lengths[i] for i in batch) // 2
                 pending = pack(lengths, max(1, budget), [i for part in pending for i in part])
                 continue

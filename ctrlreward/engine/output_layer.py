@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ctrlreward.processor import heap
+from ctrlreward.processor.accelerators import free_unused
 from ctrlreward.processor.onednn import linear
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def token_log_probs(
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`.
 
-    Differentiable with respect to the states and the weights.
+    Differentiable with respect to the states and the weights. A block of logits that does not fit
+    into the device's memory is halved.
 
     Args:
         model: The model that computed the hidden states.
@@ -117,11 +119,23 @@ def token_log_probs(
     edges = [*range(0, vocabulary, words), vocabulary]
     logits = logit_blocks(model, words, temperature)
     result = hidden.new_zeros(len(tokens), dtype=torch.float32)
-    for start in range(0, len(hidden), rows):
+    rows, start = min(rows, len(hidden)), 0
+    while start < len(hidden):
         inside = ((states >= start) & (states < start + rows)).nonzero().squeeze(-1)
         block = hidden[start : start + rows]
-        values = _gather(logits(block), len(block), edges, states[inside] - start, tokens[inside])
+        values = None
+        try:
+            parts = logits(block), len(block), edges
+            values = _gather(*parts, states[inside] - start, tokens[inside])
+        except torch.OutOfMemoryError:
+            if rows == 1:
+                raise
+        if values is None:
+            free_unused()
+            rows //= 2
+            continue
         result = result.index_copy(0, inside, values)
+        start += rows
     return result
 
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 from ctrlreward.arguments import one_of, positive
 from ctrlreward.columns import shortened
 from ctrlreward.engine.sharing import exclusive
+from ctrlreward.processor.accelerators import free_unused
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.weights.dtypes import DTYPES, Dtype
 
@@ -141,6 +142,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     def release(self) -> None:
         """Free the model, unless another scorer shares it; the next `score` loads it again."""
-        self.__dict__.pop("loaded_model", None)
+        if self.__dict__.pop("loaded_model", None) is not None:
+            free_unused()  # some models are cycles of objects, such as Mamba
         if isinstance(self.model, Scorer):
             self.model.release()

@@ -1,0 +1,54 @@
+"""Accelerators: their free memory and their streams, by torch's module of the device's type."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the free bytes of an accelerator; None for the CPU, and where torch cannot tell."""
+    read = getattr(_module(device), "mem_get_info", None)
+    return None if read is None else int(read(device)[0])
+
+
+def free_unused() -> None:
+    """Free tensors in cycles of objects, and return the memory that torch keeps to the device."""
+    gc.collect()
+    for kind in ("cuda", "xpu", torch._C._get_privateuse1_backend_name()):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            module.empty_cache()
+
+
+def scoring_stream(device: str | None) -> AbstractContextManager[object]:
+    """Return a context whose work on an accelerator does not queue behind training's.
+
+    There is one stream per device: torch keeps the memory that was freed in a stream for that
+    stream, so with a new one each time up to 32 batches' worth stayed reserved.
+
+    Args:
+        device: Device as in torch; None and the CPU have no stream.
+    """
+    place = torch.device(device or "cpu")
+    module = _module(place)
+    if not hasattr(module, "stream"):
+        return nullcontext()
+    index = module.current_device() if place.index is None else place.index
+    context: AbstractContextManager[object] = module.stream(_stream(place.type, index))
+    return context
+
+
+@cache
+def _stream(kind: str, index: int) -> object:
+    place = torch.device(kind, index)
+    return _module(place).Stream(place)
+
+
+def _module(device: torch.device) -> Any:
+    """Return `torch.cuda`, `torch.xpu`, …; None for the CPU."""
+    return None if device.type == "cpu" else getattr(torch, device.type, None)

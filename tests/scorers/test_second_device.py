@@ -1,0 +1,285 @@
+"""Every scorer on a device that refuses tensors of another one."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from second_device import Refused, Stream, memory, on_second_device
+from tiny_models import save_bert
+from transformers import (
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+
+from ctrlreward import Reward, Samples, scorers
+from ctrlreward.engine.batching import token_budget
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+from ctrlreward.processor.accelerators import scoring_stream
+from ctrlreward.scorers import (
+    Accuracy,
+    Alignment,
+    AttributeClassifier,
+    BARTScore,
+    CTRLEval,
+    InfillingPerplexity,
+    Perplexity,
+    Scorer,
+    Similarity,
+    TransferQuality,
+)
+from ctrlreward.scorers.alignment import AspectName
+
+DEVICE = "second:0"
+SAMPLES = Samples(
+    [
+        "The soup was good. It came hot! We liked it.",
+        "The bread was old and the tea was cold.",
+        "A long walk. The lake froze over in the night, and nobody had told us.",
+        "The soup was good. It came hot! We liked it.",
+    ],
+    prefixes=["The soup", "The bread", "A long", "The soup"],
+    labels=["positive", "negative", "positive", "negative"],
+    sources=["The soup was bad.", "The bread was fresh.", "A walk in winter.", "Cold soup."],
+    references=["Good soup.", "Old bread.", "The lake froze.", "Nice."],
+    contexts=["A menu of soups."] * 4,
+    histories=["How was the food?"] * 4,
+)
+LABELS = {0: "negative", 1: "positive"}
+ALIGNED = {0: "aligned", 1: "hallucinated"}
+CAUSAL = ("llama", "gpt2", "bloom", "falcon", "mamba")
+SEQ2SEQ = ("pegasus", "t5", "bart")
+DIALOG: tuple[AspectName, ...] = (
+    "preservation",
+    "consistency",
+    "relevance",
+    "engagingness",
+    "groundedness",
+)
+
+Build = Callable[[Mapping[str, str], str], Scorer]
+
+
+def ctrleval(name: str, folders: Mapping[str, str], device: str) -> Scorer:
+    return CTRLEval(folders[name], device=device)
+
+
+def quality(folders: Mapping[str, str], device: str) -> Scorer:
+    return TransferQuality(
+        Accuracy(folders["classifier"], device=device),
+        Similarity(folders["encoder"], device=device),
+        Perplexity(folders["llama"], device=device),
+    )
+
+
+CASES: dict[str, Build] = {
+    **{f"CTRLEval {name}": partial(ctrleval, name) for name in (*CAUSAL, *SEQ2SEQ)},
+    "Perplexity llama": lambda f, d: Perplexity(f["llama"], device=d),
+    "Perplexity mamba": lambda f, d: Perplexity(f["mamba"], device=d),
+    "InfillingPerplexity llama": lambda f, d: InfillingPerplexity(f["llama"], device=d),
+    "InfillingPerplexity t5": lambda f, d: InfillingPerplexity(f["t5"], device=d),
+    "BARTScore": lambda f, d: BARTScore(f["bart"], ["faithfulness", "f_score"], device=d),
+    "Alignment embedding": lambda f, d: Alignment(f["encoder"], DIALOG, device=d),
+    "Alignment discriminative": lambda f, d: Alignment(
+        f["aligner"], DIALOG, "discriminative", device=d
+    ),
+    "Alignment regression": lambda f, d: Alignment(f["regression"], DIALOG, "regression", device=d),
+    "Accuracy bert": lambda f, d: Accuracy(f["classifier"], device=d),
+    "Accuracy text_cnn": lambda f, d: Accuracy(f["text_cnn"], device=d),
+    "Accuracy ctrleval": lambda f, d: Accuracy(CTRLEval(f["llama"], device=d)),
+    "AttributeClassifier": lambda f, d: AttributeClassifier(
+        {"sentiment": f["classifier"], "tone": f["text_cnn"]}, device=d
+    ),
+    "Similarity": lambda f, d: Similarity(f["encoder"], device=d),
+    "TransferQuality": quality,
+}
+NO_DEVICE = {"Distinct", "LexiconSentiment"}  # counts of words
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_causal: Callable[[str], str],
+    pegasus: str,
+    tiny_t5: str,
+    tiny_bart: str,
+) -> dict[str, str]:
+    """Tiny models of all kinds."""
+    folder = tmp_path_factory.mktemp("models")
+    heads: dict[str, tuple[Any, dict[str, Any]]] = {
+        "encoder": (BertModel, {}),
+        "classifier": (BertForSequenceClassification, {"id2label": LABELS}),
+        "aligner": (BertForTokenClassification, {"id2label": ALIGNED}),
+        "regression": (BertForSequenceClassification, {"num_labels": 1}),
+    }
+    words = tuple("the soup was good bread old tea cold long walk lake".split())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        text_cnn = TextCNN(TextCNNConfig(words, tuple(LABELS.values()), 8))
+    save_text_cnn(text_cnn, folder / "text_cnn")
+    return {
+        **{name: save_bert(folder / name, head, **kw) for name, (head, kw) in heads.items()},
+        **{name: tiny_causal(name) for name in CAUSAL},
+        "text_cnn": str(folder / "text_cnn"),
+        "pegasus": pegasus,
+        "t5": tiny_t5,
+        "bart": tiny_bart,
+    }
+
+
+def test_all_scorers_are_covered() -> None:
+    kinds = {n for n, k in vars(scorers).items() if inspect.isclass(k) and issubclass(k, Scorer)}
+    bases = {"Scorer", "ModelScorer", "CompositeScorer"}
+    assert {name.split()[0] for name in CASES} == kinds - bases - NO_DEVICE
+
+
+@on_second_device
+def test_the_device_computes_and_refuses_to_mix() -> None:
+    values = torch.arange(6.0).reshape(2, 3)
+    there = values.to(DEVICE)
+    torch.testing.assert_close((there @ there.T).cpu(), values @ values.T, rtol=0, atol=0)
+    mixes: dict[str, Callable[[], object]] = {
+        "sum": lambda: there + values,
+        "product": lambda: values @ there.T,
+        "scalar": lambda: there * torch.tensor(2.0),
+        "index": lambda: there[torch.tensor([0, 1])],
+        "stack": lambda: torch.stack([there, values]),
+        "sibling": lambda: there + values.to("second:1"),
+        "parameter": lambda: torch.nn.Linear(3, 2)(there),
+        "matrix": lambda: torch.nn.functional.linear(there, values),
+    }
+    for mix in mixes.values():
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode(), pytest.raises(Refused, match=DEVICE):
+                mix()
+    with pytest.raises((RuntimeError, TypeError)):
+        there.numpy()
+
+
+@pytest.mark.parametrize("case", CASES)
+@on_second_device
+def test_scores_are_those_of_the_cpu_and_release_frees(case: str, folders: dict[str, str]) -> None:
+    samples = SAMPLES
+    if case == "AttributeClassifier":
+        labels = [f"sentiment={label} tone={label}" for label in SAMPLES.require("labels", "test")]
+        samples = SAMPLES.replace(labels=labels)
+    expected = CASES[case](folders, "cpu").score(samples)
+    assert memory.live == [0, 0]
+    scorer = CASES[case](folders, DEVICE)
+    assert set(scorer.devices) <= {DEVICE}
+    scores = scorer.score(samples)
+    assert memory.live[0] > 1000  # the weights
+    assert memory.live[1] == 0
+    assert scores.keys() == expected.keys()
+    for name, values in expected.items():
+        assert not np.isnan(values).all()
+        np.testing.assert_allclose(scores[name], values, rtol=1e-5, atol=1e-5)
+    scorer.release()
+    assert memory.live == [0, 0]
+
+
+def wide(folder: str) -> CTRLEval:
+    """Scorer that reads all texts in one batch."""
+    return CTRLEval(folder, device=DEVICE, batch_tokens=2**14)
+
+
+@pytest.mark.parametrize("family", ["llama", "pegasus"])
+@on_second_device
+def test_a_full_device_halves_batches_and_lets_go_of_the_failed_one(
+    family: str, folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = wide(folders[family])
+    scorer.load()
+    gc.collect()
+    before = memory.live[0]
+    expected = scorer.score(SAMPLES)
+    need = memory.peak[0] - before
+    assert need > 2**17
+    held: list[int] = []
+    monkeypatch.setattr("torch.second.empty_cache", lambda: held.append(memory.live[0]))
+    with memory.limited(need // 2):
+        scores = scorer.score(SAMPLES)
+    assert held  # it ran out, and emptied the cache
+    # The seq2seq models keep the states of a window, the tensors of the failed pass are gone.
+    assert max(held) - before < need // 4
+    for name, values in expected.items():
+        np.testing.assert_allclose(scores[name], values, rtol=1e-5, atol=1e-5)
+    with memory.limited(2**10), pytest.raises(torch.OutOfMemoryError, match="bytes left"):
+        scorer.score(SAMPLES)
+    with memory.limited(need):  # the failure held nothing back
+        scorer.score(SAMPLES)
+
+
+@on_second_device
+def test_the_budget_is_what_the_device_has_left(folders: dict[str, str]) -> None:
+    model = Perplexity(folders["llama"], device=DEVICE).loaded_model.model
+    cpu = Perplexity(folders["llama"]).loaded_model.model
+    widest = 48  # of the model's layers, apart from the vocabulary
+    with memory.limited(10_000 * 4 * 8 * widest * 4):  # a quarter, eight float32 per token
+        assert token_budget(model, None) == 10_000
+        assert token_budget(model, 7) == 7
+        assert token_budget(cpu, None) == 2048
+    with memory.limited(0):
+        assert token_budget(model, None) == 4096
+
+
+@on_second_device
+def test_a_reward_moves_its_scorers_shares_models_and_frees_them(folders: dict[str, str]) -> None:
+    def parts() -> dict[str, scorers.Component]:
+        ctrleval, similarity = CTRLEval(folders["llama"]), Similarity(folders["encoder"])
+        return {
+            "coherence": ctrleval["coherence"],
+            "perplexity": Perplexity(folders["llama"])["perplexity"],
+            "similarity": similarity["similarity"],
+        }
+
+    expected = Reward(parts())(SAMPLES)
+    reward = Reward(parts(), device=DEVICE)
+    for _ in range(3):  # in this thread
+        np.testing.assert_allclose(reward(SAMPLES).total, expected.total, rtol=1e-5)
+    both = memory.live[0]
+    alone = CTRLEval(folders["llama"], device="second:1")
+    alone.load()
+    shared = memory.live[1]  # of the one model that two of the scorers use
+    assert shared < both < 2 * shared
+    for _ in range(3):  # beside it
+        scored = reward.submit(SAMPLES).result()
+        np.testing.assert_allclose(scored.total, expected.total, rtol=1e-5)
+    assert memory.live[0] == both  # scoring leaves nothing behind
+    emptied = memory.emptied
+    reward.release()
+    assert memory.emptied > emptied
+    gc.collect()
+    assert memory.live == [0, shared]
+    np.testing.assert_allclose(reward(SAMPLES).total, expected.total, rtol=1e-5)
+
+
+@on_second_device
+def test_a_scorer_moves_between_devices(folders: dict[str, str]) -> None:
+    scorer = Perplexity(folders["llama"])
+    expected = scorer.score(SAMPLES)["perplexity"]
+    for device, live in (("second:1", 1), ("second", 0), (DEVICE, 0)):
+        scorer.to(device)
+        np.testing.assert_allclose(scorer.score(SAMPLES)["perplexity"], expected, rtol=1e-5)
+        gc.collect()
+        assert memory.live[live] > 1000
+        assert memory.live[1 - live] == 0
+
+
+@on_second_device
+def test_one_stream_per_device_serves_all_scoring() -> None:
+    for device in (DEVICE, "second", DEVICE, "second:1"):
+        with scoring_stream(device):
+            (stream,) = Stream.entered
+            assert str(stream.device) == ("second:1" if device == "second:1" else DEVICE)
+    assert (Stream.made, Stream.used) == (2, 4)
+    for without in (None, "cpu"):
+        with scoring_stream(without):
+            assert not Stream.entered
