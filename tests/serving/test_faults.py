@@ -1,0 +1,198 @@
+"""Clients that send nonsense, too much, too slowly, or hang up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+from letter_scorers import Letters
+
+from ctrlreward import Reward
+from ctrlreward.serving.application import ServeOptions
+from ctrlreward.serving.queue_options import QueueOptions
+
+Start = Callable[..., Any]
+
+
+def one(text: str, label: str = "o") -> dict[str, Any]:
+    return {"samples": [{"text": text, "label": label}]}
+
+
+def send(server: Any, body: bytes, length: int | None = None) -> socket.socket:
+    """Send the beginning of a request to /score on a connection of its own."""
+    connection = socket.create_connection(server.address, timeout=60)
+    head = f"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def read_reply(connection: socket.socket) -> bytes:
+    """Read until the server closes the connection or pauses after a whole reply."""
+    content = b""
+    while b"\r\n\r\n" not in content:
+        content += connection.recv(65536)
+    head, _, body = content.partition(b"\r\n\r\n")
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    while len(body) < length:
+        body += connection.recv(65536)
+    return head + b"\n" + body
+
+
+@pytest.mark.parametrize("content", [b"{", b"", b"\xff", b"[" * 100_000, b'{"samples": [}'])
+def test_malformed_json(live_server: Start, reward: Reward, content: bytes) -> None:
+    reply = live_server(reward).client.post("/score", content=content)
+    assert reply.status_code == 400
+    assert "malformed JSON" in reply.json()["detail"]
+
+
+def test_a_list_is_no_body(live_server: Start, reward: Reward) -> None:
+    reply = live_server(reward).client.post("/score", content=b"[]")
+    assert reply.status_code == 422
+    (error,) = reply.json()["detail"]
+    assert error["loc"] == ["body"]
+    assert error["msg"].startswith("[] is not an object with the keys 'samples'")
+
+
+def test_ten_megabytes_are_refused_and_not_kept(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward)
+    reply = server.client.post("/score", json=one("a" * 10_000_000))
+    assert reply.status_code == 413
+    assert "longer than 8388608 bytes" in reply.json()["detail"]
+    assert server.client.post("/score", json=one("soup")).status_code == 200
+
+
+def test_a_huge_body_is_refused_before_it_is_sent(live_server: Start, reward: Reward) -> None:
+    with send(live_server(reward), b"{", length=10**12) as connection:
+        assert b" 413 " in read_reply(connection)
+
+
+def test_a_body_in_chunks_without_a_length_is_limited(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward, ServeOptions(body_bytes=1000))
+    reply = server.client.post("/score", content=(b" " * 100 for _ in range(50)))
+    assert reply.status_code == 413
+
+
+def test_a_wrong_column_is_named(live_server: Start, reward: Reward) -> None:
+    client = live_server(reward).client
+    unknown = client.post("/score", json={"samples": [{"text": "soup", "lable": "o"}]})
+    assert unknown.json()["detail"][0]["loc"] == ["body", "samples", 0, "lable"]
+    absent = client.post("/score", json={"samples": [{"text": "soup"}]})
+    for reply in (unknown, absent):
+        assert reply.status_code == 422
+    assert absent.json()["detail"][0]["msg"].startswith("Letters needs the column 'labels'")
+
+
+def test_an_unknown_label_fails_alone(live_server: Start, reward: Reward) -> None:
+    samples = [{"text": "soup", "label": label} for label in ("o", "p", "sour", "s")]
+    reply = live_server(reward).client.post("/score", json={"samples": samples})
+    assert reply.status_code == 200
+    results = reply.json()["results"]
+    assert [result["failed"] for result in results] == [False, False, True, False]
+    assert "'sour' is unknown" in results[2]["error"]
+    alone = reward([samples[3]])
+    assert results[3]["total"] == alone.total[0]
+
+
+def test_an_unknown_label_fails_a_strict_request(live_server: Start, reward: Reward) -> None:
+    samples = [{"text": "soup", "label": label} for label in ("o", "p", "sour", "s")]
+    body = {"samples": samples, "strict": True}
+    reply = live_server(reward).client.post("/score", json=body)
+    assert reply.status_code == 422
+    (error,) = reply.json()["detail"]
+    assert error["loc"] == ["body", "samples", 2, "label"]
+    assert error["msg"] == "labels[2] = 'sour' is unknown: give one letter"
+
+
+def test_a_scorer_that_fails_by_itself(
+    live_server: Start, reward: Reward, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = live_server(reward).client
+    reply = client.post("/score", json=one("broken"))
+    assert reply.status_code == 500
+    assert reply.json()["detail"] == "RuntimeError: no memory for 'broken'"
+    samples = [{"text": text, "label": "o"} for text in ("soup", "broken", "noon")]
+    results = client.post("/score", json={"samples": samples}).json()["results"]
+    assert [result["failed"] for result in results] == [False, True, False]
+    assert "broken" not in caplog.text
+
+
+def test_an_error_of_the_server_is_logged_without_its_message(
+    live_server: Start, reward: Reward, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = live_server(reward)
+
+    async def failing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("soup")
+
+    server.app.state.requests.score = failing
+    with caplog.at_level(logging.INFO):
+        reply = server.client.post("/score", json=one("soup"))
+    assert (reply.status_code, reply.json()["detail"]) == (500, "the server failed: RuntimeError")
+    assert "RuntimeError at " in caplog.text
+    assert "soup" not in caplog.text
+
+
+def test_a_client_that_hangs_up_leaves_the_queue(
+    live_server: Start, reward: Reward, letters: Letters
+) -> None:
+    server = live_server(reward)
+    letters.go.clear()
+    held = send(server, json.dumps(one("hold")).encode())
+    assert letters.held.wait(60)
+    gone = send(server, json.dumps(one("gone")).encode())
+    stays = send(server, json.dumps(one("stays")).encode())
+    queue = server.app.state.requests
+    server.wait_until(lambda: queue.held_characters == len("hold" + "gone" + "stays") + 3)
+    gone.close()
+    server.wait_until(lambda: queue.held_characters == len("hold" + "stays") + 2)
+    held.close()  # its scoring runs already: the result is dropped
+    line = 'ctrlreward_requests_total{route="/score",status="499"} 2.0'
+    server.wait_until(lambda: line in server.client.get("/metrics").text)
+    letters.go.set()
+    assert b" 200 " in read_reply(stays)
+    stays.close()
+    assert letters.calls == [("hold",), ("stays",)]
+
+
+def test_a_slow_client_does_not_hold_up_others(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward)
+    body = json.dumps(one("soup")).encode()
+    with send(server, body[:1], length=len(body)) as slow:
+        for byte in body[1:]:
+            assert server.client.post("/score", json=one("noon")).status_code == 200
+            slow.sendall(bytes([byte]))
+        assert b" 200 " in read_reply(slow)
+
+
+def test_a_body_that_never_ends_is_given_up(live_server: Start, reward: Reward) -> None:
+    server = live_server(reward, ServeOptions(body_seconds=0.2))
+    with send(server, b"{", length=100) as slow:
+        assert b" 408 " in read_reply(slow)
+
+
+def test_a_full_queue_asks_to_come_back(
+    live_server: Start, reward: Reward, letters: Letters
+) -> None:
+    server = live_server(reward, ServeOptions(QueueOptions(waiting_characters=100)))
+    letters.go.clear()
+    with send(server, json.dumps(one("hold")).encode()) as held:
+        assert letters.held.wait(60)
+        refused = server.client.post("/score", json=one("a" * 100))
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["Retry-After"]) <= 60
+        letters.go.set()
+        assert b" 200 " in read_reply(held)
+    # A request above the limit is scored where nothing else waits.
+    assert server.client.post("/score", json=one("a" * 100)).status_code == 200
+
+
+def test_no_server_is_a_connection_error(live_server: Start) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"http://127.0.0.1:{unused.getsockname()[1]}/ready")
