@@ -1,8 +1,10 @@
-"""Scorers that count letters, and a plain function with the expected values."""
+"""Scorers that count letters, a plain function with the expected values, a server and a trainer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from ctrlreward import Reward, Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdef"
+
+CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
 def share_of(text: str, letter: str = "a") -> float:
@@ -63,3 +67,68 @@ def reward(letters: Letters) -> Reward:
 @pytest.fixture
 def kinds() -> Kinds:
     return Kinds()
+
+
+@pytest.fixture
+def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..., Any]:
+    """Return a function that trains 3 steps of 8 completions of 2 prompts."""
+    import trl  # slow to import
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    def run(
+        reward_funcs: list[Any], chat: bool = False, algorithm: str = "GRPO", **changes: Any
+    ) -> Any:
+        folder = tiny_llama("abcdef")
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.chat_template = CHAT
+        rows = [
+            {"prompt": [{"role": "user", "content": text}] if chat else text, "tone": tone}
+            for text, tone in (("ab", "glad"), ("cd", "sad"))
+        ]
+        config = getattr(trl, f"{algorithm}Config")(
+            output_dir=str(tmp_path),
+            bf16=False,
+            disable_tqdm=True,
+            learning_rate=0.01,
+            logging_steps=1,
+            max_completion_length=4,
+            max_steps=3,
+            num_generations=4,
+            per_device_train_batch_size=8,
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            **changes,
+        )
+        trainer = getattr(trl, f"{algorithm}Trainer")(
+            folder,
+            reward_funcs=reward_funcs,
+            args=config,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+        )
+        trainer.train()
+        return trainer
+
+    return run
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Any]]:
+    """Return a function that serves a reward with the routes of trainers, if it gets options."""
+    from serving.conftest import running
+
+    from ctrlreward.adapters.trainer_options import TrainerRoutes
+    from ctrlreward.adapters.trainer_routes import trainer_routes
+    from ctrlreward.serving.application import ServeOptions, create_app
+
+    with ExitStack() as servers:
+
+        def start(reward: Reward, trainers: TrainerRoutes | None = None) -> Any:
+            routers = [] if trainers is None else [trainer_routes(trainers, reward)]
+            app = create_app(reward, ServeOptions(), routers)
+            return servers.enter_context(running(app))
+
+        yield start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,58 +15,10 @@ from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trl import as_async_reward_funcs, as_component_funcs, as_reward_funcs
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
-CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-
 
 def total_of(text: str) -> float:
     share = text.count("a") / len(text) if text and "f" not in text else math.nan
     return 2.0 * share - 0.125 * len(text)
-
-
-@pytest.fixture
-def train(tiny_llama: Callable[[str], str], tmp_path, one_thread) -> Callable[..., Any]:
-    """Return a function that trains 3 steps of 8 completions of 2 prompts."""
-    import trl  # slow to import
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-
-    def run(
-        reward_funcs: list[Any], chat: bool = False, algorithm: str = "GRPO", **changes: Any
-    ) -> Any:
-        folder = tiny_llama("abcdef")
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.pad_token = tokenizer.eos_token
-        tokenizer.chat_template = CHAT
-        rows = [
-            {"prompt": [{"role": "user", "content": text}] if chat else text, "tone": tone}
-            for text, tone in (("ab", "glad"), ("cd", "sad"))
-        ]
-        config = getattr(trl, f"{algorithm}Config")(
-            output_dir=str(tmp_path),
-            bf16=False,
-            disable_tqdm=True,
-            learning_rate=0.01,
-            logging_steps=1,
-            max_completion_length=4,
-            max_steps=3,
-            num_generations=4,
-            per_device_train_batch_size=8,
-            report_to="none",
-            save_strategy="no",
-            use_cpu=True,
-            **changes,
-        )
-        trainer = getattr(trl, f"{algorithm}Trainer")(
-            folder,
-            reward_funcs=reward_funcs,
-            args=config,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-        )
-        trainer.train()
-        return trainer
-
-    return run
 
 
 def check_last_step(trainer: Any, totals: list[float], texts: list[str], name: str) -> None:

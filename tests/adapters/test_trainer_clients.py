@@ -1,0 +1,255 @@
+"""Requests of the trainers' own code: OpenRLHF 0.11.2 and verl 0.9.1 from their wheels, slime's.
+
+OpenRLHF's experience is made from the replies by its own code, up to the advantages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import torch
+from trainer_clients import OPENRLHF, VERL, Importer
+
+from ctrlreward import Reward, Samples
+from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
+from ctrlreward.serving.refusals import QueueFull
+
+EOS = "<eos>"
+PROMPT = "cd"
+TEXTS = ["ab", "f", "aab", "b"]
+OPTIONS = TrainerRoutes(
+    -9.0,
+    columns={"prefixes": "prompt"},
+    special_tokens=(EOS,),
+    template=TemplateMarkers("<end>\n<bot>", "<end>\n", "<user>"),
+)
+
+
+class Tokenizer:
+    """One token per letter; 0 ends a text. Called as `transformers` calls one."""
+
+    eos_token = EOS
+    bos_token = None
+
+    def __call__(self, text: str, **_: Any) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([[ord(letter) for letter in text]])}
+
+    def decode(self, ids: Any, **_: Any) -> str:
+        return "".join(EOS if i == 0 else chr(i) for i in ids)
+
+    def apply_chat_template(self, chat: list[dict[str, str]], **_: Any) -> str:
+        roles = {"user": "user", "assistant": "bot"}
+        return "".join(f"<{roles[m['role']]}>{m['content']}<end>\n" for m in chat)
+
+
+class Engine:
+    """A rollout engine that writes one text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def generate(self, prompt: list[int], params: Any, multi_modal_data: Any) -> Any:
+        ids = [*map(ord, self.text), 0]
+        return SimpleNamespace(
+            outputs=[SimpleNamespace(token_ids=ids, finish_reason="stop", logprobs=None)]
+        )
+
+
+@pytest.fixture
+def importer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], Importer]]:
+    made: list[Importer] = []
+
+    def make(client: Any) -> Importer:
+        made.append(Importer(client, monkeypatch))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.forget()
+
+
+@pytest.fixture
+def openrlhf(importer: Callable[[Any], Importer]) -> Importer:
+    found = importer(OPENRLHF)
+    found.absent("ray", "vllm", "openrlhf.trainer.ray", "openrlhf.trainer.ray.vllm_engine")
+    found.absent("openrlhf.trainer.ray.launcher", "flash_attn", "flash_attn.bert_padding")
+    found.absent("flash_attn.utils", "flash_attn.utils.distributed", "deepspeed")
+    return found
+
+
+def totals_of(reward: Reward) -> list[float]:
+    batch = reward(Samples([PROMPT + text for text in TEXTS]))
+    assert batch.failed.tolist() == [False, True, False, False]
+    return np.where(batch.failed, -9.0, batch.total).tolist()
+
+
+def test_openrlhf_makes_its_experience(
+    serve: Callable[..., Any], reward: Reward, openrlhf: Importer
+) -> None:
+    agent = openrlhf.module("utils.agent")
+    executor = agent.SingleTurnAgentExecutor(f"{serve(reward, OPTIONS).url}/get_reward")
+    params = SimpleNamespace(max_tokens=8, logprobs=None)
+
+    async def roll_out() -> list[Any]:
+        return await asyncio.gather(
+            *(executor.execute(PROMPT, None, params, 99, Tokenizer(), Engine(t)) for t in TEXTS)
+        )
+
+    generator = openrlhf.module("trainer.ppo_utils.samples_generator").SamplesGenerator
+    made = [
+        generator._process_response_into_experience(None, response, max_len=99)
+        for response in asyncio.run(roll_out())
+    ]
+    expected = pytest.approx(totals_of(reward), abs=1e-6)
+    assert torch.cat([one.rewards for one in made]).flatten().tolist() == expected
+    assert [one.scores[0].item() for one in made] == expected  # its dynamic filter reads this
+    for one in made:
+        assert one.rewards.numel() == 1
+        assert one.rewards.dtype == torch.float32
+        assert set(one.info) >= {"reward", "score", "share", "length", "failed"}
+    # Its batches take no missing key and no wrong length.
+    experience = openrlhf.module("trainer.ppo_utils.experience")
+    joined = experience.Experience.concat_experiences(made, 0)
+    again = experience.make_experience_batch(experience.split_experience_batch(joined))
+    assert again.rewards.flatten().tolist() == expected
+    logged = {name: torch.tensor(values, dtype=torch.float) for name, values in again.info.items()}
+    assert logged["failed"].flatten().tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert all(values.isfinite().all() for values in logged.values())
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "group_norm", "reinforce_baseline"])
+def test_openrlhf_computes_advantages_of_the_shape_that_a_reply_gives(
+    openrlhf: Importer, estimator: str
+) -> None:
+    maker = openrlhf.module("trainer.ppo_utils.experience_maker").RemoteExperienceMaker
+    experience = openrlhf.module("trainer.ppo_utils.experience").Experience
+    algo = SimpleNamespace(advantage=SimpleNamespace(estimator=estimator, gamma=1.0, lambd=1.0))
+    args = SimpleNamespace(
+        algo=algo,
+        rollout=SimpleNamespace(n_samples_per_prompt=2),
+        reward=SimpleNamespace(
+            clip_range=None, overlong_buffer_len=None, stop_properly_penalty_coef=None
+        ),
+    )
+    algo.advantage.no_std_norm = False
+    advantages = []
+    for shape in ((1,), (1, 1)):  # the in-process adapter's, and a reply's
+        experiences = [
+            experience(
+                sequences=torch.ones(1, 4, dtype=torch.long),
+                action_mask=torch.ones(1, 3, dtype=torch.bool),
+                kl=torch.zeros(1, 3),
+                rewards=torch.full(shape, total),
+                index=[i],
+                info={},
+            )
+            for i, total in enumerate([0.25, -9.0, 0.5, 1.0])
+        ]
+        this = SimpleNamespace(
+            strategy=SimpleNamespace(args=args),
+            args=args,
+            kl_ctl=SimpleNamespace(value=0.0),
+            advantage_estimator=estimator,
+        )
+        this.get_cumulative_returns = maker.get_cumulative_returns.__get__(this)
+        done = maker.compute_advantages_and_returns(this, experiences)
+        advantages.append(torch.cat([one.advantages for one in done or experiences]))
+    torch.testing.assert_close(advantages[0], advantages[1])
+    assert advantages[0].abs().max() > 0
+
+
+class Data:
+    """One item of verl's `DataProto`."""
+
+    def __init__(self, text: str) -> None:
+        ids = torch.tensor([*map(ord, text), 0])
+        self.batch = {"responses": ids, "attention_mask": torch.ones(len(ids), dtype=torch.long)}
+        self.non_tensor_batch = {"raw_prompt": [{"role": "user", "content": PROMPT}]}
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: Any) -> Data:
+        return self
+
+
+@pytest.fixture
+def disrm(importer: Callable[[Any], Importer]) -> Callable[..., Any]:
+    found = importer(VERL)
+    found.absent("ray", "ray.actor", "omegaconf", "tensordict", "verl.protocol", "verl.utils")
+    found.absent("verl.single_controller.ray.base", "verl.trainer.ppo.reward", "verl.utils.fs")
+    found.absent("verl.utils.ray_utils", "verl.experimental.reward_loop.reward_model")
+    worker_class = found.module("experimental.reward_loop.reward_loop").RewardLoopWorker
+
+    def score(url: str, text: str) -> float:
+        worker = object.__new__(worker_class)
+        worker.input_tokenizer = worker.reward_model_tokenizer = Tokenizer()
+        worker.reward_router_address = url.removeprefix("http://")
+        model = SimpleNamespace(enable=True, model_path="m", rollout=SimpleNamespace(name="vllm"))
+        function = SimpleNamespace(path=None)
+        reward = SimpleNamespace(reward_model=model, custom_reward_function=function)
+        worker.config = SimpleNamespace(reward=reward)
+        return asyncio.run(worker.compute_score(Data(text)))["reward_score"]
+
+    return score
+
+
+def test_verl_gets_the_rewards_of_the_process(
+    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float]
+) -> None:
+    url = serve(reward, OPTIONS).url
+    assert [disrm(url, text) for text in TEXTS] == totals_of(reward)
+
+
+def test_verl_asks_again_while_the_queue_is_full(
+    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float], monkeypatch: Any
+) -> None:
+    server = serve(reward, TrainerRoutes(**{**vars(OPTIONS), "patience": 0.0}))
+    queue = server.app.state.requests
+    score, seen = queue.score, []
+
+    async def full_once(*given: Any, **more: Any) -> Any:
+        seen.append(given)
+        if len(seen) == 1:
+            raise QueueFull(1000, 30)
+        return await score(*given, **more)
+
+    monkeypatch.setattr(queue, "score", full_once)
+    assert disrm(server.url, "ab") == totals_of(reward)[0]
+    assert len(seen) == 2
+
+
+def test_verl_gives_up_at_once_on_a_text_without_markers(
+    serve: Callable[..., Any], reward: Reward, disrm: Callable[..., float]
+) -> None:
+    server = serve(reward, TrainerRoutes(-9.0, template=TemplateMarkers("<other>")))
+    with pytest.raises(aiohttp.ClientResponseError, match="422"):
+        disrm(server.url, "ab")
+
+
+def test_slime_as_its_client_asks(serve: Callable[..., Any], reward: Reward) -> None:
+    """slime is not on PyPI (the package of that name is another): its request, replayed."""
+    url = f"{serve(reward, OPTIONS).url}/slime"
+
+    async def ask(session: aiohttp.ClientSession, text: str, query: str) -> Any:
+        payload = {"prompt": PROMPT, "response": text, "label": None}
+        async with session.post(url + query, json=payload) as reply:
+            reply.raise_for_status()
+            return await reply.json()
+
+    async def ask_all(query: str) -> list[Any]:
+        timeout = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            return await asyncio.gather(*(ask(session, text + EOS, query) for text in TEXTS))
+
+    assert asyncio.run(ask_all("")) == totals_of(reward)
+    keyed = asyncio.run(ask_all("?components=true"))
+    assert [result["total"] for result in keyed] == totals_of(reward)
+    # slime tells failed samples apart by their keys only.
+    assert [result["failed"] for result in keyed] == [0.0, 1.0, 0.0, 0.0]
