@@ -1,0 +1,162 @@
+"""`RemoteReward`: the reward of a server, in place of a `Reward` of this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ctrlreward.placement import Worker
+from ctrlreward.reward import AccuracyScore, Aggregate, Reward, RewardBatch, Thresholds
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, check_columns
+from ctrlreward.serving.description import describe
+from ctrlreward.serving.remote_scorer import RemoteScorer
+from ctrlreward.serving.server_connection import ServerConnection
+from ctrlreward.serving.wire import parse_score_reply, score_body
+
+
+class RemoteReward(Reward):
+    """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
+
+    `remote["relevance"]` is a component for callbacks and adapters, which the server scores, too.
+    Building it opens no connection: names and weights are fetched at their first use, or by
+    `load`, which waits until the server has loaded its models. Copies in other processes (DDP
+    ranks, workers) share the server.
+
+    A request is repeated, with growing pauses, while the server can't be reached, is loading or
+    is full (429, 503). A server that is lost is an error; so is one that has another reward than
+    when it was first asked. No score is made up.
+
+    Args:
+        url: Address of the server: `"http://127.0.0.1:8700"`.
+        token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
+        expect: Reward that the server must have: a `Reward` of this process, a description as
+            `GET /reward` returns it, or the JSON file of one. Scorers, settings, weights, dtypes
+            and versions are compared. Of a description, only its own entries are:
+            `{"weights": {"relevance": 1.0}}`. None takes any.
+        timeout: Seconds to wait for one reply.
+        patience: Seconds to repeat a request, and to wait for the server.
+
+    Attributes:
+        url: Address of the server.
+
+    Raises:
+        ValueError: The URL is not one of HTTP, a number is not positive, or the file is not JSON.
+        TypeError: `expect` is something else.
+        ServerLost: At the first use or later: the server does not answer. It is a
+            `ConnectionError`.
+        OtherReward: At the first use or later: the server has another reward; lists what differs.
+
+    Examples:
+        >>> remote = RemoteReward("http://127.0.0.1:8700", expect={"weights": {"relevance": 1.0}})
+        >>> remote.url
+        'http://127.0.0.1:8700'
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        expect: dict[str, Any] | str | PathLike[str] | Reward | None = None,
+        timeout: float = 600.0,
+        patience: float = 120.0,
+    ) -> None:
+        # Not Reward's: components and weights are the server's.
+        self._connection = ServerConnection(url, token, timeout, patience, _expected(expect))
+        self._scorers_by_id: dict[str, RemoteScorer] = {}
+        self._worker = Worker()
+        self.device = None
+
+    @property
+    def url(self) -> str:
+        """Address of the server."""
+        return self._connection.url
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Description of the served reward, as `serving.describe` makes it."""
+        return self._connection.description
+
+    @property
+    def components(self) -> dict[str, Component]:  # type: ignore[override]  # read-only
+        """The components by name, scored by the server."""
+        return {
+            name: Component(self._scorer(given["scorer"]), given["score"])
+            for name, given in self.description["components"].items()
+        }
+
+    @property
+    def weights(self) -> dict[str, float] | None:  # type: ignore[override]
+        """The weight of each component of a weighted reward; None with other aggregates."""
+        weights: dict[str, float] | None = self.description["weights"]
+        return None if weights is None else dict(weights)
+
+    @property
+    def thresholds(self) -> Thresholds | None:  # type: ignore[override]
+        """t1 to t4 of `"gm"`; None with other aggregates."""
+        given = self.description["thresholds"]
+        return None if given is None else tuple(given)
+
+    @property
+    def accuracy_score(self) -> AccuracyScore | None:  # type: ignore[override]
+        """The score that is the accuracy of `"gm"`; None with other aggregates."""
+        given: AccuracyScore | None = self.description["accuracy_score"]
+        return given
+
+    @property
+    def aggregate(self) -> Aggregate:  # type: ignore[override]
+        """Not available: the server computes totals.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError("the aggregate of a RemoteReward is on its server")
+
+    def yield_cpu(self) -> None:
+        """Do nothing: scoring takes no core of this process."""
+
+    def load(self) -> None:
+        """Wait until the server is ready, and check that it has the expected reward."""
+        self._connection.connect()
+
+    def release(self) -> None:
+        """End the background thread and close the connections; a later call opens new ones."""
+        self._worker.close(cancel=True)
+        self._connection.close()
+
+    def _score(self, samples: Samples) -> RewardBatch:
+        """Return the rewards as the server computed them; `seconds` are those of its scoring."""
+        components = self.components
+        check_columns(components, samples)
+        reply = self._connection.post("/score", score_body(samples, strict=True))
+        return parse_score_reply(reply, [*components], len(samples)).batch
+
+    def _scorer(self, id_: str) -> RemoteScorer:
+        """Return the scorer of an id, the same object each time."""
+        return self._scorers_by_id.setdefault(id_, RemoteScorer(self._connection, id_))
+
+
+def _expected(
+    given: Mapping[str, Any] | str | PathLike[str] | Reward | None,
+) -> Mapping[str, Any] | None:
+    """Return the description of an expected reward."""
+    if isinstance(given, RemoteReward):
+        return given.description
+    if isinstance(given, Reward):
+        return describe(given)
+    if isinstance(given, str | PathLike):
+        try:
+            given = json.loads(Path(given).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"expect = {str(given)!r} is not JSON ({error}): save what GET /reward returns"
+            ) from None
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(
+            f"expect is a {type(given).__name__}: give a Reward, a description, or the JSON file "
+            "of one"
+        )
+    return given

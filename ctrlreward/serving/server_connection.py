@@ -1,0 +1,273 @@
+"""Connection of a client to a reward server: retries, and the check of what is served."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import tenacity
+
+from ctrlreward.serving.description import differences
+from ctrlreward.serving.wire import FINGERPRINT_HEADER, PROTOCOL
+from ctrlreward.serving.wire_values import dumps, loads
+
+log = logging.getLogger(__name__)
+
+# Holds the token of a server and its clients, so that it is in no command line, YAML or checkpoint.
+TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
+
+_LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+_IDLE = 30  # seconds that an unused connection is kept
+_CONNECT = 10  # seconds to open one
+_SHOWN = 12  # differences in an error
+
+
+class ServerLost(ConnectionError):
+    """A reward server that does not answer, or has no room for a request, in the time given."""
+
+
+class OtherReward(RuntimeError):
+    """A server whose reward is not the expected one, or not the one it served before."""
+
+
+class ServerError(RuntimeError):
+    """A request that the server refuses or fails, for another reason than its samples."""
+
+
+class _Transient(Exception):
+    """An attempt that may be repeated.
+
+    Args:
+        reason: Message of the error if all attempts fail.
+        wait: Seconds that the server asks to wait; None if it does not say.
+    """
+
+    def __init__(self, reason: str, wait: float | None = None) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class ServerConnection:
+    """Requests to one server, over connections that are kept open.
+
+    Threads share it. A pickled or forked copy opens connections of its own, and expects the reward
+    that the original was connected to.
+
+    Args:
+        url: Address of the server.
+        token: Bearer token; None takes `$CTRLREWARD_TOKEN`, if set.
+        timeout: Seconds to wait for one reply.
+        patience: Seconds to repeat a request while the server can't be reached, is loading, or is
+            full.
+        expect: Description that the server's must agree with, or a part of one; None for any.
+
+    Raises:
+        ValueError: The URL is not one of HTTP, or a number is not positive.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        timeout: float = 600.0,
+        patience: float = 120.0,
+        expect: Mapping[str, Any] | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url = {url!r}: give an address such as 'http://127.0.0.1:8700'")
+        for name, seconds in (("timeout", timeout), ("patience", patience)):
+            if not seconds > 0:
+                raise ValueError(f"{name} = {seconds}: give a positive number of seconds")
+        self.url = url.rstrip("/")
+        self.token = token
+        self.timeout = timeout
+        self.patience = patience
+        self.expect = expect
+        self._description: dict[str, Any] | None = None
+        self._clients: dict[int, httpx2.Client] = {}  # by process
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings and what is served, without connections."""
+        return {**vars(self), "_clients": {}}
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Description of the served reward; connects at the first use."""
+        return self.connect() if self._description is None else self._description
+
+    def connect(self) -> dict[str, Any]:
+        """Wait until the server is ready and return the description of its reward.
+
+        Raises:
+            ServerLost: It did not become ready in time.
+            OtherReward: Its reward is not what is expected.
+            ServerError: It refuses the request, or is no reward server.
+        """
+        found = self._json(self._send("GET", "/reward"))
+        if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
+            spoken = found.get("protocol") if isinstance(found, dict) else None
+            raise ServerError(
+                f"{self.url} speaks protocol {spoken}, this client {PROTOCOL}: install the same "
+                "version of ctrlreward on both sides"
+            )
+        for expected, relation in ((self.expect, "expected"), (self._description, "connected to")):
+            if expected is not None and (lines := differences(expected, found)):
+                raise OtherReward(_unlike(self.url, relation, lines))
+        self._description = found
+        return found
+
+    def post(self, path: str, body: object) -> Any:
+        """Send a body and return the value of the reply.
+
+        Raises:
+            ValueError: The server rejects the samples, with the message of its scorer.
+            ServerLost: No reply in time.
+            OtherReward: The server now has another reward.
+            ServerError: Any other refusal or failure.
+        """
+        expected = self.description["fingerprint_id"]
+        return self._json(self._send("POST", path, dumps(body), expected))
+
+    def close(self) -> None:
+        """Close the connections of this process; a later request opens new ones."""
+        client = self._clients.pop(os.getpid(), None)
+        if client is not None:
+            client.close()
+
+    def _client(self) -> httpx2.Client:
+        """Return the client of this process: after a fork, not the parent's connections."""
+        client = self._clients.get(os.getpid())
+        if client is None:
+            token = self.token or os.environ.get(TOKEN_VARIABLE)
+            made = httpx2.Client(
+                headers={"Authorization": f"Bearer {token}"} if token else None,
+                timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
+                limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
+                # A proxy of the environment can't reach a server of this machine.
+                trust_env=urlsplit(self.url).hostname not in _LOOPBACK,
+            )
+            client = self._clients.setdefault(os.getpid(), made)
+        return client
+
+    def _send(
+        self, method: str, path: str, content: bytes | None = None, expected: str | None = None
+    ) -> httpx2.Response:
+        """Send a request until it succeeds, fails for good, or patience ends.
+
+        Args:
+            method: `"GET"` or `"POST"`.
+            path: Route.
+            content: Body.
+            expected: Fingerprint that the reply must have.
+        """
+        started = time.monotonic()
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Transient),
+            stop=tenacity.stop_before_delay(self.patience),
+            wait=_wait,
+            before_sleep=self._announce,
+            reraise=True,
+        )
+        try:
+            return retrying(self._attempt, method, path, content, expected)
+        except _Transient as error:
+            raise ServerLost(
+                f"the reward server {self.url} was lost: {error}; tried for "
+                f"{time.monotonic() - started:.0f} s of patience = {self.patience:g}. Start it "
+                "with `ctrlreward serve`, correct the URL, or give more patience"
+            ) from error
+
+    def _attempt(
+        self, method: str, path: str, content: bytes | None, expected: str | None
+    ) -> httpx2.Response:
+        headers = {"Content-Type": "application/json"} if content is not None else None
+        try:
+            response = self._client().request(
+                method, self.url + path, content=content, headers=headers
+            )
+        except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout) as error:
+            raise _Transient(f"{type(error).__name__}: {error}") from error
+        except httpx2.TimeoutException as error:  # scored already, or soon: no second request
+            raise ServerLost(
+                f"the reward server {self.url} did not answer {path} in timeout = "
+                f"{self.timeout:g} s: give a longer timeout or smaller batches"
+            ) from error
+        self._check_fingerprint(response, expected)
+        if response.status_code in (429, 503):
+            raise _Transient(_message(response), _retry_after(response))
+        if response.status_code == 422:
+            raise ValueError(_message(response))
+        if response.status_code == 401:
+            raise ServerError(f"the reward server {self.url} refuses the request: give its token")
+        if not response.is_success:
+            status = f"{method} {path}: {response.status_code}"
+            raise ServerError(f"the reward server {self.url}, {status}, {_message(response)}")
+        return response
+
+    def _check_fingerprint(self, response: httpx2.Response, expected: str | None) -> None:
+        """Raise if a reply, even an error, is that of another reward."""
+        found = response.headers.get(FINGERPRINT_HEADER)
+        if expected is None or found == expected or (found is None and not response.is_success):
+            return
+        self.connect()  # raises, with the difference
+        raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
+
+    def _announce(self, state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            log.warning("waiting for %s: %s", self.url, state.outcome.exception())
+
+    def _json(self, response: httpx2.Response) -> Any:
+        try:
+            return loads(response.content)
+        except ValueError as error:
+            raise ServerError(f"{self.url} is no reward server: {error}") from None
+
+
+_backoff = tenacity.wait_exponential(multiplier=0.1, max=10)
+# Not the generator that training seeds, whose next number would depend on the network.
+_random = random.SystemRandom()
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    """Return the seconds that the server asks for, or more and more of them, with jitter."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    asked = error.wait if isinstance(error, _Transient) else None
+    return _backoff(state) * _random.uniform(0.5, 1.0) if asked is None else asked
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    """Return the seconds of the header Retry-After, which may also be a date."""
+    given = response.headers.get("Retry-After", "")
+    try:
+        return max(0.0, float(given))
+    except ValueError:
+        pass
+    try:
+        date = email.utils.parsedate_to_datetime(given)
+    except ValueError:
+        return None
+    return max(0.0, date.timestamp() - time.time())
+
+
+def _message(response: httpx2.Response) -> str:
+    """Return the message of an error: of ours, `detail`, a string or a list with `msg`."""
+    try:
+        detail = json.loads(response.content)["detail"]
+        return detail if isinstance(detail, str) else "; ".join(item["msg"] for item in detail)
+    except (ValueError, KeyError, TypeError):
+        return f"{response.status_code} {response.reason_phrase}"
+
+
+def _unlike(url: str, relation: str, lines: list[str]) -> str:
+    more = [f"… and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+    listed = "\n".join(f"  {line}" for line in (*lines[:_SHOWN], *more))
+    return f"the reward at {url} is not the one {relation}:\n{listed}"

@@ -1,0 +1,280 @@
+"""Description and fingerprint of a reward: what changes them, and what does not."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from ctrlreward import (
+    Accuracy,
+    CTRLEval,
+    Distinct,
+    InverseFrequency,
+    LexiconSentiment,
+    Perplexity,
+    Reward,
+    Similarity,
+    TransferQuality,
+    WordVectors,
+)
+from ctrlreward.serving import fingerprint
+from ctrlreward.serving.description import describe, differences
+
+VECTORS = {"soup": [1, 0], "broth": [3, 4]}
+
+
+def changes(one: Reward, other: Reward) -> list[str]:
+    """Keys that differ between two rewards."""
+    ours, theirs = describe(one), describe(other)
+    lines = differences(ours, theirs)
+    assert (ours["fingerprint_id"] == theirs["fingerprint_id"]) == (not lines)
+    return [line.partition(":")[0] for line in lines]
+
+
+def fluent(**options: Any) -> Reward:
+    return Reward({"fluency": Perplexity(**options)["log_likelihood"]})
+
+
+def test_scores_directions_ranges_columns_and_groups_are_those_of_the_scorers() -> None:
+    ctrleval, distinct = CTRLEval(aspects=["attribute_relevance"]), Distinct()
+    perplexity = Perplexity()
+    reward = Reward(
+        {
+            "relevance": ctrleval["attribute_relevance"],
+            "variety": distinct["distinct_2"],
+            "fluency": (perplexity["perplexity"], -0.1),
+        }
+    )
+    described = json.loads(json.dumps(describe(reward), allow_nan=False))
+    assert [s["class"] for s in described["scorers"]] == ["CTRLEval", "Distinct", "Perplexity"]
+    assert [s["pointwise"] for s in described["scorers"]] == [True, False, True]
+    assert described["components"]["variety"] == {"scorer": "1", "score": "distinct_2"}
+    assert described["weights"] == {"relevance": 1.0, "variety": 1.0, "fluency": -0.1}
+    assert described["aggregate"] == "weighted"
+    relevance, _, fluency = described["scorers"]
+    needed = {"labels": "CTRLEval attribute_relevance"}
+    assert relevance["required_columns"] == {"attribute_relevance": needed}
+    assert fluency["scores"]["perplexity"] == {"higher_is_better": False, "range": [1.0, None]}
+    assert fluency["folds"] == {"perplexity": ["log_likelihood", "tokens"]}
+
+
+def test_an_adjusted_mean_has_its_thresholds_and_accuracy() -> None:
+    style = Accuracy(CTRLEval(task="sentiment"))
+    parts = {
+        "style": style["label_probability"],
+        "content": Similarity(WordVectors(VECTORS))["similarity"],
+        "fluency": Perplexity()["perplexity"],
+    }
+    gm = Reward(parts, aggregate="gm", thresholds=(50, 40, 200, -140))
+    described = describe(gm)
+    assert described["aggregate"] == "gm"
+    assert described["weights"] is None
+    assert described["thresholds"] == [50, 40, 200, -140]
+    assert described["accuracy_score"] == "label_probability"
+    other = Reward(parts, aggregate="gm", thresholds=(50, 40, 200, -130))
+    assert changes(gm, other) == ["thresholds"]
+
+
+# A reward with nested scorers, a table, a set of words and functions.
+MANY = """
+import json, sys
+import numpy as np
+from ctrlreward import Accuracy, Alignment, CTRLEval, Distinct, InverseFrequency, LexiconSentiment
+from ctrlreward import Perplexity, Reward, Similarity, TransferQuality, WordVectors
+from ctrlreward.serving.description import describe
+
+causal = sys.argv[-1]
+iwf = InverseFrequency(np.arange(90.0))
+style = Accuracy(CTRLEval(causal, task="sentiment", iwf=iwf))
+quality = TransferQuality(style, Similarity(WordVectors({"soup": [1, 0]})), Perplexity(causal))
+reward = Reward(
+    {
+        "quality": quality["gm"],
+        "kept": Alignment()["preservation"],
+        "tone": LexiconSentiment()["polarity"],
+        "variety": Distinct(causal)["distinct_2"],
+    },
+    aggregate=lambda scores: scores["quality"] * 2,
+)
+print(json.dumps(describe(reward)))
+"""
+
+
+def test_equal_rewards_of_two_processes_have_equal_descriptions(
+    tiny_causal: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = [sys.executable, "-c", MANY, tiny_causal("llama")]
+    there = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    monkeypatch.setattr(sys, "argv", command)
+    exec(compile(MANY, "elsewhere.py", "exec"), {"__name__": "__main__"})
+    here = capsys.readouterr().out
+    assert differences(json.loads(there), json.loads(here)) == []
+    assert here == there
+    assert tiny_causal("llama") not in here
+
+
+def test_loading_and_scoring_change_nothing(tiny_causal: Callable[..., str]) -> None:
+    folder = tiny_causal("llama")
+    fluency, aspects = Perplexity(folder), CTRLEval(folder, aspects=["coherence"])
+    reward = Reward({"fluency": fluency["log_likelihood"], "coherence": aspects["coherence"]})
+    before = describe(reward)
+    reward(["A dog slept under the table. The lake froze over."])
+    assert describe(reward) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"max_tokens": 7}, ["fingerprint.scorers.0.max_tokens"]),
+        ({"score_end": True}, ["fingerprint.scorers.0.score_end"]),
+        ({"dtype": "bfloat16"}, ["fingerprint.scorers.0.dtype"]),
+        ({"dtype": "float32"}, []),  # the default on the CPU
+        ({"batch_tokens": 64}, []),
+        ({"model": "minilm-l6"}, ["fingerprint.scorers.0.model"]),
+        ({"model": "owner/name"}, ["fingerprint.scorers.0.model"]),
+    ],
+)
+def test_a_setting_changes_its_own_key(options: dict[str, Any], changed: list[str]) -> None:
+    assert changes(fluent(), fluent(**options)) == changed
+
+
+def test_a_device_counts_by_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pick(dtype: str | None, device: str) -> torch.dtype:
+        return torch.bfloat16 if device == "cuda" else torch.float32
+
+    monkeypatch.setattr(fingerprint, "pick_dtype", pick)
+    assert changes(fluent(), fluent(device="cuda")) == ["fingerprint.scorers.0.dtype"]
+    assert changes(fluent(), fluent(device="cpu:0")) == []
+
+
+def test_an_absent_device_is_no_error() -> None:
+    assert describe(fluent(device="cuda:7"))["fingerprint"]["scorers.0.dtype"]
+
+
+def test_weights_count_and_their_folder_does_not(
+    tiny_causal: Callable[..., str], tmp_path: Path
+) -> None:
+    def copy(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in Path(tiny_causal("llama")).iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        return folder
+
+    one, other = copy("one"), copy("other")
+    assert changes(fluent(model=str(one)), fluent(model=str(other))) == []
+    weights = load_file(other / "model.safetensors")
+    weights[min(weights)].view(-1)[5] += 0.5
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    assert changes(fluent(model=str(one)), fluent(model=str(other))) == [
+        "fingerprint.scorers.0.model"
+    ]
+
+
+def test_a_large_file_is_read_in_pieces_of_every_tensor(tmp_path: Path) -> None:
+    weights = {"large": torch.zeros(2**20), "small": torch.zeros(3), "last": torch.zeros(2**18)}
+
+    def digest() -> str:
+        save_file(weights, tmp_path / "model.safetensors")
+        return describe(fluent(model=str(tmp_path)))["fingerprint"]["scorers.0.model"]
+
+    before = digest()
+    assert digest() == before
+    for name, tensor in list(weights.items()):
+        weights[name] = tensor + 1  # as training changes it, everywhere
+        assert digest() != before, name
+        weights[name] = tensor
+    weights["other"] = weights.pop("last")
+    assert digest() != before
+
+
+def test_versions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = describe(fluent())
+    installed = before["fingerprint"]["versions.torch"]
+    monkeypatch.setattr(fingerprint, "version", lambda package: "9.9")
+    line = f'fingerprint.versions.torch: expected "{installed}", found "9.9"'
+    assert line in differences(before, describe(fluent()))
+
+
+def test_weights_and_components_count() -> None:
+    content = Similarity(WordVectors(VECTORS))
+
+    def of(name: str, weight: float) -> Reward:
+        return Reward({name: (content, weight)})
+
+    assert changes(of("content", 1.0), of("content", 0.5)) == ["weights.content"]
+    assert "components.meaning.scorer" in changes(of("content", 1.0), of("meaning", 1.0))
+
+
+def test_tables_words_labels_and_functions_count() -> None:
+    def vectors(width: float) -> Reward:
+        return Reward({"content": Similarity(WordVectors({"soup": [1, 0], "broth": [width, 4]}))})
+
+    def table(last: float) -> Reward:
+        weights = np.append(np.zeros(50_000), last)
+        return Reward({"c": CTRLEval(iwf=InverseFrequency(weights))["coherence"]})
+
+    def labels(*names: str) -> Reward:
+        return Reward({"tone": LexiconSentiment("accuracy", names)})
+
+    def power(exponent: float) -> Reward:
+        return Reward(
+            {"content": Similarity(WordVectors(VECTORS))},
+            aggregate=lambda scores: scores["content"] ** exponent,
+        )
+
+    for build in (vectors, table, power):
+        assert changes(build(1.0), build(1.0)) == []
+        assert changes(build(1.0), build(2.0))
+    assert changes(labels("bad", "good"), labels("-", "+")) == ["fingerprint.scorers.0.labels"]
+
+
+def test_an_expectation_may_be_a_part() -> None:
+    found = describe(Reward({"content": (Similarity(WordVectors(VECTORS)), 0.5)}))
+    assert differences({"weights": {"content": 0.5}}, found) == []
+    assert differences({"weights": {"content": 1.0, "fluency": 0.1}}, found) == [
+        "weights.content: expected 1.0, found 0.5",
+        "weights.fluency: expected 0.1, found nothing",
+    ]
+    assert differences({"fingerprint_id": "another"}, found) == [
+        f'fingerprint_id: expected "another", found "{found["fingerprint_id"]}"'
+    ]
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.dictionaries(st.text("abc", min_size=1, max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from("xyz"), plain, min_size=1), plain)
+def test_one_changed_entry_is_found(described: dict[str, Any], other: Any) -> None:
+    assert differences(described, json.loads(json.dumps(described))) == []
+    key = sorted(described)[0]
+    if json.dumps(described[key]) != json.dumps(other) and described[key] != other:
+        lines = differences(described, {**described, key: other})
+        assert lines
+        assert all(line.startswith(key) for line in lines)
+
+
+def test_infinite_settings_are_plain() -> None:
+    quality = TransferQuality(
+        Accuracy(CTRLEval()), Similarity(WordVectors(VECTORS)), Perplexity(), (1, 2, 3, -math.inf)
+    )
+    found = fingerprint.fingerprint({"0": quality}, "weighted")
+    assert found["scorers.0.thresholds"] == [1, 2, 3, "-inf"]

@@ -1,0 +1,413 @@
+"""A reward on a server gives what the same reward gives in this process, or an error."""
+
+from __future__ import annotations
+
+import copy
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from letter_scorers import Letters, Rank
+
+from ctrlreward import Reward, RewardBatch, Samples
+from ctrlreward.adapters import openrlhf, trl
+from ctrlreward.columns import MissingColumn
+from ctrlreward.serving import server_connection
+from ctrlreward.serving.application import ServeOptions
+from ctrlreward.serving.description import describe
+from ctrlreward.serving.remote_reward import RemoteReward
+from ctrlreward.serving.server_connection import OtherReward, ServerError, ServerLost
+from ctrlreward.serving.wire import FINGERPRINT_HEADER
+
+SAMPLES = Samples(
+    ["soup", "", "broth and soup", "soup", "\ud800 soup"], labels=["o", "o", "b", "o", "o"]
+)
+NOBODY = "http://127.0.0.1:9"  # the port of `discard`, where nothing listens
+
+
+def assert_equal(found: RewardBatch, expected: RewardBatch) -> None:
+    np.testing.assert_array_equal(found.total, expected.total)
+    np.testing.assert_array_equal(found.failed, expected.failed)
+    assert list(found.components) == list(expected.components)
+    for name, values in expected.components.items():
+        np.testing.assert_array_equal(found.components[name], values)
+
+
+@pytest.fixture
+def served(live_server: Callable[..., Any], group_reward: Reward) -> Iterator[RemoteReward]:
+    remote = RemoteReward(live_server(group_reward).url + "/")
+    yield remote
+    remote.release()
+
+
+def test_rewards_are_those_of_this_process(served: RemoteReward, group_reward: Reward) -> None:
+    here = group_reward(SAMPLES)
+    assert_equal(served(SAMPLES), here)
+    assert_equal(served.submit(SAMPLES).result(), here)
+    assert_equal(served(list(SAMPLES.texts), labels=SAMPLES.labels), here)
+    assert here.failed.tolist() == [False, True, False, False, True]
+    assert served(SAMPLES).seconds > 0
+
+
+def test_names_directions_and_weights_are_the_servers(
+    served: RemoteReward, group_reward: Reward
+) -> None:
+    assert served.weights == group_reward.weights
+    assert (served.thresholds, served.accuracy_score) == (None, None)
+    assert list(served.components) == list(group_reward.components)
+    for name, component in group_reward.components.items():
+        assert served[name].spec == component.spec
+        assert served[name].scorer.pointwise == component.scorer.pointwise
+        assert served[name].scorer.devices == ()
+    with pytest.raises(KeyError, match="no component 'tone'; the reward has letters, rank"):
+        served["tone"]
+
+
+def test_no_samples_are_no_rewards(served: RemoteReward) -> None:
+    assert served(Samples([], labels=[])).total.shape == (0,)
+
+
+def test_building_one_opens_no_connection() -> None:
+    remote = RemoteReward(NOBODY, patience=0.2)
+    copy.deepcopy(pickle.loads(pickle.dumps(remote)))
+    remote.yield_cpu()
+    remote.release()
+    with pytest.raises(ServerLost, match=r"reward server http://127.0.0.1:9 was lost.*ConnectErr"):
+        remote.load()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"url": "127.0.0.1:8700"}, "url = '127.0.0.1:8700': give an address such as"),
+        ({"url": NOBODY, "patience": 0}, "patience = 0: give a positive number of seconds"),
+        ({"url": NOBODY, "timeout": -1.0}, "timeout = -1.0"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RemoteReward(**arguments)
+
+
+def test_bad_expectations(tmp_path: Path) -> None:
+    file = tmp_path / "reward.json"
+    file.write_text("{")
+    with pytest.raises(ValueError, match=r"reward.json' is not JSON"):
+        RemoteReward(NOBODY, expect=file)
+    with pytest.raises(TypeError, match="expect is a list"):
+        RemoteReward(NOBODY, expect=[])  # type: ignore[arg-type]
+
+
+def test_errors_of_a_scorer_are_those_of_this_process(
+    served: RemoteReward, group_reward: Reward
+) -> None:
+    wrong = SAMPLES.replace(labels=["o", "o", "bread", "o", "o"])
+    for reward in (group_reward, served):
+        with pytest.raises(ValueError, match=r"labels\[\d\] = 'bread' is unknown"):
+            reward(wrong)
+        with pytest.raises(MissingColumn, match="Letters needs the column 'labels'"):
+            reward(["soup"])
+    with pytest.raises(ServerError, match="500"):
+        served(["broken"], labels="o")
+
+
+def test_a_copy_in_another_process_shares_the_server(served: RemoteReward) -> None:
+    """As DDP ranks do: after a fork, which copies open connections, and by pickling."""
+    expected = served(SAMPLES).total
+    for method, ranks in (("fork", 2), ("spawn", 1)):
+        context = multiprocessing.get_context(method)
+        with ProcessPoolExecutor(ranks, mp_context=context) as pool:
+            batches = [pool.submit(served, SAMPLES) for _ in range(4)]
+            for batch in batches:
+                np.testing.assert_array_equal(batch.result(timeout=300).total, expected)
+    np.testing.assert_array_equal(served(SAMPLES).total, expected)
+
+
+def test_threads_share_one(served: RemoteReward, group_reward: Reward) -> None:
+    texts = [["soup" * (i + 1)] for i in range(8)]
+    totals: dict[int, float] = {}
+
+    def ask(i: int) -> None:
+        totals[i] = served(texts[i], labels="o").total[0]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert totals == {i: group_reward(texts[i], labels="o").total[0] for i in range(8)}
+
+
+def test_adapters_take_one(served: RemoteReward, live_server: Callable[..., Any]) -> None:
+    (function,) = trl.as_reward_funcs(served, {"labels": "letter"})
+    assert function(["say"] * 2, ["soup", ""], letter=["o", "o"]) == [1.0 + 0.5, None]
+    letters = RemoteReward(live_server(Reward({"letters": Letters()["letters"]})).url)
+    ask = openrlhf.as_reward_func(
+        letters, failed_score=-1.0, special_tokens=[], columns={"labels": "label"}
+    )
+    found = ask(["Say soup", "Say "], ["Say ", "Say "], ["o", "o"])
+    assert found["rewards"].tolist() == [1.0, -1.0]
+    letters.release()
+
+
+def test_what_is_expected_is_compared(
+    live_server: Callable[..., Any], reward: Reward, letters: Letters, tmp_path: Path
+) -> None:
+    url = live_server(reward).url
+    file = tmp_path / "reward.json"
+    file.write_text(json.dumps(httpx2.get(f"{url}/reward", trust_env=False).json()))
+    weights = {"weights": {"letters": 0.3, "length": 0.1}}
+    for expect in (file, str(file), describe(reward), reward, weights):
+        remote = RemoteReward(url, expect=expect)
+        remote.load()
+        remote.release()
+    other = Reward({"letters": (letters["letters"], 0.4), "length": (letters["length"], 0.1)})
+    remote = RemoteReward(url, expect=other)
+    with pytest.raises(OtherReward, match=r"weights.letters: expected 0.4, found 0.3") as raised:
+        remote(SAMPLES)
+    assert url in str(raised.value)
+    remote.release()
+
+
+def test_a_token(
+    live_server: Callable[..., Any], reward: Reward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = live_server(reward, ServeOptions(token="opensesame")).url
+    with pytest.raises(ServerError, match=f"{url} refuses the request: give its token"):
+        RemoteReward(url).load()
+    assert not RemoteReward(url, token="opensesame")(["soup"], labels="o").failed[0]
+    monkeypatch.setenv("CTRLREWARD_TOKEN", "opensesame")
+    assert not RemoteReward(url)(["soup"], labels="o").failed[0]
+
+
+class Scripted:
+    """A server that gives the replies of a script, then those of a reward of one component."""
+
+    def __init__(self, reward: Reward, address: Any = ("127.0.0.1", 0)) -> None:
+        self.described = describe(reward)
+        self.script: list[tuple[int, dict[str, str], Any] | None] = []  # None hangs up
+        self.asked: list[str] = []
+        self.header = True
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._reply(200, {}, outer.described)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                outer.asked.append(self.path)
+                result = {"total": 1.0, "components": {"letters": 1.0}, "failed": False}
+                reply = (200, {}, {"results": [result], "seconds": 0.5})
+                scripted = outer.script.pop(0) if outer.script else reply
+                if scripted is None:
+                    self.close_connection = True
+                    return
+                self._reply(*scripted)
+
+            def _reply(self, status: int, headers: dict[str, str], body: Any) -> None:
+                content = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                if outer.header:
+                    self.send_header(FINGERPRINT_HEADER, outer.described["fingerprint_id"])
+                for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(address, Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def end(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def scripted() -> Iterator[Scripted]:
+    server = Scripted(Reward({"letters": Letters()["letters"]}))
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the pauses between attempts, which are not slept."""
+    waited: list[float] = []
+    wait = server_connection._wait
+
+    def record(state: Any) -> float:
+        waited.append(wait(state))
+        return 0.0
+
+    monkeypatch.setattr(server_connection, "_wait", record)
+    return waited
+
+
+FULL = (429, {"Retry-After": "7"}, {"detail": "full"})
+
+
+def test_a_full_server_is_asked_again_after_what_it_says(
+    scripted: Scripted, pauses: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    date = (429, {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, {"detail": "full"})
+    scripted.script = [FULL, date, (503, {"Retry-After": "0.5"}, b"<html>")]
+    batch = RemoteReward(scripted.url)(["soup"], labels="o")
+    assert batch.total.tolist() == [1.0]
+    assert batch.seconds == 0.5
+    assert pauses == [7.0, 0.0, 0.5]
+    assert caplog.messages == [f"waiting for {scripted.url}: full"]
+
+
+def test_pauses_grow_with_jitter_of_their_own(scripted: Scripted, pauses: list[float]) -> None:
+    scripted.script = [None, (503, {}, {"detail": "loading"}), None, None, (503, {}, b"")]
+    state = random.getstate()
+    assert RemoteReward(scripted.url)(["soup"], labels="o").total.tolist() == [1.0]
+    assert random.getstate() == state
+    assert len(scripted.asked) == 6
+    for n, pause in enumerate(pauses):
+        assert 0.05 * 2**n <= pause <= 0.1 * 2**n
+    assert len(set(pauses)) == 5
+
+
+def test_a_server_that_stays_full_is_lost_when_patience_ends(scripted: Scripted) -> None:
+    scripted.script = [FULL] * 5
+    remote = RemoteReward(scripted.url, patience=3.0)
+    with pytest.raises(ServerLost, match=rf"{scripted.url} was lost: full; .* patience = 3\b"):
+        remote(["soup"], labels="o")
+    assert len(scripted.asked) == 1  # seven seconds are more than three
+
+
+@pytest.mark.parametrize("status", [400, 404, 413, 500, 502])
+def test_what_is_permanent_is_not_repeated(scripted: Scripted, status: int) -> None:
+    scripted.script = [(status, {}, {"detail": "no such thing"})] * 2
+    with pytest.raises(ServerError, match=rf"{scripted.url}.*{status}.*no such thing"):
+        RemoteReward(scripted.url)(["soup"], labels="o")
+    assert len(scripted.asked) == 1
+
+
+def test_a_rejected_sample_is_a_value_error_at_once(scripted: Scripted) -> None:
+    detail = [{"loc": ["body", "samples", 0, "label"], "msg": "labels[0] = 'x'", "type": "v"}]
+    scripted.script = [(422, {}, {"detail": detail})] * 2
+    with pytest.raises(ValueError, match=r"^labels\[0\] = 'x'$"):
+        RemoteReward(scripted.url)(["soup"], labels="o")
+    assert len(scripted.asked) == 1
+
+
+def test_no_reply_in_time_is_an_error_and_not_repeated(
+    live_server: Callable[..., Any], reward: Reward, letters: Letters
+) -> None:
+    remote = RemoteReward(live_server(reward).url, timeout=0.3)
+    remote.load()
+    letters.go.clear()
+    try:
+        with pytest.raises(ServerLost, match=r"did not answer /score in timeout = 0.3 s"):
+            remote(["hold"], labels="o")
+    finally:
+        letters.go.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<html>", "is no reward server: malformed JSON"),
+        ({"results": [], "seconds": 1.0}, "0 results for 1 samples"),
+        ({"results": [{"total": 1.0, "failed": False}], "seconds": 1.0}, "components"),
+    ],
+)
+def test_a_wrong_reply_is_never_a_score(scripted: Scripted, body: Any, message: str) -> None:
+    scripted.script = [(200, {}, body)]
+    with pytest.raises((ServerError, ValueError), match=message):
+        RemoteReward(scripted.url)(["soup"], labels="o")
+
+
+def test_another_protocol(scripted: Scripted) -> None:
+    scripted.described["protocol"] = 2
+    with pytest.raises(ServerError, match="speaks protocol 2, this client 1: install the same"):
+        RemoteReward(scripted.url).load()
+
+
+def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> None:
+    remote = RemoteReward(scripted.url)
+    assert remote(["soup"], labels="o").total.tolist() == [1.0]
+    scripted.described = describe(Reward({"letters": (Letters()["letters"], 0.5)}))
+    error = (404, {}, {"detail": "there is no scorer"})
+    copied = pickle.loads(pickle.dumps(remote))
+    for reward in (remote, copied):
+        for scripted.script in ([], [error], [FULL]):
+            with pytest.raises(OtherReward, match=r"weights.letters: expected 1.0, found 0.5"):
+                reward(["soup"], labels="o")
+    with pytest.raises(OtherReward):
+        remote.load()
+    assert RemoteReward(scripted.url).weights == {"letters": 0.5}
+
+
+def test_a_reply_without_fingerprint_is_an_error(scripted: Scripted) -> None:
+    scripted.header = False
+    with pytest.raises(OtherReward, match="found None"):
+        RemoteReward(scripted.url)(["soup"], labels="o")
+
+
+def test_a_server_that_is_lost_in_the_middle(scripted: Scripted) -> None:
+    remote = RemoteReward(scripted.url, patience=0.5)
+    remote(["soup"], labels="o")
+    scripted.end()
+    remote.release()
+    for ask in (remote, lambda *a, **b: remote.submit(*a, **b).result()):
+        with pytest.raises(ServerLost, match=f"the reward server {scripted.url} was lost"):
+            ask(["soup"], labels="o")
+
+
+def test_a_server_that_comes_back_with_the_same_reward_is_asked_again(
+    scripted: Scripted,
+) -> None:
+    remote = RemoteReward(scripted.url)
+    assert remote(["soup"], labels="o").total.tolist() == [1.0]
+    address = scripted.server.server_address
+    scripted.end()
+    remote.release()  # its handlers would go on
+    waiting = remote.submit(["soup"], labels="o")
+    again = Scripted(Reward({"letters": Letters()["letters"]}), address)
+    assert waiting.result(timeout=100).total.tolist() == [1.0]
+    assert again.asked == ["/score"]
+    again.end()
+
+
+def test_connections_are_kept_and_not_inherited(scripted: Scripted) -> None:
+    remote = RemoteReward(scripted.url)
+    remote(["soup"], labels="o")
+    client = remote._connection._client()
+    remote(["soup"], labels="o")
+    assert remote._connection._client() is client
+    assert pickle.loads(pickle.dumps(remote))._connection._clients == {}
+    remote.release()
+    assert client.is_closed
+    assert os.getpid() not in remote._connection._clients
+    assert remote(["soup"], labels="o").total.tolist() == [1.0]
+
+
+def test_groups_stay_together(live_server: Callable[..., Any]) -> None:
+    rank = Rank()
+    here = Reward({"rank": rank})
+    remote = RemoteReward(live_server(here).url)
+    texts = [f"{'soup' * i}" for i in range(1, 6)]
+    assert_equal(remote(texts), here(texts))
+    remote.release()

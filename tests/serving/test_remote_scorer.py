@@ -1,0 +1,236 @@
+"""Scores of a server in Lightning: a monitored, and a rewarded, training run."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from letter_scorers import Letters
+from lightning_choice import (
+    Generation,
+    GenerationScorer,
+    HistoryLogger,
+    LoRA,
+    Objective,
+    PolicyTuner,
+    Updates,
+    pl,
+)
+from torch.utils.data import DataLoader
+
+from ctrlreward import Perplexity, Reward, Samples, Similarity, TransferQuality, WordVectors
+from ctrlreward.commands.train import build
+from ctrlreward.files import JsonLog
+from ctrlreward.placement import shared_device
+from ctrlreward.scorers import Accuracy, CTRLEval
+from ctrlreward.scorers.base import Component, Scorer, score
+from ctrlreward.serving.remote_reward import RemoteReward
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PROMPTS = Samples(
+    ["The soup", "The broth", "A cold soup"],
+    labels=["positive", "negative", "positive"],
+    sources=["broth", "soup", "broth soup"],
+)
+
+
+@pytest.fixture
+def quality(tiny_causal: Callable[..., str]) -> TransferQuality:
+    folder = tiny_causal("llama")
+    style = Accuracy(CTRLEval(folder, task="sentiment", aspects="attribute_relevance"))
+    vectors = WordVectors({"soup": [1, 0], "broth": [3, 4], "cold": [0, 1]})
+    return TransferQuality(style, Similarity(vectors), Perplexity(folder))
+
+
+class Writer(pl.LightningModule):  # type: ignore[misc, name-defined]
+    """Continues every prompt, by more broth from step to step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return -self.weight
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def train_dataloader(self) -> DataLoader[int]:
+        return DataLoader(range(2))  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[int]:
+        return DataLoader(range(1))  # type: ignore[arg-type]
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        return [f" was soup {'broth ' * round(self.weight.item())}" for _ in prompts]
+
+
+def validated(scores: Any, folder: Path, overlap: bool) -> list[dict[str, float]]:
+    """Metrics of each validation of a short run."""
+    scorer = GenerationScorer(scores, PROMPTS, overlap=overlap)
+    history = HistoryLogger(str(folder))
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=3,
+        callbacks=[scorer],
+        logger=history,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    trainer.fit(Writer())
+    log = JsonLog(history.path)
+    rows = [{k: v for k, v in row.items() if k.startswith("score/")} for row in log.read()]
+    return [row for row in rows if row]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_monitored_run_logs_what_it_logs_in_process(
+    quality: TransferQuality, live_server: Callable[..., Any], tmp_path: Path, overlap: bool
+) -> None:
+    names = ("gm", "perplexity", "accuracy")
+    local = Reward({name: quality[name] for name in names})
+    here = validated({name: local[name] for name in names}, tmp_path / "here", overlap)
+    remote = RemoteReward(live_server(local).url)
+    there = validated({name: remote[name] for name in names}, tmp_path / "there", overlap)
+    assert len(there) == len(here) >= 3
+    assert {"score/corpus/gm", "score/corpus/perplexity", "score/gm"} <= there[-1].keys()
+    for ours, theirs in zip(here, there, strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-6, nan_ok=True)
+
+
+def test_scores_parts_and_folds_are_exact(
+    quality: TransferQuality, live_server: Callable[..., Any]
+) -> None:
+    remote = RemoteReward(live_server(Reward({"gm": quality["gm"]})).url)
+    far = remote["gm"].scorer
+    assert dict(far.specs) == dict(quality.specs)
+    assert far.required_columns(("gm",)) == quality.required_columns(("gm",))
+    assert far.required_columns() == quality.required_columns()
+    samples = PROMPTS.replace(texts=["Good soup.", "", "Cold broth with soup."])
+    for name, values in quality.score(samples).items():
+        np.testing.assert_allclose(far.score(samples)[name], values, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(far[name](samples), values, rtol=1e-6, atol=1e-6)
+    assert far.corpus_folds.keys() == quality.corpus_folds.keys()
+    for name, fold in quality.corpus_folds.items():
+        theirs = far.corpus_folds[name]
+        assert theirs.parts == fold.parts
+        values = score({part: part_of(far, part) for part in fold.parts}, samples)
+        parts = [values[part] for part in fold.parts]
+        assert theirs.fold(*parts) == fold.fold(*parts)
+        assert np.isnan(theirs.fold(*(part[:0] for part in parts)))
+        copied = pickle.loads(pickle.dumps(theirs.fold))
+        assert copied(*parts) == fold.fold(*parts)
+    remote.release()
+
+
+def part_of(scorer: Scorer, name: str) -> Component:
+    """A value that a scorer returns by name only."""
+    return Component(scorer, name)
+
+
+def test_components_of_one_scorer_are_one_request(live_server: Callable[..., Any]) -> None:
+    letters = Letters()
+    local = Reward({"letters": letters["letters"], "length": letters["length"]})
+    remote = RemoteReward(live_server(local).url)
+    assert remote["letters"].scorer is remote["length"].scorer
+    found = score(remote.components, Samples(["soup", "soup", ""], labels=["o", "o", "o"]))
+    np.testing.assert_array_equal(found["letters"], [1, 1, np.nan])
+    np.testing.assert_array_equal(found["length"], [4, 4, np.nan])
+    assert letters.calls == [("soup", "")]  # once, and the repeated text not again
+    remote.release()
+
+
+def test_a_remote_scorer_takes_no_training_device(live_server: Callable[..., Any]) -> None:
+    remote = RemoteReward(live_server(Reward({"letters": Letters()["letters"]})).url)
+    devices = {name: component.scorer.devices for name, component in remote.components.items()}
+    assert shared_device(devices, "cuda", [0, 1], 2) is None
+    remote.release()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
+    tiny_llama: Callable[[str], str],
+    live_server: Callable[..., Any],
+    tmp_path: Path,
+    overlap: bool,
+) -> None:
+    def rewarded(reward: Reward) -> tuple[list[list[float]], list[torch.Tensor]]:
+        totals: list[list[float]] = []
+
+        class Recorder(pl.Callback):  # type: ignore[misc, name-defined]
+            def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+                if module.last_rollout is not None:
+                    totals.append(module.last_rollout[1].total.tolist())
+
+        pl.seed_everything(0)
+        module = PolicyTuner(
+            tiny_llama("abcdef"),
+            reward,
+            objective=Objective("grpo"),
+            generation=Generation(group_size=4, max_new_tokens=6),
+            updates=Updates(learning_rate=0.01, overlap=overlap),
+            lora=LoRA(rank=4),
+        )
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            max_steps=4,
+            logger=False,
+            callbacks=[Recorder()],
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        batch = Samples(["ab", "cd"], labels=["a", "c"])
+        trainer.fit(module, DataLoader([batch] * 8, batch_size=None))  # type: ignore[arg-type]
+        return totals, [p.detach().clone() for p in module.parameters() if p.requires_grad]
+
+    letters = Letters()
+    local = Reward({"letters": (letters["letters"], 0.3), "length": (letters["length"], 0.1)})
+    here, weights = rewarded(local)
+    there, same_weights = rewarded(RemoteReward(live_server(local).url))
+    assert len(here) >= 3
+    assert len({str(totals) for totals in here}) > 1
+    np.testing.assert_array_equal(there, here)
+    for one, other in zip(weights, same_weights, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0)
+
+
+def test_a_yaml_names_it_and_no_server_is_needed_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restores it after the command line sets it
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        """
+model:
+  class_path: ctrlreward.policy.PolicyTuner
+  init_args:
+    model: smollm2-135m
+    reward:
+      class_path: ctrlreward.serving.remote_reward.RemoteReward
+      init_args:
+        url: http://127.0.0.1:8700
+        expect: {weights: {relevance: 1.0}}
+        patience: 3
+"""
+    )
+    reward = build(["--config", str(file)]).model.reward
+    assert isinstance(reward, RemoteReward)
+    assert reward.url == "http://127.0.0.1:8700"
+    assert reward._connection.expect == {"weights": {"relevance": 1.0}}
+    assert reward._connection.patience == 3
+    other = build(["--config", str(file), "--model.reward.url=http://elsewhere:1"]).model.reward
+    assert other.url == "http://elsewhere:1"
