@@ -155,7 +155,7 @@ def build_samples(
     return Samples(texts=mapped["prefixes"], prompts=prompts, **mapped).completed(completions)
 
 
-def plain_text(chat: str | list[Mapping[str, Any]], role: str | None = None) -> str:
+def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
     r"""Return a text as it is, or the texts of a chat's messages joined by `"\n"`.
 
     Args:

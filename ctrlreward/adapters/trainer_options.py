@@ -137,7 +137,7 @@ class TrainerRoutes:
                 raise ValueError(f"{name} is in columns and in constants: leave one out")
         if not 0 <= self.patience < math.inf:
             raise ValueError(f"patience = {self.patience}: give seconds, 0 or more")
-        tokens = self.special_tokens
+        tokens: Any = self.special_tokens  # a string is one token
         tokens = (tokens,) if isinstance(tokens, str) else tuple(tokens)
         object.__setattr__(self, "special_tokens", tokens)
 
