@@ -200,7 +200,7 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
     server = uvicorn.Server(config)
     loaded = True
     # uvicorn raises the signal again after its shutdown; without a handler the status is not 0.
-    signal.signal(signal.SIGTERM, _exit)
+    previous = signal.signal(signal.SIGTERM, _exit)
 
     async def report() -> None:
         nonlocal loaded
@@ -226,6 +226,7 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
     except KeyboardInterrupt:  # raised again by uvicorn, after its shutdown
         pass
     finally:
+        signal.signal(signal.SIGTERM, previous)
         if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
             os._exit(0)
     return loaded

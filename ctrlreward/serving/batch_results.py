@@ -66,9 +66,10 @@ def _result_alone(request: WaitingRequest) -> Any:
     if request.result.done():  # its client is gone
         return None
     components, samples = request.components, request.samples
+    errors: dict[int, Exception] = {}
     try:
         if request.strict:
-            scores, errors = merged_scores(components, [samples])[0], {}
+            (scores,) = merged_scores(components, [samples])
         else:
             scores, errors = tolerant_scores(components, samples)
     except ABOUT_SAMPLES as error:

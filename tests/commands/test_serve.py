@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from letter_scorers import letters_reward
 
 from ctrlreward.cli import main
@@ -157,14 +158,14 @@ def test_a_taken_port_is_an_error(bare: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_reward_that_can_not_be_loaded_ends_the_server(
-    tmp_path: Path, serve: Callable[..., Server]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "reward.yaml"
     path.write_text("class_path: letter_scorers.unloadable_reward\n")
-    process = serve(path).process
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "there is no folder models/rater" in errors
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path), "--port", "0"])
+    assert ended.value.code == 1
+    assert "there is no folder models/rater" in caplog.text
 
 
 def test_sigterm_finishes_what_was_accepted(bare: Path, serve: Callable[..., Server]) -> None:
@@ -200,7 +201,7 @@ def test_sigkill_gives_connection_errors_not_scores(
 
 
 def test_logs_hold_no_text(bare: Path, serve: Callable[..., Server]) -> None:
-    server = serve(bare)
+    server = serve(bare, "--trainers.failed_score=-1.0", "--trainers.columns.labels=label")
     url = server.ready()
     secret = "Rosamund's diagnosis"
     samples: list[list[dict[str, str]]] = [
@@ -218,31 +219,51 @@ def test_logs_hold_no_text(bare: Path, serve: Callable[..., Server]) -> None:
             content = json.dumps({"samples": rows, "strict": strict})
             httpx2.post(f"{url}/score", content=content, timeout=60)
     httpx2.post(f"{url}/score", content=secret)
+    for label in ("o", secret):
+        queries = [f"{secret}soup", ""]
+        body = {"query": queries, "prompts": [secret, ""], "labels": [label, "o"]}
+        reply = httpx2.post(f"{url}/get_reward", json=body)
+        if label == "o":
+            assert reply.json()["rewards"] == [total(0), -1.0]
     _, errors = server.end()
     assert "broken" not in errors
     for word in secret.split():
         assert word not in errors
 
 
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
+    """The applications that the command would serve."""
+    apps: list[FastAPI] = []
+
+    def record(app: FastAPI, listener: socket.socket, grace: int) -> bool:
+        listener.close()
+        apps.append(app)
+        return True
+
+    monkeypatch.setattr("ctrlreward.commands.serve._serve", record)
+    return apps
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("way", ["file", "environment", "none"])
 def test_a_token_and_other_machines(
-    bare: Path, tmp_path: Path, serve: Callable[..., Server]
+    bare: Path,
+    tmp_path: Path,
+    served: list[FastAPI],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    host: str,
+    way: str,
 ) -> None:
-    (tmp_path / "token.txt").write_text("s3cret\n")
-    guarded = serve(bare, "--token_file", tmp_path / "token.txt")
-    by_environment = serve(bare, "--host", "0.0.0.0", CTRLREWARD_TOKEN="s3cret")
-    open_to_all = serve(bare, "--host", "0.0.0.0")
-    for server in (guarded, by_environment):
-        url = server.ready().replace("0.0.0.0", "127.0.0.1")
-        assert httpx2.get(f"{url}/reward").status_code == 401
-        headers = {"Authorization": "Bearer s3cret"}
-        assert httpx2.get(f"{url}/reward", headers=headers).status_code == 200
-        assert "there is no token" not in server.end()[1]
-    open_to_all.ready()
-    assert "there is no token" in open_to_all.end()[1]
-
-
-def test_trainers_ask_by_their_routes(bare: Path, serve: Callable[..., Server]) -> None:
-    url = serve(bare, "--trainers.failed_score=-1.0", "--trainers.columns.labels=label").ready()
-    body = {"query": ["soup", ""], "prompts": ["", ""], "labels": ["o", "o"]}
-    reply = httpx2.post(f"{url}/get_reward", json=body).json()
-    assert reply["rewards"] == [total(0), -1.0]
+    options = ["--host", host, "--port", "0"]
+    if way == "file":
+        (tmp_path / "token.txt").write_text("s3cret\n")
+        options += ["--token_file", str(tmp_path / "token.txt")]
+    if way == "environment":
+        monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
+    main(["serve", str(bare), *options])
+    (middleware,) = served[0].user_middleware
+    assert middleware.kwargs["token"] == (None if way == "none" else "s3cret")
+    warned = "there is no token" in capsys.readouterr().err
+    assert warned == (way == "none" and host == "0.0.0.0")
