@@ -140,7 +140,7 @@ class SecondTensor(torch.Tensor):
         """Compute on the CPU."""
         return _run(op, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{NAME}:{self.device.index} {self.raw}"
 
     # torch handles the following in C++, for tensors whose data it can read.
@@ -156,10 +156,11 @@ class SecondTensor(torch.Tensor):
 
     @property
     def data(self) -> torch.Tensor:
-        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined, no-any-return]
+        return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
 
     @data.setter
-    def data(self, value: SecondTensor) -> None:  # type: ignore[override]
+    def data(self, value: torch.Tensor) -> None:
+        assert isinstance(value, SecondTensor)
         torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
         self.raw, self.block = value.raw, value.block
 
@@ -297,19 +298,21 @@ def register() -> None:
 
     def on_device(data: Any, **options: Any) -> torch.Tensor:
         device = options.pop("device", None)
-        if device is None or torch.device(device).type != NAME:
+        device = torch.empty(0).device if device is None else torch.device(device)
+        if device.type != NAME:
             return tensor(data, device=device, **options)
         gradients = options.pop("requires_grad", False)
-        return tensor(data, **options).to(device).requires_grad_(gradients)
+        there = tensor(data, device="cpu", **options).to(device)
+        return there.requires_grad_(gradients)
 
-    torch.tensor = on_device
+    torch.tensor = on_device  # type: ignore[assignment]
 
 
 def on_second_device(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test in a forked process with the device, its fixtures in this one.
 
     A backward pass on the device itself needs a process that never ran one: see
-    `tests/policy/train_on_second_device.py`.
+    `tests/policy/second_device_runs.py`.
     """
 
     @functools.wraps(test)

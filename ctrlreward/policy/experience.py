@@ -131,8 +131,9 @@ class Experience:
 
     def __getitem__(self, rows: Tensor) -> Experience:
         """Select completions by row."""
+        rollout, rows = self.rollout[rows], rows.to(self.mask.device)
         return Experience(
-            self.rollout[rows],
+            rollout,
             self.advantages[rows],
             self.mask[rows],
             self.reference[rows],

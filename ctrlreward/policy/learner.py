@@ -143,5 +143,5 @@ class Learner:
         """Yield the `terms` of each microbatch of an update; they sum to those of the update."""
         weights = self.weights(experience)
         for rows in self.updates.microbatch_rows(len(experience)):
-            part = {name: weight[rows] for name, weight in weights.items()}
+            part = {name: weight[rows.to(weight.device)] for name, weight in weights.items()}
             yield self.terms(experience[rows], part, kl_coef)

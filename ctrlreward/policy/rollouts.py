@@ -94,8 +94,10 @@ class Rollout:
 
     def __getitem__(self, rows: Tensor) -> Rollout:
         """Select completions by row."""
+        completions = [self.completions[row] for row in rows.tolist()]
+        rows = rows.to(self.ids.device)
         return Rollout(
-            [self.completions[row] for row in rows.tolist()],
+            completions,
             self.ids[rows],
             self.attention[rows],
             self.mask[rows],

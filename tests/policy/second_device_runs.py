@@ -1,0 +1,124 @@
+"""Trainings with policy and scorers on given devices.
+
+As a script, it trains a policy on the second device, which a process that has already run a
+backward pass could not: `second_device_runs.py policy llama pegasus folder`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from lightning_choice import Generation, GenerationScorer, LoRA, PolicyTuner, Updates, pl
+from torch.utils.data import DataLoader
+
+from ctrlreward import CTRLEval, Perplexity, Reward, Samples
+
+BATCH = Samples(
+    ["ab", "cd", "f"], prompts=["ab", "cd", "f"], labels=["positive", "negative", "positive"]
+)
+
+
+def train(
+    folders: dict[str, str], place: Path, scorers: str, policy: str = "cpu", **updates: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Train for two steps with a validation after each; return what was learned and logged."""
+    perplexity, ctrleval = Perplexity(folders["llama"]), CTRLEval(folders["pegasus"])
+    reward = Reward(
+        {
+            "likelihood": perplexity["log_likelihood"],
+            "relevance": ctrleval["attribute_relevance"],
+        },
+        device=scorers,
+    )
+    pl.seed_everything(0)
+    tuner = PolicyTuner(
+        folders["policy"],
+        reward,
+        generation=Generation(group_size=4, max_new_tokens=6),
+        updates=Updates(learning_rate=0.01, **updates),
+        lora=LoRA(rank=4),
+    )
+    judge = Perplexity(folders["llama"], device=scorers)
+    held_out = GenerationScorer({"held_out": judge["perplexity"]}, BATCH)
+    trainer = pl.Trainer(
+        **placed(policy),
+        callbacks=[held_out],
+        check_val_every_n_epoch=None,
+        default_root_dir=place,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+        max_steps=2,
+        num_sanity_val_steps=0,
+        val_check_interval=1,
+    )
+    data: Any = DataLoader([BATCH] * 2, batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(tuner, data, DataLoader([0]))  # type: ignore[arg-type]
+    learned = {n: p.detach().cpu() for n, p in tuner.named_parameters() if p.requires_grad}
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return learned, {n: v for n, v in logged.items() if not n.endswith("seconds")}
+
+
+def placed(device: str) -> dict[str, Any]:
+    """Return the options that put a trainer on a device."""
+    if device == "cpu":
+        return {"accelerator": "cpu", "devices": 1}
+
+    class Second(pl.accelerators.Accelerator):  # type: ignore[name-defined]
+        """The second device, as Lightning sees it."""
+
+        def setup_device(self, device: torch.device) -> None:
+            pass
+
+        def teardown(self) -> None:
+            pass
+
+        def get_device_stats(self, device: torch.device) -> dict[str, Any]:
+            return {}
+
+        @staticmethod
+        def parse_devices(devices: Any) -> Any:
+            return devices
+
+        @staticmethod
+        def get_parallel_devices(devices: Any) -> list[torch.device]:
+            return [torch.device(device)]
+
+        @staticmethod
+        def auto_device_count() -> int:
+            return 1
+
+        @staticmethod
+        def is_available() -> bool:
+            return True
+
+        @staticmethod
+        def name() -> str:
+            return "second"
+
+    accelerator = Second()
+    strategy = pl.strategies.SingleDeviceStrategy(torch.device(device), accelerator)
+    return {"strategy": strategy, "devices": 1}
+
+
+if __name__ == "__main__":
+    from second_device import memory, register
+
+    torch.set_num_threads(1)
+    register()
+    folders = dict(zip(("policy", "llama", "pegasus"), sys.argv[1:4], strict=True))
+    out = Path(sys.argv[4])
+    runs = {}
+    for policy, scorers in (("cpu", "cpu"), ("second:0", "cpu"), ("second:0", "second:1")):
+        memory.peak[:] = memory.live
+        learned, logged = train(folders, out, scorers, policy)
+        values = {name: weight.flatten().tolist() for name, weight in learned.items()}
+        runs[f"{policy} {scorers}"] = (values, logged, list(memory.peak))
+    (out / "runs.json").write_text(json.dumps(runs))
