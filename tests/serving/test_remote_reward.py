@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx2
 import numpy as np
@@ -33,6 +33,8 @@ from ctrlreward.serving.wire import FINGERPRINT_HEADER
 SAMPLES = Samples(
     ["soup", "", "broth and soup", "soup", "\ud800 soup"], labels=["o", "o", "b", "o", "o"]
 )
+# Status, headers and body.
+Reply: TypeAlias = tuple[int, dict[str, str], Any]
 NOBODY = "http://127.0.0.1:9"  # the port of `discard`, where nothing listens
 
 
@@ -196,7 +198,7 @@ class Scripted:
 
     def __init__(self, reward: Reward, address: Any = ("127.0.0.1", 0)) -> None:
         self.described = describe(reward)
-        self.script: list[tuple[int, dict[str, str], Any] | None] = []  # None hangs up
+        self.script: list[Reply | None] = []  # None hangs up
         self.asked: list[str] = []
         self.header = True
         outer = self
@@ -211,7 +213,7 @@ class Scripted:
                 self.rfile.read(int(self.headers["Content-Length"]))
                 outer.asked.append(self.path)
                 result = {"total": 1.0, "components": {"letters": 1.0}, "failed": False}
-                reply = (200, {}, {"results": [result], "seconds": 0.5})
+                reply: Reply = (200, {}, {"results": [result], "seconds": 0.5})
                 scripted = outer.script.pop(0) if outer.script else reply
                 if scripted is None:
                     self.close_connection = True
@@ -262,7 +264,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-FULL = (429, {"Retry-After": "7"}, {"detail": "full"})
+FULL: Reply = (429, {"Retry-After": "7"}, {"detail": "full"})
 
 
 def test_a_full_server_is_asked_again_after_what_it_says(
@@ -349,10 +351,12 @@ def test_another_reward_behind_the_same_url_is_an_error(scripted: Scripted) -> N
     remote = RemoteReward(scripted.url)
     assert remote(["soup"], labels="o").total.tolist() == [1.0]
     scripted.described = describe(Reward({"letters": (Letters()["letters"], 0.5)}))
-    error = (404, {}, {"detail": "there is no scorer"})
+    error: Reply = (404, {}, {"detail": "there is no scorer"})
+    scripts: list[list[Reply | None]] = [[], [error], [FULL]]
     copied = pickle.loads(pickle.dumps(remote))
     for reward in (remote, copied):
-        for scripted.script in ([], [error], [FULL]):
+        for script in scripts:
+            scripted.script = script
             with pytest.raises(OtherReward, match=r"weights.letters: expected 1.0, found 0.5"):
                 reward(["soup"], labels="o")
     with pytest.raises(OtherReward):

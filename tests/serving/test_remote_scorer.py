@@ -48,7 +48,7 @@ def quality(tiny_causal: Callable[..., str]) -> TransferQuality:
     return TransferQuality(style, Similarity(vectors), Perplexity(folder))
 
 
-class Writer(pl.LightningModule):  # type: ignore[misc, name-defined]
+class Writer(pl.LightningModule):
     """Continues every prompt, by more broth from step to step."""
 
     def __init__(self) -> None:
@@ -125,8 +125,8 @@ def test_scores_parts_and_folds_are_exact(
     for name, fold in quality.corpus_folds.items():
         theirs = far.corpus_folds[name]
         assert theirs.parts == fold.parts
-        values = score({part: part_of(far, part) for part in fold.parts}, samples)
-        parts = [values[part] for part in fold.parts]
+        scored = score({part: part_of(far, part) for part in fold.parts}, samples)
+        parts = [scored[part] for part in fold.parts]
         assert theirs.fold(*parts) == fold.fold(*parts)
         assert np.isnan(theirs.fold(*(part[:0] for part in parts)))
         copied = pickle.loads(pickle.dumps(theirs.fold))
@@ -168,7 +168,7 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
     def rewarded(reward: Reward) -> tuple[list[list[float]], list[torch.Tensor]]:
         totals: list[list[float]] = []
 
-        class Recorder(pl.Callback):  # type: ignore[misc, name-defined]
+        class Recorder(pl.Callback):
             def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
                 if module.last_rollout is not None:
                     totals.append(module.last_rollout[1].total.tolist())
