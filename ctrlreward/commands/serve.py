@@ -32,7 +32,7 @@ _EXAMPLES = (
     "ctrlreward serve reward.yaml --device cuda:1 --port 8700",
     "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
     "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
-    "ctrlreward serve reward.yaml --trainers.failed_score=-1.0",
+    "ctrlreward serve reward.yaml --trainers.failed_score=-1.0 --trainers.columns.labels=label",
 )
 
 _TOKEN = "CTRLREWARD_TOKEN"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -267,3 +268,30 @@ def test_a_token_and_other_machines(
     assert middleware.kwargs["token"] == (None if way == "none" else "s3cret")
     warned = "there is no token" in capsys.readouterr().err
     assert warned == (way == "none" and host == "0.0.0.0")
+
+
+def test_the_examples_of_the_help_run(
+    bare: Path,
+    tmp_path: Path,
+    served: list[FastAPI],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Up to the port, which another process may have."""
+    asked: list[tuple[str, int]] = []
+
+    def listen(host: str, port: int) -> socket.socket:
+        asked.append((host, port))
+        return socket.create_server(("127.0.0.1", 0))
+
+    monkeypatch.setattr("ctrlreward.commands.serve._listen", listen)
+    (tmp_path / "token.txt").write_text("s3cret\n")
+    (tmp_path / "configs").symlink_to(Path(__file__).resolve().parents[2] / "configs")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    for line in lines:
+        main(shlex.split(line)[1:])
+    assert len(served) == len(lines) == 4
+    assert set(asked) == {("127.0.0.1", 8700), ("0.0.0.0", 8700)}
