@@ -5,6 +5,7 @@ from . import plots as plots
 from . import policy as policy
 from . import scorers as scorers
 from . import selection as selection
+from . import serving as serving
 from .models.classifier import Classifier as Classifier
 from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors
@@ -31,5 +32,6 @@ from .scorers import Similarity as Similarity
 from .scorers import Task as Task
 from .scorers import TransferQuality as TransferQuality
 from .scorers import attribute_label as attribute_label
+from .serving.remote_reward import RemoteReward as RemoteReward
 
 __version__: str

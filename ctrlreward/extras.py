@@ -7,15 +7,18 @@ from typing import Any
 
 EXTRA_OF = {
     "bitsandbytes": "quantization",
+    "fastapi": "serve",
     "gguf": "gguf",
     "krippendorff": "agreement",
     "lightning": "lightning",
     "matplotlib": "plots",
     "nltk": "sentences",
     "pyarrow": "parquet",
+    "prometheus_client": "serve",
     "sacrebleu": "bleu",
     "sentencex": "sentences",
     "statsmodels": "agreement",
+    "uvicorn": "serve",
     "vader": "lexicon",
     "wandb": "wandb",
 }

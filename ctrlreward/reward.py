@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ctrlreward.arguments import one_of
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.placement import Worker
+from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
 
@@ -203,7 +202,7 @@ class Reward:
 
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
-        with _cuda_stream(self.device):
+        with scoring_stream(self.device):
             components = score(self.components, samples)
         total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (len(samples),):
@@ -313,8 +312,3 @@ def _thresholds(aggregate: str | Aggregate, given: Sequence[float] | None) -> Th
 def _gm_of(names: tuple[str, ...], thresholds: Thresholds, scores: Mapping[str, Scores]) -> Scores:
     accuracy, similarity, perplexity = (scores[name] for name in names)
     return adjusted_gm(accuracy, similarity, perplexity, thresholds)
-
-
-def _cuda_stream(device: str | None) -> torch.cuda.StreamContext | nullcontext[None]:
-    on_cuda = device is not None and device.startswith("cuda")
-    return torch.cuda.stream(torch.cuda.Stream(device)) if on_cuda else nullcontext()

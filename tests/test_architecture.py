@@ -24,7 +24,7 @@ FLOORS = [
     ["scorers"],
     ["placement", "plots"],
     ["reward"],
-    ["selection", "lightning_package"],
+    ["selection", "serving", "lightning_package"],
     ["callbacks"],
     ["policy", "adapters"],
     ["lightning"],

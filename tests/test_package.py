@@ -256,6 +256,10 @@ MISSING = {
         "BLEU needs sacrebleu",
     ),
     "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
+    "serve": (
+        "from ctrlreward.cli import main; main('serve reward.yaml'.split())",
+        "ctrlreward serve needs fastapi",
+    ),
 }
 
 

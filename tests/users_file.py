@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import ctrlreward as cr
-from ctrlreward import callbacks, functional, lightning, policy, scorers, selection
-from ctrlreward.adapters import openrlhf, torchmetrics, trl, verl
+from ctrlreward import callbacks, functional, lightning, policy, scorers, selection, serving
+from ctrlreward.adapters import openrlhf, torchmetrics, trainer_options, trainer_routes, trl, verl
 from ctrlreward.plots.evaluators import bar_chart
 from ctrlreward.plots.highlight import highlight
 
@@ -241,6 +241,20 @@ def other_trainers() -> None:
     deferred = verl.as_async_compute_score(reward, -1.0, sources)
     asyncio.run(deferred("menu", "soup", "", extra_info={"original": "broth"}))
     openrlhf.as_reward_func(reward, "<eos>", -1.0, {"sources": "label"})(["a soup"], ["a "], ["b"])
+
+    remote = cr.RemoteReward("http://127.0.0.1:8700", expect={"weights": {"content": 1.0}})
+    anywhere: cr.Reward = remote
+    trl.as_reward_funcs(anywhere, sources)  # asks the server at its first call
+    described = serving.describe(reward)
+    assert serving.differences(described, serving.describe(reward)) == []
+    markers = trainer_options.TemplateMarkers("assistant: ")
+    routes = trainer_options.TrainerRoutes(-1.0, constants={"sources": "broth"}, template=markers)
+    options = serving.ServeOptions(serving.QueueOptions(window=0.0), token="secret")
+    serving.create_app(reward, options, [trainer_routes.trainer_routes(routes, reward)])
+    child = serving.RewardServer("reward.yaml", options=["--grace", "5"])
+    assert (child.url, remote.url) == (None, "http://127.0.0.1:8700")
+    lost: type[ConnectionError] = serving.ServerLost
+    assert not issubclass(serving.OtherReward, lost | serving.ServerError)
 
     metrics = [
         torchmetrics.ScoreMean(cr.Similarity(VECTORS)),

@@ -183,6 +183,25 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
     return "\n".join(content for content in contents if content)
 
 
+def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
+    """Return what follows the prompt in each query.
+
+    Raises:
+        ValueError: A query does not start with its prompt.
+
+    Examples:
+        >>> completions_of(["Reword: broth<eos>"], ["Reword: "])
+        ['broth<eos>']
+    """
+    for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
+        if not query.startswith(prompt):
+            raise ValueError(
+                f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
+                f"{shortened(prompt)}: was the prompt truncated? Allow longer prompts"
+            )
+    return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
+
+
 def without(tokens: Sequence[str], text: str) -> str:
     """Return a text from which special tokens are removed."""
     for token in tokens:

@@ -27,9 +27,9 @@ from ctrlreward.adapters.conversion import (
     check_failed_score,
     check_pointwise,
     check_reward,
+    completions_of,
     without,
 )
-from ctrlreward.columns import shortened
 from ctrlreward.reward import Reward
 
 
@@ -98,25 +98,6 @@ class _RewardFunc:
             "scores": totals,
             "extra_logs": {**components, "failed": _tensor(batch.failed)},
         }
-
-
-def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
-    """Return what follows the prompt in each query.
-
-    Raises:
-        ValueError: A query does not start with its prompt.
-
-    Examples:
-        >>> completions_of(["Reword: broth<eos>"], ["Reword: "])
-        ['broth<eos>']
-    """
-    for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
-        if not query.startswith(prompt):
-            raise ValueError(
-                f"queries[{i}] = {shortened(query)} does not start with prompts[{i}] = "
-                f"{shortened(prompt)}: was the prompt truncated? Allow longer prompts"
-            )
-    return [query[len(prompt) :] for query, prompt in zip(queries, prompts, strict=True)]
 
 
 def _tensor(values: Any) -> Tensor:

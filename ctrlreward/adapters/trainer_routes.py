@@ -23,8 +23,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from ctrlreward.adapters.conversion import plain_text
-from ctrlreward.adapters.openrlhf import completions_of
+from ctrlreward.adapters.conversion import completions_of, plain_text
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples

@@ -20,6 +20,7 @@ from ctrlreward.commands.terminal import user_errors
 from ctrlreward.extras import import_extra
 from ctrlreward.reward import Reward
 from ctrlreward.serving.queue_options import QueueOptions
+from ctrlreward.serving.remote_reward import RemoteReward
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -130,6 +131,8 @@ def build_reward(path: Path, device: str | None = None) -> Reward:
     with user_errors(parser):
         reward = parser.instantiate(config).reward
     assert isinstance(reward, Reward)
+    if isinstance(reward, RemoteReward):
+        raise ValueError(f"{path} has the reward of another server, {reward.url}: serve its own file")
     if device is not None:
         for component in reward.components.values():
             component.scorer.to(device)

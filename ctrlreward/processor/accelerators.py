@@ -19,10 +19,10 @@ def free_memory(device: torch.device) -> int | None:
 def free_unused() -> None:
     """Free tensors in cycles of objects, and return the memory that torch keeps to the device."""
     gc.collect()
-    for kind in ("cuda", "xpu", torch._C._get_privateuse1_backend_name()):
-        module = getattr(torch, kind, None)
-        if module is not None and module.is_available():
-            module.empty_cache()
+    device = torch.accelerator.current_accelerator(check_available=True)
+    empty_cache = getattr(_module(device or torch.device("cpu")), "empty_cache", None)
+    if empty_cache is not None:
+        empty_cache()
 
 
 def scoring_stream(device: str | None) -> AbstractContextManager[object]:

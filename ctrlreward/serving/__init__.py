@@ -1,1 +1,8 @@
-"""Rewards as a service: the server, its contract, and the client that stands for a reward."""
+"""Rewards as a service: the server, its contract, and the client that stands for a reward.
+
+Names are imported at their first use (the list is in `__init__.pyi`): a client loads no server.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

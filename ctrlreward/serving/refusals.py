@@ -57,6 +57,8 @@ class NotReady(Refusal):
     def __init__(self, state: str, reason: str = "") -> None:
         super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")
         self.state = state
+        if state == "failed":  # asking again is no use
+            self.status, self.retry_after = 500, None
 
 
 class RejectedSamples(Refusal, ValueError):
