@@ -200,19 +200,25 @@ class Reward:
         for scorer in self._scorers():
             scorer.release()
 
+    def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
+        """Return the rewards of samples whose scores are known; see `RewardBatch`.
+
+        Raises:
+            ValueError: The aggregate does not return one value per sample.
+        """
+        n = len(next(iter(components.values())))
+        total = np.asarray(self.aggregate(components), dtype=np.float64)
+        if total.shape != (n,):
+            problem = f"aggregate returned shape {total.shape} for {n} samples"
+            raise ValueError(f"{problem}: return one number per sample")
+        failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
+        return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
+
     def _score(self, samples: Samples) -> RewardBatch:
         started = time.perf_counter()
         with scoring_stream(self.device):
             components = score(self.components, samples)
-        total = np.asarray(self.aggregate(components), dtype=np.float64)
-        if total.shape != (len(samples),):
-            raise ValueError(
-                f"aggregate returned shape {total.shape} for {len(samples)} samples: "
-                "return one number per sample"
-            )
-        failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
-        total = np.where(failed, np.nan, total)
-        return RewardBatch(total, components, failed, time.perf_counter() - started)
+        return self.combine(components, time.perf_counter() - started)
 
     def _scorers(self) -> list[Scorer]:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))

@@ -132,7 +132,9 @@ def build_reward(path: Path, device: str | None = None) -> Reward:
         reward = parser.instantiate(config).reward
     assert isinstance(reward, Reward)
     if isinstance(reward, RemoteReward):
-        raise ValueError(f"{path} has the reward of another server, {reward.url}: serve its own file")
+        raise ValueError(
+            f"{path} has the reward of another server, {reward.url}: serve its own file"
+        )
     if device is not None:
         for component in reward.components.values():
             component.scorer.to(device)

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.serving.isolation import (
@@ -100,12 +98,4 @@ def scored_request(
     reward: Reward, scores: dict[str, Scores], errors: dict[int, str], seconds: float
 ) -> ScoredRequest:
     """Return the rewards of one request; the aggregate never sees another's scores."""
-    total = np.asarray(reward.aggregate(scores), dtype=np.float64)
-    n = len(next(iter(scores.values())))
-    if total.shape != (n,):
-        raise ValueError(
-            f"aggregate returned shape {total.shape} for {n} samples: return one number per sample"
-        )
-    failed = ~np.isfinite(total) | np.any([np.isnan(v) for v in scores.values()], axis=0)
-    batch = RewardBatch(np.where(failed, np.nan, total), scores, failed, seconds)
-    return ScoredRequest(batch, errors)
+    return ScoredRequest(reward.combine(scores, seconds), errors)

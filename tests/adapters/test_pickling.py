@@ -140,4 +140,4 @@ def test_the_adjusted_geometric_mean_pickles() -> None:
     copy = pickle.loads(pickle.dumps(reward))
     scores = {"a": [0.9], "s": [0.8], "p": [50.0]}
     # eq. 1: ((90 - 63) (80 - 71) min(97 - 50, 50 + 37)) ^ (1/3)
-    assert copy._aggregate(scores) == pytest.approx([(27 * 9 * 47) ** (1 / 3)])
+    assert copy.aggregate(scores) == pytest.approx([(27 * 9 * 47) ** (1 / 3)])
