@@ -203,7 +203,12 @@ def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
 
 
 def without(tokens: Sequence[str], text: str) -> str:
-    """Return a text from which special tokens are removed."""
+    """Return a text from which special tokens are removed.
+
+    Examples:
+        >>> without(["<eos>"], "broth<eos>")
+        'broth'
+    """
     for token in tokens:
         text = text.replace(token, "")
     return text

@@ -32,7 +32,7 @@ from ctrlreward.serving.refusals import QueueFull, Refusal, RejectedSamples
 _MOST_HELD = 1024  # requests held while the queue is full
 
 
-class OpenRLHFRequest(BaseModel):
+class _OpenRLHFRequest(BaseModel):
     """Body of OpenRLHF's `POST /get_reward`."""
 
     query: list[str] = Field(description="Prompt and completion, special tokens kept.")
@@ -40,7 +40,7 @@ class OpenRLHFRequest(BaseModel):
     labels: list[Any] | None = None
 
 
-class SlimeRequest(BaseModel):
+class _SlimeRequest(BaseModel):
     """Body of slime's `remote_rm`."""
 
     prompt: str | list[dict[str, Any]]
@@ -48,7 +48,7 @@ class SlimeRequest(BaseModel):
     label: Any = None
 
 
-class ClassifyRequest(BaseModel):
+class _ClassifyRequest(BaseModel):
     """Body of `POST /classify` as vLLM serves it."""
 
     input: str | list[str] = Field(description="Prompt and response in a chat template.")
@@ -56,7 +56,7 @@ class ClassifyRequest(BaseModel):
     use_activation: bool | None = None
 
 
-class Busy(Refusal):
+class _Busy(Refusal):
     """The queue stayed full for the routes' patience."""
 
     status = 503
@@ -75,6 +75,14 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     Raises:
         TypeError: As in `TrainerRoutes.check`.
         ValueError: As in `TrainerRoutes.check`.
+
+    Examples:
+        >>> from ctrlreward import Reward, Similarity, WordVectors
+        >>> from ctrlreward.serving import create_app
+        >>> reward = Reward({"content": Similarity(WordVectors({"soup": [1, 0]}))})
+        >>> from ctrlreward.adapters.trainer_options import TrainerRoutes
+        >>> options = TrainerRoutes(failed_score=-1.0, columns={"sources": "label"})
+        >>> app = create_app(reward, routers=[trainer_routes(options, reward)])
     """
     options.check(reward)
     router = APIRouter(tags=["trainers"])
@@ -92,20 +100,20 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
                 scored = await queue.score(samples, strict=options.strict)
             except QueueFull as full:
                 if time.monotonic() >= deadline or held >= _MOST_HELD:
-                    raise Busy(str(full)) from full
+                    raise _Busy(str(full)) from full
                 held += 1
                 try:
                     await asyncio.sleep(min(1.0, options.patience))
                 finally:
                     held -= 1
             else:
-                return finite_values(scored.batch, options.failed_score)
+                return _finite_values(scored.batch, options.failed_score)
 
     @router.post("/get_reward")
-    async def get_reward(request: Request, body: OpenRLHFRequest) -> dict[str, Any]:
+    async def get_reward(request: Request, body: _OpenRLHFRequest) -> dict[str, Any]:
         """Score queries as OpenRLHF asks: one reward per query."""
         with _rejections("query"):
-            check_lengths(body)
+            _check_lengths(body)
             completions = completions_of(body.query, body.prompts)
             samples = options.samples(completions, body.prompts, body.labels)
         values = await values_of(request, samples)
@@ -113,7 +121,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         return {"rewards": totals, "scores": totals, "extra_logs": values}
 
     @router.post("/slime")
-    async def slime(request: Request, body: SlimeRequest, components: bool = False) -> Any:
+    async def slime(request: Request, body: _SlimeRequest, components: bool = False) -> Any:
         """Score a response as slime asks.
 
         The reply is a number; with `?components=true` it is an object, for `--reward-key total`.
@@ -127,7 +135,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         )
 
     @router.post("/classify")
-    async def classify(request: Request, body: ClassifyRequest) -> dict[str, Any]:
+    async def classify(request: Request, body: _ClassifyRequest) -> dict[str, Any]:
         """Score texts of a chat template as verl asks vLLM: the reward is the one class's value."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         with _rejections("input"):
@@ -148,7 +156,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     return router
 
 
-def finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[float]]:
+def _finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[float]]:
     """Return `total`, each component and `failed` (1.0 or 0.0) as n finite numbers each.
 
     A sample that failed has `failed_score` throughout; so has an infinite component.
@@ -160,7 +168,7 @@ def finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[flo
     return {**values, "failed": batch.failed.astype(np.float64).tolist()}
 
 
-def check_lengths(body: OpenRLHFRequest) -> None:
+def _check_lengths(body: _OpenRLHFRequest) -> None:
     """Raise a ValueError unless there is a prompt and, if any, a label for each query."""
     for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
         if items is not None and len(items) != len(body.query):

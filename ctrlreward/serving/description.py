@@ -30,7 +30,7 @@ def describe(reward: Reward) -> dict[str, Any]:
         and `fingerprint_id`.
 
     Examples:
-        >>> from ctrlreward import Similarity, WordVectors
+        >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> described = describe(Reward({"content": (content, 2.0)}))
         >>> described["components"], described["weights"]

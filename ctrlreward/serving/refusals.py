@@ -52,7 +52,7 @@ class NotReady(Refusal):
     """
 
     status = 503
-    retry_after = 1
+    retry_after: int | None = 1
 
     def __init__(self, state: str, reason: str = "") -> None:
         super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
 from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
-from ctrlreward.adapters.trainer_routes import finite_values, trainer_routes
+from ctrlreward.adapters.trainer_routes import _finite_values, trainer_routes
 from ctrlreward.serving.refusals import QueueFull
 
 TEXTS = ["ab<eos>", "f", "aab", ""]
@@ -224,7 +224,7 @@ def test_replies_are_finite_and_the_mean_can_be_recovered(
     total, share = np.array(rows, dtype=np.float64).reshape(-1, 2).T
     failed = ~np.isfinite(total) | np.isnan(share) | np.isinf(share)
     batch = RewardBatch(np.where(failed, np.nan, total), {"share": share}, failed, 0.0)
-    values = finite_values(batch, failed_score)
+    values = _finite_values(batch, failed_score)
     assert list(values) == ["total", "share", "failed"]
     assert all(math.isfinite(value) for column in values.values() for value in column)
     if len(rows) and not failed.all():

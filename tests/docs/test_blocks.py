@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from ctrlreward.cli import main
+from ctrlreward.commands.serve import build_reward
 from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.scorers import Task
 
@@ -260,5 +261,10 @@ def test_yaml(block: Block, workplace: None) -> None:
         Task.load(file)
     elif "scorers" in keys:
         parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])
+    elif keys == {"class_path", "init_args"}:
+        build_reward(file)
+    elif keys == {"reward"}:  # of a module, in a recipe
+        file.write_text(yaml.safe_dump({"model": {"init_args": yaml.safe_load(block.code)}}))
+        build(["--config", str(EXAMPLE), "--config", str(file)])
     else:
         pytest.fail(f"no command reads a YAML file with the keys {', '.join(keys)}")
