@@ -16,7 +16,7 @@ from ctrlreward.adapters.conversion import (
     without,
 )
 from ctrlreward.arguments import one_of
-from ctrlreward.columns import shortened
+from ctrlreward.columns import MissingColumn, shortened
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples, as_samples
 from ctrlreward.scorers.base import check_columns as check_present
@@ -153,7 +153,14 @@ class TrainerRoutes:
         check_reward(reward)
         check_pointwise(reward, "a route of a trainer")
         check_failed_score(reward, self.failed_score, ["failed", "total"])
-        check_present(reward.components, self.samples([""], [""], [""]))
+        try:
+            check_present(reward.components, self.samples([""], [""], [""]))
+        except MissingColumn as missing:
+            name = missing.column
+            raise ValueError(
+                f"{missing.reader} needs {name}: give columns.{name} = 'label' or 'prompt', or "
+                f"constants.{name} one text for all samples"
+            ) from None
         if self.template is not None and self.needs_labels():
             raise ValueError(
                 "template is for /classify, whose requests have no labels, but columns maps "

@@ -181,7 +181,7 @@ def test_options_that_cannot_work_are_refused_at_the_start(
         with pytest.raises(ValueError, match=f"a component '{name}'"):
             trainer_routes(TrainerRoutes(0.0), Reward({name: letters["share"]}))
     coherence = Reward({"coherence": CTRLEval(task="sentiment")["attribute_relevance"]})
-    with pytest.raises(ValueError, match="needs the column 'labels'"):
+    with pytest.raises(ValueError, match=r"needs labels: give columns.labels = 'label'"):
         trainer_routes(TrainerRoutes(0.0, {"prefixes": "prompt"}), coherence)
     with pytest.raises(ValueError, match=r"whose requests have no labels.*maps labels"):
         trainer_routes(TrainerRoutes(0.0, {"labels": "label"}, template=MARKERS), reward)
