@@ -21,6 +21,7 @@ from ctrlreward.extras import import_extra
 from ctrlreward.reward import Reward
 from ctrlreward.serving.queue_options import QueueOptions
 from ctrlreward.serving.remote_reward import RemoteReward
+from ctrlreward.serving.server_connection import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,8 +36,6 @@ _EXAMPLES = (
     "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
     "ctrlreward serve reward.yaml --trainers.failed_score=-1.0 --trainers.columns.labels=label",
 )
-
-_TOKEN = "CTRLREWARD_TOKEN"
 
 
 def run(arguments: list[str]) -> None:
@@ -99,7 +98,7 @@ def serve(
     if token is None and not _is_loopback(listener):
         print(
             f"warning: {host} is reached by other machines and there is no token: give "
-            f"--token_file, or set {_TOKEN}",
+            f"--token_file, or set {TOKEN_VARIABLE}",
             file=sys.stderr,
         )
     routers = []
@@ -170,7 +169,7 @@ def _places(content: object) -> Iterator[object]:
 
 def _token(path: Path | None) -> str | None:
     if path is None:
-        return os.environ.get(_TOKEN)
+        return os.environ.get(TOKEN_VARIABLE)
     token = path.read_text(encoding="utf-8").strip()
     if not token:
         raise ValueError(f"{path} is empty: write the token into it")

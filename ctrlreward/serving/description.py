@@ -38,14 +38,14 @@ def describe(reward: Reward) -> dict[str, Any]:
         >>> differences(described, describe(Reward({"content": (content, 0.5)})))
         ['weights.content: expected 2.0, found 0.5']
     """
-    ids = {c.scorer: "" for c in reward.components.values()}
-    ids = {scorer: str(i) for i, scorer in enumerate(ids)}
+    scorers = scorers_by_id(reward)
+    ids = {scorer: id_ for id_, scorer in scorers.items()}
     aggregate = "weighted" if reward.weights is not None else "custom"
     aggregate = aggregate if reward.thresholds is None else "gm"
     function = reward.aggregate if aggregate == "custom" else aggregate
     described: dict[str, Any] = {
         "protocol": PROTOCOL,
-        "scorers": [_describe_scorer(id_, scorer) for scorer, id_ in ids.items()],
+        "scorers": [_describe_scorer(id_, scorer) for id_, scorer in scorers.items()],
         "components": {
             name: {"scorer": ids[c.scorer], "score": c.name}
             for name, c in reward.components.items()
@@ -54,10 +54,16 @@ def describe(reward: Reward) -> dict[str, Any]:
         "weights": None if reward.weights is None else dict(reward.weights),
         "thresholds": None if reward.thresholds is None else list(reward.thresholds),
         "accuracy_score": reward.accuracy_score,
-        "fingerprint": fingerprint({id_: scorer for scorer, id_ in ids.items()}, function),
+        "fingerprint": fingerprint(scorers, function),
     }
     described["fingerprint_id"] = digest_of(described)
     return described
+
+
+def scorers_by_id(reward: Reward) -> dict[str, Scorer]:
+    """Return the scorers of a reward by id: `"0"`, `"1"`, … in the order of the components."""
+    scorers = dict.fromkeys(component.scorer for component in reward.components.values())
+    return {str(i): scorer for i, scorer in enumerate(scorers)}
 
 
 def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

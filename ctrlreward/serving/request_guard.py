@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol, TypeAlias
 
-from ctrlreward.serving.refusals import Refusal
 from ctrlreward.serving.wire import FINGERPRINT_HEADER
 from ctrlreward.serving.wire_values import dumps
 
@@ -145,10 +144,6 @@ class RequestGuard:
             await asyncio.wait({route, hung_up})
         error = None if route.cancelled() else route.exception()
         if error is None:
-            return
-        if isinstance(error, Refusal):
-            after = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-            await reply.error(error.status, error.detail(), after)
             return
         last = traceback.extract_tb(error.__traceback__)[-1]
         kind = type(error).__name__

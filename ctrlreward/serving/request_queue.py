@@ -16,7 +16,7 @@ from ctrlreward.columns import MissingColumn
 from ctrlreward.placement import Worker
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, check_columns
+from ctrlreward.scorers.base import Component, Scores, check_columns
 from ctrlreward.serving.batch_results import (
     Finish,
     WaitingRequest,
@@ -25,6 +25,7 @@ from ctrlreward.serving.batch_results import (
     scored_request,
     scores_only,
 )
+from ctrlreward.serving.description import scorers_by_id
 from ctrlreward.serving.queue_options import QueueObserver, QueueOptions
 from ctrlreward.serving.refusals import NotReady, QueueFull, RejectedSamples
 from ctrlreward.serving.wire import ScoredRequest
@@ -62,12 +63,7 @@ class RequestQueue:
         self.options = options
         self.observer = observer
         self.state: State = "loading"
-        self.scorers: dict[str, Scorer] = {
-            str(i): scorer
-            for i, scorer in enumerate(
-                dict.fromkeys(component.scorer for component in reward.components.values())
-            )
-        }
+        self.scorers = scorers_by_id(reward)
         self._reason = ""
         self._waiting: list[WaitingRequest] = []
         self._scoring: list[WaitingRequest] = []
