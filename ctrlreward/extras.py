@@ -15,6 +15,7 @@ EXTRA_OF = {
     "nltk": "sentences",
     "pyarrow": "parquet",
     "prometheus_client": "serve",
+    "ray": "ray",
     "sacrebleu": "bleu",
     "sentencex": "sentences",
     "statsmodels": "agreement",

@@ -21,11 +21,24 @@ def write_whole(path: Path, content: str | bytes) -> None:
         path: The file.
         content: Bytes, or text, which is encoded as UTF-8 with its line ends unchanged.
     """
+    with whole_file(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file to write in parts, which appears or replaces the old one at the end, or never.
+
+    See `write_whole`.
+
+    Args:
+        path: The file; its folders are created.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
     try:
         with open(unfinished, "wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

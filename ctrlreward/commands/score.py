@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from filelock import FileLock, Timeout
 from rich.table import Table
 
-from ctrlreward.commands.chunked_scoring import ScoreLog, output_lock, score_in_chunks
 from ctrlreward.commands.command_parser import command_parser, gather_words, known_scorers
-from ctrlreward.commands.formats.parsing import read_bytes
-from ctrlreward.commands.formats.tables import (
-    Columns,
-    Row,
-    check_suffix,
-    encode_rows,
-    explained_columns,
-    parse_rows,
-    read_rows,
-    to_samples,
-)
+from ctrlreward.commands.formats.locations import Location
+from ctrlreward.commands.formats.row_streams import RowStream, check_suffix, parse_rows
+from ctrlreward.commands.formats.table_writing import TableShape, encode_rows
+from ctrlreward.commands.formats.tables import Columns
+from ctrlreward.commands.shards.corpus import Corpus, Means, put_together, score_corpus, survey
+from ctrlreward.commands.shards.manifest import in_chunks
+from ctrlreward.commands.shards.process_workers import ProcessWorkers
+from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.commands.shards.workers import InProcess, Workers
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
-from ctrlreward.files import write_whole
 from ctrlreward.scorers import Component, Scorer
-from ctrlreward.scorers.base import Scores, check_columns
 
-_DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file.
+_DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file, or of a folder of them.
 
 Repeat the command to resume an interrupted run."""
 
@@ -40,6 +36,7 @@ _EXAMPLES = (
     "ctrlreward score texts.csv scored.csv --columns.text=output --scorers Perplexity",
     "ctrlreward score texts.jsonl topic.jsonl --scorers CTRLEval --scorers.task=topic "
     "--columns.label=topic",
+    "ctrlreward score corpus/ scored/ --scorers CTRLEval --workers 4 --chunk 10000",
 )
 
 # Options of scorers that may change when a run is resumed: they don't change the scores.
@@ -69,66 +66,80 @@ def run(arguments: list[str]) -> None:
 
 
 def score_file(
-    input: Path,
-    output: Path,
+    input: str,
+    output: str,
     *,
     scorers: list[Scorer],
     names: list[str] | None = None,
     columns: Columns = Columns(),  # noqa: B008 — it is frozen
     chunk: int = 256,
+    workers: int = 1,
+    threads: int | None = None,
     identity: Any = None,
 ) -> None:
-    """Score the texts of a file and print a summary.
+    """Score the texts of a file or a folder and print a summary.
 
     Args:
-        input: The texts: a .jsonl, .csv or .parquet file.
-        output: File for the input's columns and the scores: .jsonl, .csv or .parquet. Until it is
-            complete, scores are kept in OUTPUT.partial.jsonl.
+        input: The texts: a .jsonl, .csv or .parquet file, or a folder of such files, by path or by
+            URL (`s3://bucket/texts.jsonl`).
+        output: File for the input's columns and the scores: .jsonl, .csv or .parquet. For a folder
+            of texts also a folder, for a file per file. Until it is complete, scores are kept in
+            the folder OUTPUT.partial.
         scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
             `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
             file.
         names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
             `--names small large`. Needed where two scorers have scores of the same name.
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
-        chunk: Rows to score before their scores are saved.
-        identity: Configuration of the scorers, which a resumed run must share.
+        chunk: Rows of a shard, which is scored and saved whole. A run that is resumed keeps its
+            own.
+        workers: Processes that score, each with models of its own; 1 is this process.
+        threads: Threads of PyTorch in each worker; null is PyTorch's choice for one worker, and
+            shares the cores among several.
 
     Raises:
         ValueError: Two scores, or a score and a column of the input, have the same name; the run
             can't be resumed because the input, the columns or the scorers have changed; the output
             exists and does not belong to this input; or another process is writing it.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk = {chunk}: give a positive number of rows")
-    _check_files(input, output)
+    for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
+        if number is not None and number < 1:
+            raise ValueError(f"{name} = {number}: give a positive number")
+    source, target = Location(input), Location(output)
     components = name_components(scorers, names)
-    content = read_bytes(input)
-    rows = parse_rows(content, input)
-    samples = to_samples(rows, columns)
-    _refuse_score_columns(input, rows, components)
-    with explained_columns(rows):
-        check_columns(components, samples)
-    carried = encode_rows(output.suffix, rows, {})  # raises before scoring, not after it
-    partial = output.with_name(f"{output.name}.partial.jsonl")
-    with output_lock(output):
-        if output.exists() and not partial.exists():
-            _require_complete(output, parse_rows(carried, output), components)
+    rows = _open(source, target)
+    outputs = _outputs(rows, target)
+    store = ShardStore(target.beside(f"{target.name}.partial"), list(components))
+    with _output_lock(target):
+        _refuse_former_log(target)
+        started = store.manifest()
+        present = list(next(iter(rows)))
+        corpus = Corpus(rows, columns, components, present)
+        settings = {
+            "version": version("ctrlreward"),  # another one may score differently
+            "columns": asdict(columns),
+            "scorers": [identity, list(components)],
+        }
+        shapes = [TableShape(file.suffix) for file in outputs]
+        manifest = survey(corpus, settings, started.chunk if started else chunk, shapes)
+        if started:
+            manifest.require_same(started, input, str(store.folder))
+        elif target.exists():
+            inputs = [rows] if len(outputs) == 1 else [RowStream(file) for file in rows.files]
+            for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
+                _require_complete(file, shape, its_rows, components)
             print(
                 f"{output} is already complete: delete it to score {input} again. Changes of "
                 "--columns or of the scorers' options are not detected"
             )
             return
-        settings = {
-            "version": version("ctrlreward"),  # another one may score differently
-            "input": hashlib.sha256(content).hexdigest(),
-            "columns": asdict(columns),
-            "scorers": [identity, list(components)],
-        }
-        with explained_columns(rows):  # again, for scorers that do not declare what they need
-            scores = score_in_chunks(components, samples, chunk, ScoreLog(partial, settings))
-        write_whole(output, encode_rows(output.suffix, rows, scores))
-        partial.unlink()
-    plain_console().print(_means_table(scores, components))
+        else:
+            store.start(manifest)
+        with _workers(workers, threads) as started_workers:
+            score_corpus(corpus, manifest, store, started_workers)
+        means = put_together(corpus, manifest, store, outputs, shapes)
+        store.folder.remove()
+    plain_console().print(_means_table(means, components))
 
 
 def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> dict[str, Component]:
@@ -171,78 +182,119 @@ def _identity(configuration: Any) -> Any:
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
 
 
-def _check_files(input: Path, output: Path) -> None:
-    """Raise if the files are given in the wrong order, are one file, or can't be written.
+def _open(source: Location, target: Location) -> RowStream:
+    """Return the rows of the input.
 
     Raises:
-        ValueError: See above; or the output has an unknown suffix.
-        ImportError: The output is Parquet, and pyarrow is not installed.
+        ValueError: The files are given in the wrong order, are one file, or can't be written; or
+            an output has an unknown suffix.
+        ImportError: The input or output is Parquet, and pyarrow is not installed.
     """
-    if not input.exists() and output.is_file():
+    if not source.exists() and target.exists() and not target.is_folder():
         raise ValueError(
-            f"there is no file {input}: give the texts first, then the output, as in `ctrlreward "
-            f"score {output} {input}`"
+            f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
+            f"score {target} {source}`"
         )
-    if output.is_dir():
-        raise ValueError(f"{output} is a folder: give a file for the scores")
-    if output.exists() and output.samefile(input):
-        raise ValueError(f"{output} is the input: give another file for the scores")
-    check_suffix(output)
+    if target.is_folder() and not source.is_folder():
+        raise ValueError(f"{target} is a folder: give a file for the scores")
+    if target.is_same(source):
+        raise ValueError(f"{target} is the input: give another file for the scores")
+    if target.suffix or not source.is_folder():
+        check_suffix(target)
+    return RowStream(source)
 
 
-def _refuse_score_columns(
-    path: Path, rows: Sequence[Row], components: Mapping[str, Component]
-) -> None:
-    """Raise if a column of the input has the name of a score."""
-    clashing = [name for name in components if any(name in row for row in rows)]
-    if clashing:
+def _outputs(rows: RowStream, target: Location) -> list[Location]:
+    """Return the output, or one per file of the input if it is a folder."""
+    return [target] if target.suffix else [target.child(file.name) for file in rows.files]
+
+
+@contextmanager
+def _output_lock(output: Location) -> Iterator[None]:
+    """Keep other processes of this machine from scoring into the same output.
+
+    Raises:
+        ValueError: Another process holds the lock.
+    """
+    if output.path is None:
+        yield
+        return
+    path = output.path.with_name(f".{output.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
         raise ValueError(
-            f"{path} already has columns with the names of scores ({', '.join(clashing)}): give "
-            "--names, one per scorer, to prefix the names of their scores. If this is the output, "
-            "give it after the texts"
+            f"another process is scoring into {output}: wait for it, or give another output"
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # some systems can't delete an open file
+            path.unlink()
+        lock.release()
+
+
+def _refuse_former_log(output: Location) -> None:
+    """Raise if version 0.2 or earlier has left an unfinished run."""
+    log = output.beside(f"{output.name}.partial.jsonl")
+    if log.exists():
+        raise ValueError(
+            f"{log} is an unfinished run of ctrlreward 0.2.0 or earlier: finish it with that "
+            "version, or delete it to start over"
         )
+
+
+def _workers(workers: int, threads: int | None) -> Workers:
+    return InProcess(threads) if workers == 1 else ProcessWorkers(workers, threads)
 
 
 def _require_complete(
-    output: Path, carried: Sequence[Row], components: Mapping[str, Component]
+    output: Location, shape: TableShape, rows: RowStream, components: Mapping[str, Component]
 ) -> None:
     """Raise if an existing output lacks scores or was made from another input.
 
     Args:
         output: The existing file.
-        carried: Rows of the input as they would be read back from the output.
+        shape: Columns of the output without the scores.
+        rows: The input.
         components: The scores that the output must have.
     """
-    existing = read_rows(output)
-    lacking = [name for name in components if name not in existing[0]]
-    problems = [f"no {name}" for name in lacking]
-    if len(existing) != len(carried):
-        problems.append(f"{len(existing)} rows instead of {len(carried)}")
+    found = RowStream(output)
+    first = next(iter(found))
+    problems = [f"no {name}" for name in components if name not in first]
+    counts = sum(1 for _ in found), sum(1 for _ in rows)
+    if counts[0] != counts[1]:
+        problems.append(f"{counts[0]} rows instead of {counts[1]}")
     if problems:
         raise ValueError(
             f"{output} exists but is not a complete output of this command: it has "
             f"{', '.join(problems)}. Give another output, or delete it"
         )
-    for i, (row, expected) in enumerate(zip(existing, carried, strict=True)):
-        for name, value in expected.items():
-            if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
-                raise ValueError(
-                    f"{output} exists but was made from other rows: {name}[{i}] is "
-                    f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
-                    "score again"
-                )
+    existing = in_chunks(found, 256)
+    for number, (has, given) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
+        carried = parse_rows(encode_rows(output.suffix, given, {}, shape), Path(output.name))
+        for i, (row, expected) in enumerate(zip(has, carried, strict=True), 256 * number):
+            for name, value in expected.items():
+                if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
+                    raise ValueError(
+                        f"{output} exists but was made from other rows: {name}[{i}] is "
+                        f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
+                        "score again"
+                    )
 
 
-def _means_table(scores: Mapping[str, Scores], components: Mapping[str, Component]) -> Table:
+def _means_table(means: Means, components: Mapping[str, Component]) -> Table:
     """Return a table of each score's direction, mean and number of failed rows."""
     table = Table(title="Means (↑ higher is better, ↓ lower is better)")
     table.add_column("score")
     for heading in ("mean", "rows", "failed"):
         table.add_column(heading, justify="right")
-    for name, values in scores.items():
-        scored = values[~np.isnan(values)]
-        mean = f"{scored.mean():.4f}" if len(scored) else "–"
-        failed = len(values) - len(scored)
-        label = f"{name} {direction_arrow(components[name].spec)}"
-        table.add_row(label, mean, str(len(values)), str(failed))
+    for name, component in components.items():
+        scored = means.scored[name]
+        mean = f"{means.mean(name):.4f}" if scored else "–"
+        failed = means.rows - scored
+        label = f"{name} {direction_arrow(component.spec)}"
+        table.add_row(label, mean, str(means.rows), str(failed))
     return table

@@ -17,7 +17,7 @@ def user_errors(parser: ArgumentParser) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError, ImportError) as error:
-        parser.error(str(error))
+        parser.error("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
 def plain_console(width: int | None = None) -> Console:

@@ -15,7 +15,8 @@ from scipy import stats
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.formats.tables import number_column, read_rows
+from ctrlreward.commands.formats.row_streams import read_rows
+from ctrlreward.commands.formats.tables import number_column
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."

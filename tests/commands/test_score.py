@@ -20,8 +20,9 @@ import yaml
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.commands import chunked_scoring
-from ctrlreward.commands.formats.tables import number_column, read_rows
+from ctrlreward.commands.formats.row_streams import read_rows
+from ctrlreward.commands.formats.tables import number_column
+from ctrlreward.commands.shards import workers
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 
@@ -282,24 +283,26 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_killed_run_resumes(stopped: None, capsys: pytest.CaptureFixture[str]) -> None:
-    partial = Path("out.csv.partial.jsonl")
-    assert len(partial.read_text().splitlines()) == 1 + 3 + 1  # three chunks, then one
+    partial = Path("out.csv.partial")
+    assert len(list(partial.iterdir())) == 1 + 3 + 1  # three shards, then one
     options = ["--scorers+=stubs.Letters", "--scorers.letter=t", *STOPPED[1:]]
     error = fails("in.jsonl", "out.csv", *options, capsys=capsys)
-    assert "out.csv.partial.jsonl was started with a different scorers" in error
+    assert "out.csv.partial was started with a different scorers" in error
     error = fails("in.jsonl", "out.csv", *STOPPED, "--columns.label=text", capsys=capsys)
-    assert "out.csv.partial.jsonl was started with a different columns" in error
+    assert "out.csv.partial was started with a different columns" in error
     kept = Path("in.jsonl").read_text()
     write_jsonl("in.jsonl", RECORDS[:-1])
     error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
-    assert "out.csv.partial.jsonl was started with a different input" in error
+    assert "in.jsonl is not the input that out.csv.partial was started with: shard 2" in error
+    write_jsonl("in.jsonl", [*RECORDS[:5], {"id": 5, "text": "another"}, *RECORDS[6:]])
+    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    assert "shard 1 (from row 4 on) has changed. Resume with the same, or delete" in error
     Path("in.jsonl").write_text(kept)
-    with open(partial, "a") as file:
-        file.write('{"scorer": 1, "scores": {"len')  # an incomplete line
+    (partial / ".00000001-1.json.unfinished").write_text('{"scores": {"len')
     options = ["--scorers+=stubs.Letters", "--scorers.device=cuda", *STOPPED[1:-1], "--chunk=3"]
     main(["score", "in.jsonl", "out.csv", *options])  # device and chunk may change
     assert Letters.calls == []
-    assert Interrupted.calls == [3, 3]
+    assert Interrupted.calls == [4, 2]  # in the shards that the run began with
     rows = read_rows(Path("out.csv"))
     assert [row["text"] for row in rows] == [record["text"] for record in RECORDS]
     assert number_column(rows, "length").tolist() == [len(record["text"]) for record in RECORDS]
@@ -329,14 +332,14 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
             raise KeyboardInterrupt
         return score(components, samples)
 
-    monkeypatch.setattr(chunked_scoring, "score", interrupted)
+    monkeypatch.setattr(workers, "score", interrupted)
     with pytest.raises(SystemExit) as ended:
         main(["score", *command])
     assert ended.value.code == 130
     assert "interrupted: repeat the command to resume" in capsys.readouterr().err
-    _, *chunks = Path("out.jsonl.partial.jsonl").read_text().splitlines()
+    shards = sorted(Path("out.jsonl.partial").glob("*-*.json"))
     names = ["attribute_relevance", "perplexity", "log_likelihood"]
-    assert [list(json.loads(chunk)["scores"]) for chunk in chunks] == [names, names]
+    assert [list(json.loads(shard.read_text())["scores"]) for shard in shards] == [names, names]
     main(["score", *command])
     assert calls == [2, 2, 1, 1]
     samples = Samples([r["text"] for r in records], labels=[r["label"] for r in records])
@@ -347,18 +350,22 @@ def test_scorers_of_one_model_are_stored_chunk_by_chunk(
         assert [row[name] for row in rows] == pytest.approx(direct[name].tolist(), rel=1e-5)
 
 
-def test_a_partial_file_of_another_version_is_refused(
-    stopped: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_unfinished_run_of_another_version_is_refused(
+    stopped: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    partial = Path("out.csv.partial.jsonl")
-    first, *chunks = partial.read_text().splitlines()
-    older = {name: value for name, value in json.loads(first).items() if name != "version"}
-    lines = [json.dumps(older)]  # as 0.1.0 wrote it
-    lines += [json.dumps({"scorer": 0, **json.loads(chunk)}) for chunk in chunks]
-    partial.write_text("\n".join(lines) + "\n")
+    manifest = Path("out.csv.partial/manifest.json")
+    content = json.loads(manifest.read_text())
+    content["settings"]["version"] = "0.3.0"
+    manifest.write_text(json.dumps(content))
     error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
-    assert "out.csv.partial.jsonl was started with a different version: [null], not" in error
-    assert "delete the file to start over" in error
+    assert 'out.csv.partial was started with a different version: ["0.3.0"], not' in error
+    assert "delete the folder to start over" in error
+    manifest.write_text(manifest.read_text()[:-9])
+    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    assert "manifest.json is no manifest of shards" in error
+    Path("out.csv.partial.jsonl").touch()
+    error = fails("in.jsonl", "out.csv", *STOPPED, capsys=capsys)
+    assert "out.csv.partial.jsonl is an unfinished run of ctrlreward 0.2.0 or earlier" in error
     assert (Letters.calls, Interrupted.calls) == ([], [])
 
 
@@ -506,7 +513,10 @@ def test_bad_arguments(
         ("inn.jsonl o.csv --scorers stubs.Letters", "inn.jsonl (did you mean in.jsonl?)"),
         ("in.jsonl in.jsonl --scorers stubs.Letters", "in.jsonl is the input: give another file"),
         ("in.jsonl . --scorers stubs.Letters", ". is a folder: give a file for the scores"),
-        (". o.csv --scorers stubs.Letters", ". is a folder: give a file"),
+        (
+            ". o.csv --scorers stubs.Letters",
+            ". is a folder and has files of several formats (.csv, .jsonl): give a file, or a",
+        ),
         ("in.jsonl o --scorers stubs.Letters", "o ends in '': give .jsonl, .csv, .parquet"),
         (
             "in.jsonl o.csv --scorers CTRLEval",

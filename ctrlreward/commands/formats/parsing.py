@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from ctrlreward.arguments import did_you_mean
 
@@ -38,7 +38,7 @@ def no_such_file(path: Path) -> FileNotFoundError:
     return FileNotFoundError(f"there is no file or folder {path}{hint}")
 
 
-def decode_utf8(content: bytes, path: Path, line: int = 1) -> str:
+def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
     """Decode UTF-8 and drop a byte order mark at the start of the file.
 
     Args:
@@ -58,13 +58,38 @@ def decode_utf8(content: bytes, path: Path, line: int = 1) -> str:
         ) from None
 
 
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
+def decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark.
+
+    Args:
+        file: The file, at its start.
+        path: The file, for errors.
+        newline: As in `open`: None for universal newlines, translated, "" for them as they are.
+
+    Raises:
+        ValueError: The content is not UTF-8; names the line.
+    """
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+    try:
+        yield from text
+    except UnicodeDecodeError:
+        file.seek(0)  # the decoder knows no lines
+        for number, line in enumerate(file, 1):
+            decode_utf8(line, path, number)
+        raise
+    finally:
+        if not file.closed:  # by the caller, while lines were left
+            text.detach()
+
+
+def numbered_lines(lines: str | Iterable[str]) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines without their line ends."""
-    for number, line in enumerate(io.StringIO(text, newline=None), 1):
+    given = io.StringIO(lines, newline=None) if isinstance(lines, str) else lines
+    for number, line in enumerate(given, 1):
         yield number, line.rstrip("\n")
 
 
-def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
+def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
     """Parse one JSON value.
 
     Args:
@@ -83,28 +108,45 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 
 
 def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
-    """Parse a CSV file into its header and rows; blank lines are skipped.
+    """Parse a CSV file into its header and rows; see `read_csv`."""
+    header, rows = read_csv(io.StringIO(text, newline=""), path)
+    return header, list(rows)
+
+
+def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterator[CsvRow]]:
+    """Read the header of a CSV file, and its rows one by one; blank lines are skipped.
+
+    Args:
+        lines: Lines with their line ends.
+        path: The file, for errors.
 
     Raises:
         ValueError: The header repeats a column, a row has more or fewer cells than the header, or
             the text is not CSV; names the line.
     """
     csv.field_size_limit(_LONGEST_CELL)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    filled = filter(None, reader)
-    rows: list[CsvRow] = []
-    try:
-        header = next(filled, [])
-        repeated = sorted({name for name in header if header.count(name) > 1})
-        if repeated:
-            raise ValueError(f"{path} has several columns {repeated[0]!r}: rename all but one")
-        for cells in filled:
+    reader = csv.reader(lines, strict=True)
+    records = _records(reader, path)
+    header = next(records, [])
+    repeated = sorted({name for name in header if header.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{path} has several columns {repeated[0]!r}: rename all but one")
+
+    def rows() -> Iterator[CsvRow]:
+        for cells in records:
             if len(cells) != len(header):
                 raise ValueError(
                     f"{path}:{reader.line_num} has {len(cells)} cells, but the header has "
                     f"{len(header)} columns ({', '.join(header)}): quote cells that contain commas"
                 )
-            rows.append((reader.line_num, dict(zip(header, cells, strict=True))))
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+
+    return header, rows()
+
+
+def _records(reader: Any, path: Path | str) -> Iterator[list[str]]:
+    """Yield the cells of the lines that are not blank."""
+    try:
+        yield from filter(None, reader)
     except csv.Error as error:
         raise ValueError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
-    return header, rows

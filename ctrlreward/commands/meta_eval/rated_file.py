@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctrlreward.commands.formats.rated_files import Rated
+from ctrlreward.commands.formats.row_streams import Row, read_rows
 from ctrlreward.commands.formats.tables import (
     Columns,
-    Row,
     explained_columns,
     number_column,
-    read_rows,
     to_samples,
 )
 from ctrlreward.commands.meta_eval.rated_report import (
@@ -78,7 +77,7 @@ def rated(
         _clusters(rows, cluster) if cluster else None,
         _optional_cells(rows, system) if system else None,
     )
-    with explained_columns(rows):
+    with explained_columns(list(rows[0])):
         values = existing | score_rated(file, components, outputs)
     report_correlations(file, values, components, outputs)
 

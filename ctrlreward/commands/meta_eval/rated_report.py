@@ -14,7 +14,8 @@ from ctrlreward.arguments import one_of
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.chunked_scoring import score_in_chunks
 from ctrlreward.commands.formats.rated_files import Rated
-from ctrlreward.commands.formats.tables import Row, check_suffix, encode_rows
+from ctrlreward.commands.formats.row_streams import Row, check_suffix
+from ctrlreward.commands.formats.table_writing import encode_rows
 from ctrlreward.commands.meta_eval.correlations import (
     correlate_all,
     draw_scatter,

@@ -12,14 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from ctrlreward import Samples
-from ctrlreward.commands.formats.tables import (
-    Columns,
-    encode_rows,
-    number_column,
-    parse_rows,
-    read_rows,
-    to_samples,
-)
+from ctrlreward.commands.formats.row_streams import parse_rows, read_rows
+from ctrlreward.commands.formats.table_writing import encode_rows
+from ctrlreward.commands.formats.tables import Columns, number_column, to_samples
 
 NAN = float("nan")
 

@@ -1,0 +1,86 @@
+"""Scores of an unfinished run: a file per shard, and the manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ctrlreward.commands.formats.locations import Location
+from ctrlreward.commands.shards.manifest import Manifest
+from ctrlreward.scorers.base import Scores
+
+_MANIFEST = "manifest.json"
+_SHARD = re.compile(r"(\d+)-([\d.]+)\.json")
+
+
+class ShardStore:
+    """Folder with the scores of the shards that are done; a file that is missing means undone.
+
+    A file holds some scores of one shard, `{"scores": {"coherence": [-1.5, null]}}`, and is
+    renamed into place whole. Its name has the shard and the positions of the scores in `names`
+    (`00000003-0.1.json`), since a run that is resumed on other devices may group scorers
+    differently.
+
+    Args:
+        folder: The folder, which need not exist.
+        names: Names of all scores.
+    """
+
+    def __init__(self, folder: Location, names: Sequence[str]) -> None:
+        self.folder = folder
+        self._names = list(names)
+        self._files: dict[int, dict[str, str]] = {}  # by shard: file of each score
+        for file in folder.names():
+            if found := _SHARD.fullmatch(file):
+                self._note(int(found[1]), [int(i) for i in found[2].split(".")], file)
+
+    def manifest(self) -> Manifest | None:
+        """Return the manifest of the run; None if there is none.
+
+        Raises:
+            ValueError: The file is not a manifest.
+        """
+        file = self.folder.child(_MANIFEST)
+        if not file.exists():
+            return None
+        with file.open() as opened:
+            try:
+                return Manifest.from_json(opened.read())
+            except ValueError as error:
+                raise ValueError(f"{file} is {error}: delete the folder to start over") from None
+
+    def start(self, manifest: Manifest) -> None:
+        """Write the manifest of a new run."""
+        self.folder.child(_MANIFEST).write(manifest.to_json())
+
+    def has(self, shard: int, names: Sequence[str]) -> bool:
+        """Return True if all of these scores of a shard are on disk."""
+        return all(name in self._files.get(shard, {}) for name in names)
+
+    def write(self, shard: int, scores: Mapping[str, Scores]) -> None:
+        """Store scores of one shard; they are on disk when this returns.
+
+        Args:
+            shard: Number of the shard.
+            scores: Arrays of shape (rows of the shard,) by name; NaN is stored as null.
+        """
+        positions = sorted(self._names.index(name) for name in scores)
+        file = f"{shard:08d}-{'.'.join(map(str, positions))}.json"
+        lists = {name: [None if np.isnan(v) else float(v) for v in s] for name, s in scores.items()}
+        self.folder.child(file).write(json.dumps({"scores": lists}).encode())
+        self._note(shard, positions, file)
+
+    def read(self, shard: int) -> dict[str, Scores]:
+        """Return all scores of a shard, arrays of shape (rows of the shard,)."""
+        found = {}
+        for file in dict.fromkeys(self._files[shard].values()):
+            with self.folder.child(file).open() as opened:
+                found.update(json.load(opened)["scores"])
+        return {name: np.array(found[name], dtype=np.float64) for name in self._names}
+
+    def _note(self, shard: int, positions: Sequence[int], file: str) -> None:
+        scores = {self._names[i]: file for i in positions if i < len(self._names)}
+        self._files.setdefault(shard, {}).update(scores)
