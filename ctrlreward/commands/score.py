@@ -96,6 +96,7 @@ def score_file(
         workers: Processes that score, each with models of its own; 1 is this process.
         threads: Threads of PyTorch in each worker; null is PyTorch's choice for one worker, and
             shares the cores among several.
+        identity: Configuration of the scorers, which a resumed run must share.
 
     Raises:
         ValueError: Two scores, or a score and a column of the input, have the same name; the run

@@ -8,7 +8,8 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from multiprocessing import get_context, parent_process
+from contextlib import suppress
+from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Self
@@ -99,7 +100,7 @@ class _Child:
     """One process, its end of the pipe, and the shard that it scores."""
 
     def __init__(self, threads: int) -> None:
-        context = get_context("spawn")  # a fork would copy locks that threads hold
+        context = _context()
         self.connection, theirs = context.Pipe()
         self._process: BaseProcess = context.Process(
             target=_work, args=(theirs, threads), name="ctrlreward-worker"
@@ -111,10 +112,8 @@ class _Child:
     def take(self, shard: Shard) -> None:
         """Start on a shard."""
         self.shard = shard
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died: so says its result
             self.connection.send(shard)
-        except (BrokenPipeError, ConnectionResetError):  # it has died: so says its result, too
-            pass
 
     def result(self) -> dict[str, Scores]:
         """Return the scores of its shard.
@@ -143,6 +142,19 @@ class _Child:
         """How the process has ended."""
         code = self._process.exitcode
         return signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+
+
+def _context() -> Any:
+    """Return how processes are started.
+
+    A fork of this process would copy locks that its threads hold. A process that has imported
+    torch and nothing else forks in milliseconds instead, where the system can.
+    """
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
 
 
 def _pickled(components: Mapping[str, Component]) -> bytes:

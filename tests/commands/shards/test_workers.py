@@ -1,0 +1,145 @@
+"""Workers: every shard once, whatever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shard_scorers import Length, Threads
+
+from ctrlreward import Samples
+from ctrlreward.commands.shards.process_workers import ProcessWorkers
+from ctrlreward.commands.shards.workers import InProcess, Shard, Workers
+from ctrlreward.scorers.base import Component, Scorer, Scores
+
+
+def components(scorer: Scorer) -> dict[str, Component]:
+    return {name: scorer[name] for name in scorer.specs}
+
+
+def shards(texts: list[str], rows: int = 2) -> Iterator[Shard]:
+    for number, first in enumerate(range(0, len(texts), rows)):
+        part = texts[first : first + rows]
+        yield Shard(number, range(first, first + len(part)), Samples(part))
+
+
+def collect(workers: Workers, scorer: Scorer, given: Iterator[Shard]) -> dict[int, list[Scores]]:
+    found: dict[int, list[Scores]] = {}
+    for number, scores in workers.score(components(scorer), given):
+        assert number not in found
+        found[number] = list(scores.values())
+    return found
+
+
+TEXTS = [f"text {i}" + "e" * (i % 5) for i in range(20)]
+
+
+def same(found: dict[int, list[Scores]], expected: dict[int, list[Scores]]) -> None:
+    assert found.keys() == expected.keys()
+    for number, scores in expected.items():
+        np.testing.assert_array_equal(found[number], scores)
+
+
+@pytest.fixture
+def two() -> Iterator[ProcessWorkers]:
+    with ProcessWorkers(2, threads=1) as workers:
+        yield workers
+
+
+def test_processes_score_every_shard_once_and_live_on(two: ProcessWorkers, tmp_path: Path) -> None:
+    with InProcess() as here:
+        expected = collect(here, Length(), shards(TEXTS))
+    same(collect(two, Length(str(tmp_path), seconds=0.05), shards(TEXTS)), expected)
+    calls = list(tmp_path.iterdir())
+    pids = {call.name.partition("-")[0] for call in calls}
+    assert (len(calls), len(pids)) == (10, 2)
+    assert str(os.getpid()) not in pids
+    assert collect(two, Threads(), shards(TEXTS[:2]))[0][0].tolist() == [1.0, 1.0]
+
+
+def test_a_worker_that_dies_is_replaced(
+    two: ProcessWorkers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = [*TEXTS[:7], "kill", *TEXTS[8:]]
+    with InProcess() as here:
+        expected = collect(here, Length(), shards(texts))
+    for i in range(2):
+        (tmp_path / f"kill{i}").touch()
+    same(collect(two, Length(str(tmp_path)), shards(texts)), expected)
+    assert capsys.readouterr().err.count("a worker died (SIGKILL): rows 6 to 7 are scored") == 2
+    for i in range(3):
+        (tmp_path / f"kill{i}").touch()
+    with pytest.raises(RuntimeError, match="3 workers died while they scored rows 6 to 7 of"):
+        collect(two, Length(str(tmp_path)), shards(texts))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_errors_of_scorers_name_the_rows(workers: int) -> None:
+    texts = [*TEXTS[:7], "bad", *TEXTS[8:]]
+    with (
+        InProcess() if workers == 1 else ProcessWorkers(2, 1) as pool,
+        pytest.raises(ValueError, match=r"texts\[1\] = 'bad': give a good one") as raised,
+    ):
+        collect(pool, Length(), shards(texts))
+    assert raised.value.__notes__ == ["(rows 6 to 7 of the input, where these indices start at 0)"]
+
+
+def test_shards_are_taken_as_they_are_needed(two: ProcessWorkers) -> None:
+    taken = 0
+
+    def counted() -> Iterator[Shard]:
+        nonlocal taken
+        for shard in shards(TEXTS):
+            taken += 1
+            yield shard
+
+    done = 0
+    for _ in two.score(components(Length(seconds=0.01)), counted()):
+        done += 1
+        assert taken <= done + 3  # two that are scored, and one that waits
+    assert done == 10
+
+
+def test_a_scorer_that_cannot_travel_is_named(two: ProcessWorkers) -> None:
+    scorer = Length()
+    scorer.specs_of = lambda: None  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"Length can't be sent to other processes .* --workers 1"):
+        collect(two, scorer, shards(TEXTS))
+
+
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
+    code = f"""
+import sys
+if __name__ == "__main__":
+    sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+    from commands.shards.test_workers import *
+    with ProcessWorkers(1, 1) as workers:
+        list(workers.score(components(Length({str(tmp_path)!r}, 600)), shards(TEXTS)))
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    parent = subprocess.Popen([sys.executable, str(script)])
+    try:
+        child = 0
+        for _ in range(600):
+            calls = [file.name for file in tmp_path.iterdir() if "-" in file.name]
+            if calls:
+                child = int(calls[0].partition("-")[0])
+                break
+            time.sleep(0.1)
+        assert child
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    for _ in range(600):
+        if not Path(f"/proc/{child}").exists():
+            break
+        time.sleep(0.1)
+    assert not Path(f"/proc/{child}").exists()

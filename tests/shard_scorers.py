@@ -1,0 +1,58 @@
+"""Scorers without models for tests of workers, which child processes can import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ctrlreward import Samples
+from ctrlreward.scorers import Scorer, ScoreSpec
+from ctrlreward.scorers.base import Scores
+
+UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
+
+
+class Length(Scorer):
+    """Length of a text and its share of "e"; an empty text fails.
+
+    Args:
+        folder: Folder for what the workers do: each call leaves a file with its first text, named
+            by process; a text "kill" kills its worker as often as the folder lets it.
+        seconds: Seconds of each call.
+    """
+
+    def __init__(self, folder: str = "", seconds: float = 0.0) -> None:
+        self.folder = folder
+        self.seconds = seconds
+
+    @property
+    def specs(self) -> dict[str, ScoreSpec]:
+        return {"length": UP, "e": UP}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        if "bad" in samples.texts:
+            raise ValueError(f"texts[{samples.texts.index('bad')}] = 'bad': give a good one")
+        if self.folder:
+            (Path(self.folder) / f"{os.getpid()}-{time.time_ns()}").write_text(samples.texts[0])
+            for kill in sorted(Path(self.folder).glob("kill*")) if "kill" in samples.texts else []:
+                kill.unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(self.seconds)
+        lengths = np.array([float(len(text)) or np.nan for text in samples.texts])
+        return {"length": lengths, "e": np.array([text.count("e") / 3 for text in samples.texts])}
+
+
+class Threads(Scorer):
+    """Threads of PyTorch in the process that scores."""
+
+    @property
+    def specs(self) -> dict[str, ScoreSpec]:
+        return {"threads": UP}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        return {"threads": np.full(len(samples), float(torch.get_num_threads()))}
