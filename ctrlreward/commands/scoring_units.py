@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from ctrlreward.scorers import CompositeScorer, ModelScorer, Scorer
+from ctrlreward.scorers import Component, CompositeScorer, ModelScorer, Scorer
 
 
 def models_of(scorer: Scorer) -> frozenset[Hashable]:
@@ -50,3 +50,23 @@ def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
     return sorted(
         (sorted(unit, key=scorers.index) for unit in units), key=lambda u: scorers.index(u[0])
     )
+
+
+def titled_units(
+    components: Mapping[str, Component],
+) -> Iterator[tuple[str, dict[str, Component], bool]]:
+    """Yield the components of each scoring unit, with a title for its progress.
+
+    Args:
+        components: Scores by name.
+
+    Yields:
+        The title (`"CTRLEval, Perplexity (1 of 2)"`), the components of one unit by name, and
+        True if its scorers are pointwise.
+    """
+    units = scoring_units(list(dict.fromkeys(c.scorer for c in components.values())))
+    for number, unit in enumerate(units, 1):
+        title = ", ".join(type(scorer).__name__ for scorer in unit)
+        title += f" ({number} of {len(units)})" if len(units) > 1 else ""
+        own = {name: c for name, c in components.items() if c.scorer in unit}
+        yield title, own, unit[0].pointwise

@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.commands.chunked_scoring import ScoreLog, score_in_chunks
+from ctrlreward.commands.chunked_scoring import score_in_chunks
+from ctrlreward.commands.formats.locations import Location
+from ctrlreward.commands.formats.row_streams import RowStream
+from ctrlreward.commands.formats.table_writing import TableShape
+from ctrlreward.commands.formats.tables import Columns
 from ctrlreward.commands.scoring_units import models_of, scoring_units
+from ctrlreward.commands.shards.corpus import Corpus, put_together, score_corpus, survey
+from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.scorers import (
     Accuracy,
@@ -225,17 +232,25 @@ def test_a_shared_model_is_loaded_once_and_its_requests_are_merged(
 
 
 def test_a_run_resumes_with_other_units(tmp_path: Path) -> None:
-    def components() -> dict[str, Scorer]:
-        return {"a": Stub("one", "a"), "b": Stub("one", "b"), "c": Stub("one", "c")}
-
-    log = ScoreLog(tmp_path / "log.jsonl", {})
-    log.append({"a": np.zeros(4)})
-    log.append({"b": np.ones(2)})
-    done = {"a": 4, "b": 2, "c": 0}
-    scores = score_in_chunks({n: s[n] for n, s in components().items()}, SAMPLES, 3, log)
-    for name, values in scores.items():
-        stored = 1.0 if name == "b" else 0.0
-        assert values.tolist() == [stored] * done[name] + [3.0] * (4 - done[name])
-    resumed = ScoreLog(tmp_path / "log.jsonl", {})
-    for name, values in scores.items():
-        assert resumed.column(name).tolist() == values.tolist()
+    file = tmp_path / "in.jsonl"
+    SAMPLES.to_jsonl(file)
+    rows = RowStream(Location(file))
+    components = {name: Stub("one", name)[name] for name in "abc"}
+    corpus = Corpus(rows, Columns(), components, list(next(iter(rows))))
+    shape = TableShape(".jsonl")
+    manifest = survey(corpus, {}, 2, [shape])
+    store = ShardStore(Location(tmp_path / "out.partial"), "abc")
+    store.write(0, {"a": np.zeros(2), "b": np.array([1.0, np.nan])})
+    store.write(1, {"a": np.zeros(2)})
+    score_corpus(corpus, manifest, store, InProcess())
+    resumed = ShardStore(Location(tmp_path / "out.partial"), "abc")
+    found = [{name: s.tolist() for name, s in resumed.read(i).items()} for i in range(2)]
+    assert repr(found[0]) == repr({"a": [0.0, 0.0], "b": [1.0, np.nan], "c": [3.0, 3.0]})
+    assert found[1] == {"a": [0.0, 0.0], "b": [3.0, 3.0], "c": [3.0, 3.0]}
+    output = Location(tmp_path / "out.jsonl")
+    means = put_together(corpus, manifest, resumed, [output], [shape])
+    assert [(means.scored[name], means.mean(name)) for name in "abc"] == [
+        (4, 0),
+        (3, 7 / 3),
+        (4, 3),
+    ]

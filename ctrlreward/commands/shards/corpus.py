@@ -14,7 +14,7 @@ from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.row_streams import Row, RowStream
 from ctrlreward.commands.formats.table_writing import TableShape, TableWriter
 from ctrlreward.commands.formats.tables import Columns, explained_columns, to_samples
-from ctrlreward.commands.scoring_units import scoring_units
+from ctrlreward.commands.scoring_units import titled_units
 from ctrlreward.commands.shards.manifest import Manifest, ShardEntry, checksum, in_chunks
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import Shard, Workers
@@ -107,33 +107,30 @@ def score_corpus(corpus: Corpus, manifest: Manifest, store: ShardStore, workers:
     its models before the next one loads. Scorers that are not pointwise, such as `Distinct`, get
     all rows at once.
     """
-    scorers = list(dict.fromkeys(c.scorer for c in corpus.components.values()))
-    units = scoring_units(scorers)
-    for number, unit in enumerate(units, 1):
-        own = {name: c for name, c in corpus.components.items() if c.scorer in unit}
-        title = ", ".join(type(scorer).__name__ for scorer in unit)
-        title += f" ({number} of {len(units)})" if len(units) > 1 else ""
-        names = list(own)
-        ranges = manifest.ranges
-        done = {i for i in range(len(ranges)) if store.has(i, names)}
-        finished = sum(len(ranges[i]) for i in done)
-        total = sum(map(len, ranges))
-        if len(done) == len(ranges):
+    ranges = manifest.ranges
+    rows = sum(map(len, ranges))
+    for title, unit, pointwise in titled_units(corpus.components):
+        missing = [store.missing(i, list(unit)) for i in range(len(ranges))]
+        if not any(missing):
             continue
-        whole = not unit[0].pointwise
-        shards = _whole(corpus, total) if whole else _shards(corpus, ranges, done)
+        done = sum(len(ranges[i]) for i, names in enumerate(missing) if not names and pointwise)
         with (
             explained_columns(corpus.present),  # again, for scorers that do not declare them
-            track(title, total, done=0 if whole else finished) as advance,
+            track(title, rows, done=done) as advance,
         ):
-            for i, scores in workers.score(own, shards):
-                if whole:
-                    for j, rows in enumerate(ranges):
-                        part = {n: v[rows.start : rows.stop] for n, v in scores.items()}
-                        store.write(j, part)
-                else:
+            if not pointwise:
+                for _, scores in workers.score(unit, _whole(corpus, rows)):
+                    for i, part in enumerate(ranges):
+                        store.write(i, {n: v[part.start : part.stop] for n, v in scores.items()})
+                advance(rows)
+                continue
+            # A run that is resumed on other devices may have other units, of which a part is done.
+            for names in dict.fromkeys(filter(None, missing)):
+                wanted = {i for i, lacking in enumerate(missing) if lacking == names}
+                shards = _shards(corpus, ranges, wanted)
+                for i, scores in workers.score({name: unit[name] for name in names}, shards):
                     store.write(i, scores)
-                advance(total if whole else len(ranges[i]))
+                    advance(len(ranges[i]))
 
 
 def put_together(
@@ -190,10 +187,10 @@ def _whole(corpus: Corpus, total: int) -> Iterator[Shard]:
     yield Shard(0, range(total), corpus.samples(list(corpus.rows), 0))
 
 
-def _shards(corpus: Corpus, ranges: Sequence[range], done: set[int]) -> Iterator[Shard]:
-    """Yield the shards that are not done, as the rows are read."""
+def _shards(corpus: Corpus, ranges: Sequence[range], wanted: set[int]) -> Iterator[Shard]:
+    """Yield the shards that are wanted, as the rows are read."""
     for i, rows in enumerate(in_chunks(corpus.rows, len(ranges[0]))):
-        if i not in done:
+        if i in wanted:
             yield Shard(i, ranges[i], corpus.samples(rows, ranges[i].start))
 
 

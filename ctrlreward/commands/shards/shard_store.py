@@ -56,9 +56,9 @@ class ShardStore:
         """Write the manifest of a new run."""
         self.folder.child(_MANIFEST).write(manifest.to_json())
 
-    def has(self, shard: int, names: Sequence[str]) -> bool:
-        """Return True if all of these scores of a shard are on disk."""
-        return all(name in self._files.get(shard, {}) for name in names)
+    def missing(self, shard: int, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the scores of a shard, of those named, that are not on disk."""
+        return tuple(name for name in names if name not in self._files.get(shard, {}))
 
     def write(self, shard: int, scores: Mapping[str, Scores]) -> None:
         """Store scores of one shard; they are on disk when this returns.

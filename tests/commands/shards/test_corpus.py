@@ -1,0 +1,150 @@
+"""`ctrlreward score` on corpora: workers, folders, URLs, processes that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from ctrlreward.cli import main
+from ctrlreward.commands.formats.locations import Location
+from ctrlreward.commands.formats.row_streams import RowStream, read_rows
+
+TESTS = Path(__file__).parents[2]
+SCORER = ["--scorers", "shard_scorers.Length"]
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(TESTS)
+
+
+def write(path: str, first: int, rows: int) -> None:
+    lines = [json.dumps({"id": i, "text": f"text {i} " + "e" * (i % 7)}) for i in range(rows)]
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("\n".join(lines[first:]) + "\n")
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_workers_and_chunks_change_no_byte(suffix: str) -> None:
+    write("in.jsonl", 0, 100)
+    main(["score", "in.jsonl", f"one{suffix}", *SCORER])
+    main(["score", "in.jsonl", f"two{suffix}", *SCORER, "--workers=2", "--chunk=7"])
+    assert Path(f"one{suffix}").read_bytes() == Path(f"two{suffix}").read_bytes()
+    left = {"in.jsonl", f"one{suffix}", f"two{suffix}"}
+    assert {path.name for path in Path().iterdir()} == left
+
+
+def test_a_killed_run_and_a_killed_worker_lose_nothing(tmp_path: Path) -> None:
+    write("in.jsonl", 0, 400)
+    main(["score", "in.jsonl", "whole.jsonl", *SCORER])
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    command = [sys.executable, "-m", "ctrlreward", "score", "in.jsonl", "out.jsonl", *SCORER]
+    command += [f"--scorers.folder={calls}", "--scorers.seconds=0.02", "--chunk=4", "--workers=2"]
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    draw = random.Random(0)
+    for worker in (False, True):
+        done = len(list(calls.iterdir()))
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        until = done + draw.randrange(5, 20)
+        while process.poll() is None and len(list(calls.iterdir())) < until:
+            time.sleep(0.005)
+        if not worker:
+            process.kill()
+        else:
+            newest = max(calls.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+            os.kill(int(newest.name.partition("-")[0]), signal.SIGKILL)
+        process.wait()
+        assert (process.returncode, Path("out.jsonl").exists()) == ((-9, False), (0, True))[worker]
+    assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    assert len(list(calls.iterdir())) <= 100 + 2 + 1  # what was in work at a kill, again
+
+
+def test_folders_of_files() -> None:
+    write("all.jsonl", 0, 30)
+    for number, (first, end) in enumerate([(0, 11), (11, 12), (12, 30)]):
+        write(f"in/part-{number}.jsonl", first, end)
+    Path("in/_SUCCESS").touch()
+    Path("in/notes.txt").touch()
+    main(["score", "all.jsonl", "whole.jsonl", *SCORER, "--chunk=4"])
+    main(["score", "in", "out.jsonl", *SCORER, "--chunk=4"])
+    assert Path("out.jsonl").read_bytes() == Path("whole.jsonl").read_bytes()
+    main(["score", "in", "out", *SCORER, "--chunk=4"])
+    parts = sorted(Path("out").iterdir())
+    assert [part.name for part in parts] == [f"part-{i}.jsonl" for i in range(3)]
+    assert b"".join(map(Path.read_bytes, parts)) == Path("whole.jsonl").read_bytes()
+
+
+def test_a_finished_folder_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(2):
+        write(f"in/part-{number}.csv.jsonl", number * 5, 5 + number * 5)
+    main(["score", "in", "out", *SCORER])
+    main(["score", "in", "out", *SCORER])
+    assert "out is already complete" in capsys.readouterr().out
+    Path("out/part-1.csv.jsonl").unlink()
+    with pytest.raises(SystemExit):
+        main(["score", "in", "out", *SCORER])
+    assert "no file or folder out/part-1.csv.jsonl" in capsys.readouterr().err
+
+
+def test_urls() -> None:
+    write("in.jsonl", 0, 30)
+    main(["score", "in.jsonl", "whole.csv", *SCORER])
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/corpus/in.jsonl", Path("in.jsonl").read_bytes())
+    main(["score", "memory://corpus/in.jsonl", "memory://scored/out.csv", *SCORER, "--chunk=8"])
+    assert memory.cat("/scored/out.csv") == Path("whole.csv").read_bytes()
+    assert memory.ls("/scored", detail=False) == ["/scored/out.csv"]
+    main(["score", "memory://corpus", "memory://scored/all", *SCORER])
+    assert [row["id"] for row in RowStream(Location("memory://scored/all"))] == list(range(30))
+
+
+def test_files_of_a_folder_have_the_same_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in").mkdir()
+    Path("in/a.csv").write_text("text,id\na,1\n")
+    Path("in/b.csv").write_text("text,nr\na,1\n")
+    with pytest.raises(SystemExit):
+        main(["score", "in", "out.csv", *SCORER])
+    error = " ".join(capsys.readouterr().err.split())
+    assert (
+        "in/b.csv has the columns text, nr, but in/a.csv has text, id: give all files the" in error
+    )
+
+
+def test_errors_far_down_name_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [json.dumps({"text": "good"})] * 9 + [json.dumps({"text": 3})]
+    Path("in.jsonl").write_text("\n".join(lines))
+    with pytest.raises(SystemExit):
+        main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4"])
+    assert "text[9] = 3 is of type int" in capsys.readouterr().err
+    Path("in.jsonl").write_text("\n".join([*lines[:9], json.dumps({"text": "bad"})]))
+    with pytest.raises(SystemExit):
+        main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4", "--workers=2"])
+    error = " ".join(capsys.readouterr().err.split())
+    assert "texts[1] = 'bad': give a good one (rows 8 to 9 of the input, where" in error
+    assert not Path("out.csv").exists()
+    assert list(Path("out.csv.partial").glob("*-*.json"))  # what was scored is kept
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
+def test_memory_does_not_grow_with_the_rows(suffix: str) -> None:
+    peaks = []
+    for rows in (500, 500, 10_000):  # the first one warms up
+        write("in.jsonl", 0, rows)
+        tracemalloc.start()
+        main(["score", "in.jsonl", f"out-{rows}-{len(peaks)}{suffix}", *SCORER, "--chunk=100"])
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert len(read_rows(Path(f"out-10000-2{suffix}"))) == 10_000
+    assert peaks[2] < 1.1 * peaks[1] + 50 * 1000  # and 5 bytes a row for what a shard is known by
