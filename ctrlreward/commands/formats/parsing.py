@@ -82,10 +82,9 @@ def decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iter
             text.detach()
 
 
-def numbered_lines(lines: str | Iterable[str]) -> Iterator[tuple[int, str]]:
+def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines without their line ends."""
-    given = io.StringIO(lines, newline=None) if isinstance(lines, str) else lines
-    for number, line in enumerate(given, 1):
+    for number, line in enumerate(io.StringIO(text, newline=None), 1):
         yield number, line.rstrip("\n")
 
 

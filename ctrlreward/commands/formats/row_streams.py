@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -10,7 +11,6 @@ from typing import Any, BinaryIO, TypeAlias
 from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.parsing import (
     decoded_lines,
-    numbered_lines,
     parse_json,
     read_csv,
 )
@@ -114,25 +114,29 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[Row]:
     Raises:
         ValueError: The file has no rows, or it is malformed; names the line.
     """
-    row = None
     if suffix == ".parquet":
         rows = _parquet_rows(file, path)
     elif suffix == ".csv":
         rows = (row for _, row in read_csv(decoded_lines(file, path, newline=""), path)[1])
     else:
         rows = _json_rows(file, path)
-    for row in rows:
-        yield row
-    if row is None:
+    first = next(rows, None)
+    if first is None:
         raise ValueError(f"{path} has no rows")
+    yield first
+    yield from rows
 
 
 def _json_rows(file: BinaryIO, path: str) -> Iterator[Row]:
-    for number, line in numbered_lines(decoded_lines(file, path, newline=None)):
-        row = parse_json(line, path, number)
+    for number, line in enumerate(decoded_lines(file, path, newline=None), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = parse_json(line.rstrip("\n"), path, number)  # which names the line
         if not isinstance(row, dict):
+            start = line.rstrip("\n")[:40]
             raise ValueError(
-                f"{path}:{number} = {line[:40]} is not a JSON object: give one object per line"
+                f"{path}:{number} = {start} is not a JSON object: give one object per line"
             )
         yield row
 

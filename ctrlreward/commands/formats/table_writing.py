@@ -16,6 +16,8 @@ from ctrlreward.scorers.base import Scores
 
 _ROW_GROUP = 8192  # rows of a row group of Parquet, which are held in memory
 
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
 
 class TableShape:
     """Columns of a table that is to be written in parts, gathered from all of its rows before.
@@ -164,15 +166,18 @@ def _without_nan(values: Scores) -> list[float | None]:
 
 
 def _json_line(row: Row) -> str:
-    cells = (f"{json.dumps(name, ensure_ascii=False)}: {_json(row[name], name)}" for name in row)
-    return "{" + ", ".join(cells) + "}\n"
+    try:
+        return _encoded(row) + "\n"
+    except (TypeError, ValueError):  # NaN, which is null, or what JSON lacks
+        cells = (f"{_encoded(name)}: {_json(row[name], name)}" for name in row)
+        return "{" + ", ".join(cells) + "}\n"
 
 
 def _json(value: Any, name: str) -> str:
     """Encode a value of column `name`; NaN, which Parquet and Python's JSON allow, is null."""
     try:
         missing = isinstance(value, float) and np.isnan(value)
-        return json.dumps(None if missing else value, ensure_ascii=False, allow_nan=False)
+        return _encoded(None if missing else value)
     except (TypeError, ValueError):
         raise ValueError(
             f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent: "
