@@ -9,7 +9,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 from rich.table import Table
@@ -22,6 +22,7 @@ from ctrlreward.commands.formats.tables import Columns
 from ctrlreward.commands.shards.corpus import Corpus, Means, put_together, score_corpus, survey
 from ctrlreward.commands.shards.manifest import in_chunks
 from ctrlreward.commands.shards.process_workers import ProcessWorkers
+from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import InProcess, Workers
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
@@ -37,6 +38,7 @@ _EXAMPLES = (
     "ctrlreward score texts.jsonl topic.jsonl --scorers CTRLEval --scorers.task=topic "
     "--columns.label=topic",
     "ctrlreward score corpus/ scored/ --scorers CTRLEval --workers 4 --chunk 10000",
+    "ctrlreward score corpus/ scored/ --scorers CTRLEval --engine ray --ray.num_gpus 1",
 )
 
 # Options of scorers that may change when a run is resumed: they don't change the scores.
@@ -75,6 +77,8 @@ def score_file(
     chunk: int = 256,
     workers: int = 1,
     threads: int | None = None,
+    engine: Literal["process", "ray"] = "process",
+    ray: RayOptions = RayOptions(),  # noqa: B008 — it is frozen
     identity: Any = None,
 ) -> None:
     """Score the texts of a file or a folder and print a summary.
@@ -93,9 +97,12 @@ def score_file(
         columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
         chunk: Rows of a shard, which is scored and saved whole. A run that is resumed keeps its
             own.
-        workers: Processes that score, each with models of its own; 1 is this process.
-        threads: Threads of PyTorch in each worker; null is PyTorch's choice for one worker, and
-            shares the cores among several.
+        workers: Processes or actors that score, each with models of its own; one process is this
+            one.
+        threads: Threads of PyTorch in each worker; null is PyTorch's choice for one process,
+            shares the cores among several, and gives an actor its CPUs.
+        engine: Workers are processes of this machine, or actors of Ray.
+        ray: The cluster, and CPUs and GPUs of an actor.
         identity: Configuration of the scorers, which a resumed run must share.
 
     Raises:
@@ -136,8 +143,8 @@ def score_file(
             return
         else:
             store.start(manifest)
-        with _workers(workers, threads) as started_workers:
-            score_corpus(corpus, manifest, store, started_workers)
+        with _workers(engine, workers, threads, ray) as pool:
+            score_corpus(corpus, manifest, store, pool)
         means = put_together(corpus, manifest, store, outputs, shapes)
         store.folder.remove()
     plain_console().print(_means_table(means, components))
@@ -247,7 +254,9 @@ def _refuse_former_log(output: Location) -> None:
         )
 
 
-def _workers(workers: int, threads: int | None) -> Workers:
+def _workers(engine: str, workers: int, threads: int | None, ray: RayOptions) -> Workers:
+    if engine == "ray":
+        return RayWorkers(workers, ray, threads)
     return InProcess(threads) if workers == 1 else ProcessWorkers(workers, threads)
 
 
