@@ -26,6 +26,7 @@ from ctrlreward.scorers.base import Component, Scores
 
 # Between two lines that say that the cluster has no room.
 _PATIENCE = 60.0
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: shards are small
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ class RayWorkers:
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from None
                 except ray.exceptions.RayError as error:  # of the actor, its node, or its result
+                    self._actors.remove(actor)
                     number = shard.number if shard else -1  # it died before it had any
                     deaths[number] += 1
                     if deaths[number] == MOST_DEATHS:
@@ -145,7 +147,6 @@ class RayWorkers:
                     write_line(f"an actor died ({type(error).__name__}): {what}")
                     if shard:
                         next_shard, again = shard, [*again, *filter(None, [next_shard])]
-                    self._actors.remove(actor)
                     self._actors.append(self._new_actor())
                     starting[self._actors[-1].start.remote(unit)] = self._actors[-1]
                 else:
@@ -158,7 +159,12 @@ class RayWorkers:
         if self.options.address is not None:
             return {}
         cpus = math.ceil(self.workers * self.options.num_cpus)
-        return {"num_cpus": cpus, "include_dashboard": False}
+        return {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": _OBJECT_STORE,
+            "_node_ip_address": "127.0.0.1",  # else its processes listen on all addresses
+        }
 
     def _room(self) -> int:
         """Return how many actors to start.
