@@ -1,12 +1,17 @@
 """A served reward against the same reward in-process: throughput, latency, cost of the wire.
 
     python benchmarks/serving.py [--texts 128] [--runs 5] [--clients 1 8 64] [--soak [SECONDS]]
+    python benchmarks/serving.py --engine ray --replicas 2 [--clients 64] [--held 512]
 
 The server is a child of this process on the loopback device, with as many threads as the reward
 here; each waits while the other computes. A client has a connection of its own and sends one text
 after another, each distinct; the reward in-process scores the same texts in batches of 64. Latency
 is that of a request as the client sees it, its wait for others' texts included. The cost of wire
 and queue is the time of a request of 32 samples beyond the seconds of scoring in its reply.
+
+With `--engine ray` the server has one replica under Ray Serve, then `--replicas` of them, each with
+one thread; the last column compares their throughput at the last number of clients. `--held` is the
+most requests that a replica holds.
 
 `--soak` asks for 600 seconds, or as many as given, with requests of 1 to 8 samples of a few texts
 that repeat: it fails if a request fails, if an answer differs from the reward in-process, or if the
@@ -35,7 +40,7 @@ from reward_step import CONFIG
 from side_by_side import machine, parse_options, running_texts
 
 from ctrlreward import Reward, Samples
-from ctrlreward.commands.serve import build_reward
+from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.serving.child_server import RewardServer
 from ctrlreward.serving.wire import records
 
@@ -49,11 +54,11 @@ SOAK_GROWTH_MIB = 64.0
 
 
 @contextmanager
-def served(path: Path, threads: int) -> Iterator[tuple[str, int]]:
+def served(path: Path, threads: int, options: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
     """Serve the reward of a YAML file in a child; yield its URL and process id."""
     # An idle thread of OpenMP spins for a while by default, on the core of the other side.
     os.environ |= {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
-    server = RewardServer(path)
+    server = RewardServer(path, options=options)
     with server:
         assert server.url is not None
         assert server.process is not None
@@ -137,6 +142,36 @@ def compare_throughput(url: str, reward: Reward, samples: Samples, clients: int,
     print(json.dumps({**record, **latency, "largest_difference": difference}), flush=True)
 
 
+def compare_replicas(
+    path: Path,
+    reward: Reward,
+    samples: Samples,
+    clients: int,
+    runs: int,
+    counts: Sequence[int],
+    held: int,
+) -> None:
+    """Print the throughput of numbers of replicas under Ray Serve, with one thread each."""
+    expected = in_batches(reward, samples, BATCH)
+    rates = {}
+    for count in counts:
+        options = [f"--replicas={count}", f"--ray.max_ongoing_requests={held}", "--engine=ray"]
+        with served(path, 1, options) as (url, _):
+            asyncio.run(one_by_one(url, samples, clients))  # warm-up
+            seconds, difference = [], 0.0
+            for _ in range(runs):
+                found, _, run_s = asyncio.run(one_by_one(url, samples, clients))
+                seconds.append(run_s)
+                difference = max(difference, float(abs(found - expected).max()))
+        rates[count] = len(samples) / float(np.median(seconds))
+        print(
+            f"{count} replicas, {clients} clients: {rates[count]:.2f} texts/s, "
+            f"{rates[count] / rates[counts[0]]:.2f} of {counts[0]}; difference {difference:.1e}"
+        )
+        record = {"replicas": count, "clients": clients, "held": held, "seconds": seconds}
+        print(json.dumps({**record, "largest_difference": difference}), flush=True)
+
+
 def wire_cost(url: str, reward: Reward, samples: Samples, runs: int) -> None:
     """Print the share of wire and queue in the time of a request of 32 samples."""
     shares, pairs = [], []
@@ -206,6 +241,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="float32", help="dtype of both sides")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--soak", type=float, nargs="?", const=SOAK_SECONDS, metavar="SECONDS")
+    parser.add_argument("--engine", choices=["process", "ray"], default="process")
+    parser.add_argument("--replicas", type=int, default=2, help="compared with one, under Ray")
+    parser.add_argument("--held", type=int, default=512, help="ray.max_ongoing_requests")
 
 
 def main() -> None:
@@ -229,6 +267,11 @@ def main() -> None:
         )
         measured = samples[list(range(options.texts))]
         print(f"# {machine()}, {options.dtype}, {options.texts} texts of {options.words} words")
+        if options.engine == "ray":
+            counts = sorted({1, options.replicas})
+            clients, runs = options.clients[-1], options.runs
+            compare_replicas(path, reward, measured, clients, runs, counts, options.held)
+            return
         with served(path, options.threads) as (url, pid):
             if options.soak is not None:
                 repeated = samples[list(range(SOAK_TEXTS))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from ctrlreward import Reward, Samples
 from ctrlreward.scorers import CorpusFold, Scorer, ScoreSpec
@@ -74,6 +76,31 @@ def letters_reward(seconds: float = 0.0) -> Reward:
     """Letters and length of a text, in calls that take some seconds."""
     letters = Letters(seconds)
     return Reward({"letters": (letters["letters"], 0.3), "length": (letters["length"], 0.1)})
+
+
+class Place(Scorer):
+    """Threads of PyTorch and process id of where a text is scored."""
+
+    specs: ClassVar = {"threads": UP, "process": UP}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        n = len(samples)
+        return {
+            "threads": np.full(n, torch.get_num_threads(), float),
+            "process": np.full(n, os.getpid(), float),
+        }
+
+
+def placed_reward(seconds: float = 0.0) -> Reward:
+    """Letters of a text, and where they were counted."""
+    place = Place()
+    return Reward(
+        {
+            "letters": Letters(seconds)["letters"],
+            "threads": place["threads"],
+            "process": place["process"],
+        }
+    )
 
 
 def unloadable_reward() -> Reward:

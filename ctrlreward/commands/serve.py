@@ -8,19 +8,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING, Literal
 
 from ctrlreward.adapters.trainer_options import TrainerRoutes
-from ctrlreward.commands.command_parser import CommandParser, command_parser
+from ctrlreward.commands.command_parser import command_parser
+from ctrlreward.commands.ray_serve import serve_on_ray
+from ctrlreward.commands.ray_serve_options import RayServeOptions
+from ctrlreward.commands.served_reward import ServedReward, reward_block
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.extras import import_extra
-from ctrlreward.reward import Reward
 from ctrlreward.serving.queue_options import QueueOptions
-from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.server_connection import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ _EXAMPLES = (
     "ctrlreward serve configs/controlled_generation/sentiment_smollm2.yaml",
     "ctrlreward serve reward.yaml --host 0.0.0.0 --token_file token.txt",
     "ctrlreward serve reward.yaml --trainers.failed_score=-1.0 --trainers.columns.labels=label",
+    "ctrlreward serve reward.yaml --engine ray --replicas 4 --ray.num_gpus 1",
 )
 
 
@@ -63,6 +62,9 @@ def serve(
     body_seconds: float = 60.0,
     grace: int = 120,
     trainers: TrainerRoutes | None = None,
+    engine: Literal["process", "ray"] = "process",
+    replicas: int = 1,
+    ray: RayServeOptions = RayServeOptions(),  # noqa: B008 — it is frozen
 ) -> None:
     """Serve a reward.
 
@@ -79,92 +81,44 @@ def serve(
         body_seconds: Longest time for a body to arrive.
         grace: Seconds after a SIGTERM in which accepted requests are finished.
         trainers: Options of the routes of OpenRLHF, slime and verl; null leaves these routes out.
+        engine: "process" serves from this process, "ray" from replicas under Ray Serve, behind one
+            address.
+        replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
+        ray: Cluster, resources of a replica, and how many requests it takes.
 
     Raises:
-        ValueError: The file has no reward, a limit is not positive, or the token file is empty.
+        ValueError: The file has no reward, a limit is not positive, the token file is empty, or
+            replicas are asked for without Ray.
         OSError: A file can't be read, or the port is taken.
-        ImportError: fastapi, uvicorn or prometheus-client is not installed.
+        ImportError: fastapi, uvicorn or prometheus-client is not installed; or ray.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         import_extra(module, "ctrlreward serve")
-    from ctrlreward.serving.application import ServeOptions, create_app
+    from ctrlreward.serving.application import ServeOptions
 
-    token = _token(token_file)
-    options = ServeOptions(queue, body_bytes, body_seconds, token)
+    if replicas < 1 or (engine == "process" and replicas > 1):
+        raise ValueError(f"replicas = {replicas}: give --engine ray, or 1")
     if grace < 1:
         raise ValueError(f"grace = {grace}: give a positive number of seconds")
-    built = build_reward(reward, device)
-    listener = _listen(host, port)
-    if token is None and not _is_loopback(listener):
+    token = _token(token_file)
+    options = ServeOptions(queue, body_bytes, body_seconds, token)
+    served = ServedReward(reward_block(reward), device, options, trainers)
+    app = served.app()
+    if token is None and not _is_loopback(host):
         print(
             f"warning: {host} is reached by other machines and there is no token: give "
             f"--token_file, or set {TOKEN_VARIABLE}",
             file=sys.stderr,
         )
-    routers = []
-    if trainers is not None:
-        from ctrlreward.adapters.trainer_routes import trainer_routes
-
-        routers.append(trainer_routes(trainers, built))
-    app = create_app(built, options, routers)
-    if not _serve(app, listener, grace):
+    if engine == "process":
+        loaded = _serve(app, _listen(host, port), grace)
+    else:
+        if ray.address is None:  # Ray's proxy will listen on this machine
+            with _listen(host, port) as free:
+                port = free.getsockname()[1]
+        loaded = serve_on_ray(served, host, port, replicas, grace, ray)
+    if not loaded:
         raise SystemExit(1)
-
-
-def build_reward(path: Path, device: str | None = None) -> Reward:
-    """Return the reward of a YAML file.
-
-    Args:
-        path: The file: `class_path` and `init_args`, bare, under `reward`, or under
-            `model.init_args.reward`.
-        device: Device of all scorers; None leaves each where the file says.
-
-    Raises:
-        ValueError: The file is no YAML or has no reward.
-        OSError: It can't be read.
-        SystemExit: With status 2 after a wrong class or argument.
-    """
-    parser = CommandParser(prog="ctrlreward serve", usage="REWARD [options]")
-    parser.add_argument("--reward", type=Reward, required=True)
-    config = parser.parse_object({"reward": _reward_block(path)})
-    with user_errors(parser):
-        reward = parser.instantiate(config).reward
-    assert isinstance(reward, Reward)
-    if isinstance(reward, RemoteReward):
-        raise ValueError(
-            f"{path} has the reward of another server, {reward.url}: serve its own file"
-        )
-    if device is not None:
-        for component in reward.components.values():
-            component.scorer.to(device)
-        reward.device = device
-    return reward
-
-
-def _reward_block(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise OSError(f"there is no file {path}: give a YAML file with a reward")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    for block in _places(content):
-        if isinstance(block, Mapping) and "class_path" in block:
-            return dict(block)
-    raise ValueError(
-        f"{path} has no reward: give class_path and init_args, bare, under 'reward:' or under "
-        "'model: init_args: reward:'"
-    )
-
-
-def _places(content: object) -> Iterator[object]:
-    """Yield the places of a file where a reward may be; a recipe's own class_path is its model."""
-    if isinstance(content, Mapping):
-        yield content
-        yield content.get("reward")
-        model = content.get("model")
-        arguments = model.get("init_args") if isinstance(model, Mapping) else None
-        yield arguments.get("reward") if isinstance(arguments, Mapping) else None
 
 
 def _token(path: Path | None) -> str | None:
@@ -188,8 +142,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _is_loopback(listener: socket.socket) -> bool:
-    return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except (OSError, ValueError):
+        return False
 
 
 def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:

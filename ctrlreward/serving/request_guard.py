@@ -114,7 +114,10 @@ class RequestGuard:
         chunks: list[bytes] = []
         size, more = 0, True
         while more:
-            message = await receive()
+            try:
+                message = await receive()
+            except Exception:  # of Ray Serve: the client hung up
+                return None
             if message["type"] == "http.disconnect":
                 return None
             chunk = message.get("body", b"")
@@ -141,7 +144,8 @@ class RequestGuard:
         finally:
             for task in (route, hung_up):
                 task.cancel()
-            await asyncio.wait({route, hung_up})
+            await asyncio.gather(hung_up, return_exceptions=True)
+            await asyncio.wait({route})
         error = None if route.cancelled() else route.exception()
         if error is None:
             return

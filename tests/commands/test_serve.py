@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from letter_scorers import letters_reward
 
 from ctrlreward.cli import main
-from ctrlreward.commands.serve import build_reward
+from ctrlreward.commands.served_reward import ServedReward, build_reward
 
 BARE = "class_path: letter_scorers.letters_reward\ninit_args: {seconds: %s}\n"
 RECIPE = """
@@ -242,7 +242,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
         apps.append(app)
         return True
 
+    def record_replicas(served: ServedReward, *_: object) -> bool:
+        apps.append(served.app())
+        return True
+
     monkeypatch.setattr("ctrlreward.commands.serve._serve", record)
+    monkeypatch.setattr("ctrlreward.commands.serve.serve_on_ray", record_replicas)
     return apps
 
 
@@ -293,5 +298,5 @@ def test_the_examples_of_the_help_run(
     lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
     for line in lines:
         main(shlex.split(line)[1:])
-    assert len(served) == len(lines) == 4
+    assert len(served) == len(lines) == 5
     assert set(asked) == {("127.0.0.1", 8700), ("0.0.0.0", 8700)}

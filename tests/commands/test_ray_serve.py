@@ -1,0 +1,232 @@
+"""`ctrlreward serve --engine ray`: replicas behind one address, one of which is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from letter_scorers import letters_reward
+from ray_cluster import ray_cluster  # noqa: F401
+
+from ctrlreward import RemoteReward, Samples
+from ctrlreward.cli import main
+from ctrlreward.commands.ray_serve import _check_resources
+from ctrlreward.commands.ray_serve_options import RayServeOptions
+
+pytest.importorskip("ray")
+
+REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
+START = 240  # seconds until Ray and the replicas run
+
+
+class RayServer:
+    """The command as a process, whose output goes to a file."""
+
+    def __init__(self, folder: Path, content: str, *options: str) -> None:
+        (folder / "reward.yaml").write_text(content)
+        self.log = folder / "log.txt"
+        words = ["serve", str(folder / "reward.yaml"), "--port=0", "--engine=ray", *options]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ctrlreward", *words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "2"},
+            )
+
+    def wait_for(self, pattern: str, seconds: float = START) -> re.Match[str]:
+        """Wait until the output has a line that matches; return the match."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            match = re.search(pattern, self.log.read_text(), re.MULTILINE)
+            if match:
+                return match
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.1)
+        pytest.fail(f"no line {pattern!r} in:\n{self.log.read_text()}")
+
+    def replicas(self) -> dict[str, int]:
+        """Replicas that run, by the lines that say so: id → process."""
+        lines = re.findall(
+            r"^replica (\S+) (runs|ended): .*process (\d+)", self.log.read_text(), re.M
+        )
+        running: dict[str, int] = {}
+        for name, event, pid in lines:
+            if event == "runs":
+                running[name] = int(pid)
+            else:
+                del running[name]
+        return running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
+    folder = tmp_path_factory.mktemp("ray_serve")
+    options = ["--replicas=2", "--ray.num_cpus=1"]
+    trainers = ["--trainers.failed_score=-1.0", "--trainers.columns.labels=label"]
+    server = RayServer(folder, REWARD, *options, *trainers)
+    yield server
+    server.process.kill()
+    server.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def url(server: RayServer) -> str:
+    server.wait_for("^ready$")
+    return server.wait_for(r"^serving on (http://127.0.0.1:\d+)$")[1]
+
+
+def test_rewards_are_those_of_this_process(server: RayServer, url: str) -> None:
+    remote = RemoteReward(url)
+    samples = Samples(["soup", "", "broth"], labels=["o", "o", "b"])
+    here, there = letters_reward()(samples), remote(samples)
+    np.testing.assert_allclose(there.components["letters"], here.components["letters"], atol=1e-6)
+    assert there.failed.tolist() == [False, True, False]
+    # As many as its CPUs, although the environment says otherwise.
+    assert there.components["threads"][0] == 1
+    with pytest.raises(ValueError, match=r"labels\[0\] = 'bread'"):
+        remote(["soup"], labels="bread")
+    # The route of a trainer.
+    body = {"query": ["soup"], "prompts": [""], "labels": ["o"]}
+    reply = httpx2.post(f"{url}/get_reward", json=body, timeout=60)
+    assert reply.json()["extra_logs"]["letters"] == [1.0]
+
+
+def ask(remote: RemoteReward, client: int, requests: int) -> list[tuple[float, int]]:
+    """Send texts of this client one after another: letters found, and the process that counted."""
+    found = []
+    for i in range(requests):
+        batch = remote(["o" * (1 + client + 16 * i)], labels="o").components
+        found.append((float(batch["letters"][0]), int(batch["process"][0])))
+    return found
+
+
+def test_a_client_that_hangs_up_harms_nobody(server: RayServer, url: str) -> None:
+    """As in ray#41057, where the batch of a cancelled request was lost."""
+    host, port = url.removeprefix("http://").split(":")
+    body = b'{"samples": [{"text": "gone", "label": "o"}]}'
+    head = f"POST /score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    remote = RemoteReward(url, patience=1.0)
+    with ThreadPoolExecutor(8) as threads:
+        clients = [threads.submit(ask, remote, n, 10) for n in range(8)]
+        while not all(client.done() for client in clients):
+            for _ in range(4):
+                with socket.create_connection((host, int(port))) as connection:
+                    connection.sendall(head.encode() + body)
+            time.sleep(0.03)
+    for n, client in enumerate(clients):
+        assert [letters for letters, _ in client.result()] == [1 + n + 16 * i for i in range(10)]
+
+
+def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(
+    server: RayServer, url: str
+) -> None:
+    before = server.replicas()
+    victim = next(iter(before))
+    with ThreadPoolExecutor(8) as threads:
+        clients = [threads.submit(ask, RemoteReward(url), n, 40) for n in range(8)]
+        time.sleep(0.5)
+        os.kill(before[victim], signal.SIGKILL)
+        answers = [client.result() for client in clients]
+    for n, found in enumerate(answers):
+        assert [letters for letters, _ in found] == [1 + n + 16 * i for i in range(40)]
+    processes = {process for found in answers for _, process in found}
+    assert set(before.values()) <= processes
+    server.wait_for(rf"^replica {victim} ended: ")
+    server.wait_for(r"(?s)^replica \S+ ended: .*^replica \S+ runs: ")
+    after = server.replicas()
+    assert len(after) == 2
+    assert set(after) & set(before) == set(before) - {victim}
+
+
+def test_sigterm_finishes_what_was_accepted_and_leaves_nothing(server: RayServer, url: str) -> None:
+    body = {"samples": [{"text": "soup", "label": "o"}] * 2}
+    replicas = server.replicas().values()
+    with ThreadPoolExecutor(16) as threads:
+        replies = [
+            threads.submit(httpx2.post, f"{url}/score", json=body, timeout=60) for _ in range(16)
+        ]
+        while not any(reply.done() for reply in replies):
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        assert all(len(reply.result().json()["results"]) == 2 for reply in replies)
+    assert server.process.wait(60) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
+    log = server.log.read_text()
+    assert "Traceback" not in log
+    for text in ("soup", "bread", "ooo", "gone", "POST /score"):
+        assert text not in log
+
+
+def test_a_reward_that_can_not_be_loaded_leaves_a_cluster_as_it_was(
+    ray_cluster: Any,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.unloadable_reward\n")
+    address = f"--ray.address={ray_cluster.address}"
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path), "--engine=ray", "--port=0", address])
+    assert ended.value.code == 1
+    error = "the reward can't be served: OSError: there is no folder models/rater"
+    assert error in capsys.readouterr().err.splitlines()
+    import ray
+    from ray import serve
+
+    assert ray.is_initialized()
+    assert serve.status().applications == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--replicas=2"], "replicas = 2: give --engine ray"),
+        (["--engine=ray", "--replicas=0"], "replicas = 0"),
+        (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus = -1.0: give a positive number"),
+        (["--engine=ray", "--ray.max_queued_requests=0"], "max_queued_requests = 0"),
+        (["--engine=ray", "--replicas=3", "--ray.max_replicas=2"], "max_replicas = 2: give 3"),
+    ],
+)
+def test_wrong_options_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text("class_path: letter_scorers.letters_reward\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path), "--port=0", *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("resources", "options", "message"),
+    [
+        ({"CPU": 2.0}, RayServeOptions(num_cpus=1), "3 replicas of 1 CPU need 3, Ray has 2: give"),
+        ({"CPU": 9.0}, RayServeOptions(num_gpus=0.5), "3 replicas of 0.5 GPU need 1.5, Ray has 0"),
+    ],
+)
+def test_resources_that_are_not_there_are_an_error_on_one_machine_and_a_warning_on_a_cluster(
+    resources: dict[str, float],
+    options: RayServeOptions,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        _check_resources(resources, 3, options)
+    _check_resources(resources, 3, replace(options, address="10.0.0.1:6379"))
+    assert message.removesuffix(": give") in capsys.readouterr().err
