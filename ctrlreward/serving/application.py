@@ -12,6 +12,8 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi.exception_handlers import request_validation_exception_handler
+from fastapi.exceptions import RequestValidationError
 
 from ctrlreward.reward import Reward
 from ctrlreward.serving.description import describe
@@ -96,6 +98,7 @@ def create_app(
     app.state.description = None
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(InvalidBody, _invalid)
+    app.add_exception_handler(RequestValidationError, _unlike_model)
     app.include_router(_routes())
     for router in routers:
         app.include_router(router)
@@ -235,3 +238,15 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, InvalidBody)
     return _json({"detail": error.detail()}, 422)
+
+
+async def _unlike_model(request: Request, error: Exception) -> Response:
+    """Reply to a body that a further route's model refuses; malformed JSON is 400, as on ours."""
+    assert isinstance(error, RequestValidationError)
+    for item in error.errors():
+        if item["type"] == "json_invalid":
+            place, reason = item["loc"][-1], item["ctx"]["error"]
+            return _json({"detail": f"malformed JSON at character {place}: {reason}"}, 400)
+        if item["type"] == "missing" and len(item["loc"]) == 1:  # FastAPI reads no JSON then
+            return _json({"detail": "malformed JSON: the body is empty"}, 400)
+    return await request_validation_exception_handler(request, error)

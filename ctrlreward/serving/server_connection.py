@@ -66,7 +66,7 @@ class ServerConnection:
         token: Bearer token; None takes `$CTRLREWARD_TOKEN`, if set.
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request while the server can't be reached, is loading, or is
-            full.
+            full, or a proxy before it has lost the server that held the request.
         expect: Description that the server's must agree with, or a part of one; None for any.
 
     Raises:
@@ -202,7 +202,7 @@ class ServerConnection:
                 f"{self.timeout:g} s: give a longer timeout or smaller batches"
             ) from error
         self._check_fingerprint(response, expected)
-        if response.status_code in (429, 503):
+        if response.status_code in (429, 503) or _lost_behind_proxy(response, expected):
             raise _Transient(_message(response), _retry_after(response))
         if response.status_code == 422:
             raise ValueError(_message(response))
@@ -230,6 +230,22 @@ class ServerConnection:
             return loads(response.content)
         except ValueError as error:
             raise ServerError(f"{self.url} is no reward server: {error}") from None
+
+
+def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
+    """Return True for the error of a proxy, such as Ray Serve's, whose server died or is ending.
+
+    A reply of the server has a fingerprint; before it has one, an error has a `detail`. Once it
+    has replied, a route that is not found is one that the proxy does not have now. Scoring is
+    repeatable, so a request that was lost may be sent again.
+    """
+    lost = (500, 502, 504) if expected is None else (404, 500, 502, 504)
+    if response.status_code not in lost or FINGERPRINT_HEADER in response.headers:
+        return False
+    try:
+        return "detail" not in json.loads(response.content)
+    except (ValueError, TypeError):
+        return True
 
 
 _backoff = tenacity.wait_exponential(multiplier=0.1, max=10)

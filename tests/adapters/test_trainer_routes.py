@@ -131,6 +131,19 @@ def test_wrong_bodies_are_422_and_name_the_item(
     assert message in error["msg"]
 
 
+@pytest.mark.parametrize("path", ["/get_reward", "/slime", "/classify"])
+@pytest.mark.parametrize("content", [b'{"query": [}', b"", b"soup", b"\xff", b"[" * 100_000])
+def test_malformed_json_is_400_as_on_our_routes(
+    serve: Callable[..., Any], reward: Reward, path: str, content: bytes
+) -> None:
+    client = serve(reward, OPTIONS).client
+    headers = {"Content-Type": "application/json"}
+    for route in (path, "/score"):
+        reply = client.post(route, content=content, headers=headers)
+        assert reply.status_code == 400, reply.text
+        assert "soup" not in reply.text
+
+
 @pytest.mark.parametrize("refusals", [0, 1, 10_000])
 def test_a_full_queue_holds_the_request_then_503(
     serve: Callable[..., Any], reward: Reward, monkeypatch: pytest.MonkeyPatch, refusals: int

@@ -223,10 +223,11 @@ class Scripted:
             def _reply(self, status: int, headers: dict[str, str], body: Any) -> None:
                 content = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
-                if outer.header:
+                if outer.header and FINGERPRINT_HEADER not in headers:
                     self.send_header(FINGERPRINT_HEADER, outer.described["fingerprint_id"])
                 for name, value in {**headers, "Content-Length": str(len(content))}.items():
-                    self.send_header(name, value)
+                    if value:  # an empty one is left out
+                        self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -296,6 +297,40 @@ def test_a_server_that_stays_full_is_lost_when_patience_ends(scripted: Scripted)
     with pytest.raises(ServerLost, match=rf"{scripted.url} was lost: full; .* patience = 3\b"):
         remote(["soup"], labels="o")
     assert len(scripted.asked) == 1  # seven seconds are more than three
+
+
+@pytest.mark.parametrize("body", [b"Internal Server Error", b"<html>", b"", {"error": "gone"}])
+@pytest.mark.parametrize("status", [404, 500, 502, 503, 504])
+def test_a_request_that_a_proxy_lost_is_sent_again(
+    scripted: Scripted, pauses: list[float], status: int, body: Any
+) -> None:
+    remote = RemoteReward(scripted.url)
+    remote.load()
+    proxy: Reply = (status, {FINGERPRINT_HEADER: ""}, body)  # without the header
+    scripted.script = [proxy] * 2
+    assert remote(["soup"], labels="o").total.tolist() == [1.0]
+    assert len(scripted.asked) == 3
+    assert len(pauses) == 2
+
+
+def test_a_proxy_that_never_finds_the_server_is_named(
+    scripted: Scripted, pauses: list[float]
+) -> None:
+    scripted.script = [(500, {FINGERPRINT_HEADER: ""}, b"Internal Server Error")] * 1000
+    with pytest.raises(ServerLost, match="500 Internal Server Error"):
+        RemoteReward(scripted.url, patience=0.2)(["soup"], labels="o")
+
+
+def test_a_server_that_can_not_load_is_not_asked_again(
+    live_server: Callable[..., Any], reward: Reward, letters: Letters
+) -> None:
+    def load() -> None:
+        raise OSError("there is no folder models/rater")
+
+    letters.load = load  # type: ignore[method-assign]
+    url = live_server(reward, wait=False).url
+    with pytest.raises(ServerError, match="there is no folder models/rater"):
+        RemoteReward(url).load()
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 500, 502])
