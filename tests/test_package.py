@@ -270,6 +270,12 @@ MISSING = {
         "from ctrlreward.cli import main; main('serve reward.yaml'.split())",
         "ctrlreward serve needs fastapi",
     ),
+    "ray": (
+        "import pathlib; pathlib.Path('a.jsonl').write_text('{\"text\": \"a\"}');"
+        "from ctrlreward.cli import main;"
+        "main('score a.jsonl b.csv --scorers Distinct --engine ray'.split())",
+        "--engine ray needs ray",
+    ),
 }
 
 

@@ -19,7 +19,13 @@ from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.row_streams import RowStream, check_suffix, parse_rows
 from ctrlreward.commands.formats.table_writing import TableShape, encode_rows
 from ctrlreward.commands.formats.tables import Columns
-from ctrlreward.commands.shards.corpus import Corpus, Means, put_together, score_corpus, survey
+from ctrlreward.commands.shards.corpus_scoring import (
+    Corpus,
+    Means,
+    put_together,
+    score_corpus,
+    survey,
+)
 from ctrlreward.commands.shards.manifest import in_chunks
 from ctrlreward.commands.shards.process_workers import ProcessWorkers
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
@@ -37,8 +43,7 @@ _EXAMPLES = (
     "ctrlreward score texts.csv scored.csv --columns.text=output --scorers Perplexity",
     "ctrlreward score texts.jsonl topic.jsonl --scorers CTRLEval --scorers.task=topic "
     "--columns.label=topic",
-    "ctrlreward score corpus/ scored/ --scorers CTRLEval --workers 4 --chunk 10000",
-    "ctrlreward score corpus/ scored/ --scorers CTRLEval --engine ray --ray.num_gpus 1",
+    "ctrlreward score corpus/ scored/ --scorers Perplexity --workers 2 --chunk 10000",
 )
 
 # Options of scorers that may change when a run is resumed: they don't change the scores.
@@ -203,6 +208,8 @@ def _open(source: Location, target: Location) -> RowStream:
             f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
             f"score {target} {source}`"
         )
+    if not source.exists():
+        raise source.missing()
     if target.is_folder() and not source.is_folder():
         raise ValueError(f"{target} is a folder: give a file for the scores")
     if target.is_same(source):

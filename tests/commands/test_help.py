@@ -16,7 +16,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from ctrlreward.cli import COMMANDS, main
-from ctrlreward.commands.formats.tables import read_rows
+from ctrlreward.commands import score
+from ctrlreward.commands.formats.row_streams import read_rows
+from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.commands.train import build
 from ctrlreward.weights import sources
 
@@ -86,6 +88,10 @@ def files(
     samples = [{"text": t, "prefix": "Tea is", "label": "positive"} for t in texts]
     write_jsonl("texts.jsonl", [row | {"topic": "science"} for row in samples])
     write_csv("texts.csv", [{"output": text} for text in texts])
+    Path("corpus").mkdir()
+    write_jsonl("corpus/part-0.jsonl", samples)
+    # Other processes would look for the weights behind the short names.
+    monkeypatch.setattr(score, "ProcessWorkers", lambda _, threads: InProcess(threads))
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("corpus.txt").write_text("\n".join(texts))
@@ -142,7 +148,8 @@ def test_the_examples_run(
                 Path(other).unlink(missing_ok=True)
         main(arguments)
         written = [name for name in arguments[2:3] if arguments[0] in ("score", "iwf")]
-        assert all(Path(name).stat().st_size > 0 for name in written)
+        files_written = [f for name in written for f in (Path(name), *Path(name).glob("*"))]
+        assert all(file.stat().st_size > 0 for file in files_written)
         assert capsys.readouterr().out
 
 

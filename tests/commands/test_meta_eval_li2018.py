@@ -18,7 +18,8 @@ from scipy import stats
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.commands.formats.rated_files import read_li2018
-from ctrlreward.commands.formats.tables import number_column, read_rows
+from ctrlreward.commands.formats.row_streams import read_rows
+from ctrlreward.commands.formats.tables import number_column
 from ctrlreward.commands.meta_eval.metric_validity import style_match
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec

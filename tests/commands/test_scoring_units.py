@@ -19,7 +19,7 @@ from ctrlreward.commands.formats.row_streams import RowStream
 from ctrlreward.commands.formats.table_writing import TableShape
 from ctrlreward.commands.formats.tables import Columns
 from ctrlreward.commands.scoring_units import models_of, scoring_units
-from ctrlreward.commands.shards.corpus import Corpus, put_together, score_corpus, survey
+from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.models.causal import CausalLM

@@ -139,7 +139,7 @@ class _Child:
 
     @property
     def ending(self) -> str:
-        """How the process has ended."""
+        """Signal or exit status of the process."""
         code = self._process.exitcode
         return signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
 
