@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from ctrlreward.cli import main
-from ctrlreward.commands.serve import build_reward
+from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.scorers import Task
 

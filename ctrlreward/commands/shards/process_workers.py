@@ -63,13 +63,13 @@ class ProcessWorkers:
             child.connection.send(pickled)
         deaths: Counter[int] = Counter()
         while waiting or any(child.shard for child in self._children):
-            while waiting and (child := self._idle(pickled)):
-                child.take(waiting.pop())
+            while waiting and (free := self._idle(pickled)):
+                free.take(waiting.pop())
                 if not waiting:
                     waiting += [shard for shard in [next(remaining, None)] if shard]
             busy = {child.connection: child for child in self._children if child.shard}
             for connection in wait(list(busy)):
-                child = busy[connection]  # type: ignore[index]
+                child = busy[connection]
                 shard = child.shard
                 assert shard is not None
                 try:

@@ -120,7 +120,8 @@ class RayWorkers:
         starting = {actor.start.remote(unit): actor for actor in self._actors}
         busy: dict[Any, tuple[Any, Shard]] = {}
         idle: list[Any] = []
-        remaining, again = iter(shards), []
+        remaining = iter(shards)
+        again: list[Shard] = []  # of actors that died
         deaths: Counter[int] = Counter()
         next_shard = next(remaining, None)
         while next_shard or busy:
