@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import pickle
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -34,7 +36,8 @@ class RayOptions:
     """Where actors run, and what each of them takes.
 
     Args:
-        address: Cluster to join, such as `auto` or `10.0.0.1:6379`; None starts Ray on this
+        address: Cluster to join, such as `auto` or `10.0.0.1:6379`. None joins the one of the
+            variable RAY_ADDRESS, which `ray job submit` sets; without it, Ray is started on this
             machine, for this run.
         num_cpus: CPUs of an actor.
         num_gpus: GPUs of an actor, such as 1 or 0.5; above 0, its models are on `cuda`.
@@ -85,14 +88,18 @@ class RayWorkers:
         self._started = False
 
     def __enter__(self) -> Self:
+        address = self.options.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if not address:
+            # Read when Ray is imported: its processes listen on the loopback address, not on all.
+            # `_node_ip_address` does not do it, since Ray resolves 127.0.0.1 to another one.
+            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         ray = import_extra("ray", "--engine ray")
         if not ray.is_initialized():
+            resources = {} if address else self._local_resources()
+            # What scorers warn of in actors is shown here.
             ray.init(
-                self.options.address or "local",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **self._local_resources(),
+                address or "local", log_to_driver=True, logging_level=logging.ERROR, **resources
             )
             self._started = True
         return self
@@ -114,7 +121,7 @@ class RayWorkers:
             ValueError: No node of the cluster has the CPUs and GPUs of one actor.
         """
         ray = import_extra("ray", "--engine ray")
-        unit = ray.put(dict(components))
+        unit = ray.put(_pickled(ray.cloudpickle.dumps, components))
         count = self._room() if not self._actors else len(self._actors)
         self._actors += [self._new_actor() for _ in range(count - len(self._actors))]
         starting = {actor.start.remote(unit): actor for actor in self._actors}
@@ -131,6 +138,7 @@ class RayWorkers:
                 next_shard = again.pop() if again else next(remaining, None)
             done, _ = ray.wait([*busy, *starting], timeout=_PATIENCE)
             if not (done or busy):
+                self._room()  # a cluster that has lost its nodes will have none
                 write_line("waiting until the cluster has room for an actor")
             for reference in done:
                 actor, shard = busy.pop(reference, (starting.pop(reference, None), None))
@@ -140,6 +148,7 @@ class RayWorkers:
                     raise error.cause from None
                 except ray.exceptions.RayError as error:  # of the actor, its node, or its result
                     self._actors.remove(actor)
+                    ray.kill(actor)  # where it is out of reach, it may still hold its CPUs
                     number = shard.number if shard else -1  # it died before it had any
                     deaths[number] += 1
                     if deaths[number] == MOST_DEATHS:
@@ -156,15 +165,12 @@ class RayWorkers:
                         yield shard.number, result
 
     def _local_resources(self) -> dict[str, Any]:
-        """Return the options of a Ray of this machine; none for a cluster."""
-        if self.options.address is not None:
-            return {}
+        """Return the options of a Ray of this machine."""
         cpus = math.ceil(self.workers * self.options.num_cpus)
         return {
             "num_cpus": cpus,
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE,
-            "_node_ip_address": "127.0.0.1",  # else its processes listen on all addresses
         }
 
     def _room(self) -> int:
@@ -212,15 +218,47 @@ class _Actor:
         self._on_gpu = on_gpu
         self._components: dict[str, Component] = {}
 
-    def start(self, components: dict[str, Component]) -> None:
+    def start(self, pickled: bytes) -> None:
         release(self._components)
-        self._components = components
+        with _portable_errors():
+            self._components = pickle.loads(pickled)
         if self._on_gpu:
-            for scorer in {component.scorer for component in components.values()}:
+            for scorer in {component.scorer for component in self._components.values()}:
                 scorer.to("cuda")  # the only one that Ray shows it, or the first
 
     def score(self, shard: Shard) -> dict[str, Scores]:
-        return score_shard(self._components, shard)
+        with _portable_errors():
+            return score_shard(self._components, shard)
+
+
+@contextmanager
+def _portable_errors() -> Iterator[None]:
+    """Raise an error that can't be read in another process as a RuntimeError with its text.
+
+    Ray would report it as an error of its own, like the death of an actor.
+    """
+    try:
+        yield
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            readable = RuntimeError(f"{type(error).__name__}: {error}")
+            for note in getattr(error, "__notes__", []):
+                readable.add_note(note)
+            raise readable from None
+        raise
+
+
+def _pickled(dumps: Callable[[object], bytes], components: Mapping[str, Component]) -> bytes:
+    try:
+        return dumps(dict(components))
+    except Exception as error:
+        names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
+        raise ValueError(
+            f"{names} can't be sent to actors of Ray ({error}): keep open files and locks out of "
+            "it, or score without --engine ray"
+        ) from error
 
 
 def _never_started(error: Exception) -> RuntimeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from commands.shards.test_workers import TEXTS, collect, components, same, shard
 from ray_cluster import OBJECT_STORE, ray_cluster  # noqa: F401
 from shard_scorers import Length, Threads
 
+from ctrlreward import Samples
 from ctrlreward.commands.shards import ray_workers
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.workers import InProcess, Shard
@@ -48,6 +50,35 @@ def test_errors_of_scorers_name_the_rows(two: RayWorkers) -> None:
         collect(two, Length(), shards(texts))
     assert type(raised.value) is ValueError
     assert raised.value.__notes__ == ["(rows 6 to 7 of the input, where these indices start at 0)"]
+
+
+def test_what_can_not_be_read_in_another_process(two: RayWorkers) -> None:
+    class TwoParts(Exception):  # of a local class, by value; its pickle can't be loaded
+        def __init__(self, what: str, why: str) -> None:
+            super().__init__(f"{what}: {why}")
+
+    class Raises(Length):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            raise TwoParts("soup", "cold")
+
+    class Unread(Length):
+        def __setstate__(self, state: object) -> None:
+            raise ModuleNotFoundError("No module named 'kitchen'")
+
+    class Locked(Length):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = Lock()
+
+    for scorer, kind, message in (
+        (Raises(), RuntimeError, "TwoParts: soup: cold"),
+        (Unread(), ModuleNotFoundError, "No module named 'kitchen'"),
+        (Locked(), ValueError, "Locked can't be sent to actors of Ray .*lock"),
+    ):
+        with pytest.raises(kind, match=message) as raised:
+            collect(two, scorer, shards(TEXTS))
+        assert type(raised.value) is kind
+    same(collect(two, Length(), shards(TEXTS)), expected(TEXTS))  # the actors live on
 
 
 def test_an_actor_that_dies_is_replaced(
