@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from warm_python import run_warm
 
 # Set before the imports of torch, transformers and wandb, which read these variables once.
 # Subprocesses inherit them.
@@ -90,16 +91,10 @@ def pegasus() -> str:
 
 @pytest.fixture(scope="session")
 def run_script() -> Callable[..., None]:
-    """Return a function that runs a Python file in a subprocess and requires success."""
+    """Return a function that runs a Python file in a process of its own and requires success."""
 
     def run(script: Path, *arguments: object, timeout: float) -> None:
-        process = subprocess.run(
-            [sys.executable, str(script), *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        process = run_warm(script, *arguments, timeout=timeout)
         assert process.returncode == 0, process.stderr
 
     return run

@@ -4,8 +4,6 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from lightning_choice import (
     RewardEarlyStopping,
     pl,
 )
+from warm_python import run_warm
 
 VALUES = [0.0, 0.1, 0.3, 0.2, 0.5, 0.4]
 
@@ -232,13 +231,7 @@ def test_resumes_from_the_last_validation_after_sigkill(
     script = tmp_path / "killed.py"
     script.write_text(KILLED)
     shared = Path(__file__).with_name("conftest.py")
-    ended = subprocess.run(
-        [sys.executable, str(script), str(shared), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    ended = run_warm(script, shared, tmp_path, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert names(tmp_path / "kept") == ["last.ckpt", "step=000004-v=0.500.ckpt"]
 

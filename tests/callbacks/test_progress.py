@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from lightning_choice import (
     pl,
 )
 from terminals import in_terminal
+from warm_python import run_warm
 
 from ctrlreward import Samples, displays
 from ctrlreward.callbacks import progress
@@ -314,9 +314,7 @@ def test_two_ranks_show_one_progress(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     call = "on_two_ranks(lambda rank: run(rank, devices=2, strategy='ddp'))"
     script.write_text(f"{RUN}\nfrom forked_ranks import on_two_ranks\n{call}")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120
-    )
+    done = run_warm(script, timeout=120)
     assert done.returncode == 0, done.stderr
     said = re.findall(r"^\d\d:\d\d:\d\d (\w+)", done.stderr, re.M)
     assert said == ["start", "training", "end", "stopped"]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from torch.nn.functional import log_softmax
+from warm_python import run_warm
 
 from ctrlreward import Samples
 from ctrlreward.recipes.textual_transfer import objective
@@ -320,6 +318,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import test_transfer_model as shared
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from ctrlreward.callbacks import HistoryLogger
 
@@ -330,6 +329,7 @@ class Killed(pl.Callback):
         if trainer.global_step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+torch.set_num_threads(1)
 pl.seed_everything(0, verbose=False)
 keep = ModelCheckpoint(folder, save_last=True, save_top_k=0, every_n_train_steps=2)
 trainer = pl.Trainer(
@@ -357,10 +357,9 @@ def test_a_killed_run_of_m7_goes_on_as_if_it_had_not_been(folder: Path) -> None:
 
     def run(name: str, kill_at: int = -1) -> int:
         (folder / name).mkdir(exist_ok=True)
-        script = SCRIPT.format(tests=str(Path(__file__).parent))
-        command = [sys.executable, "-c", script, str(folder / name), str(kill_at)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, env=environment, timeout=300, check=False).returncode
+        script = folder / "run.py"
+        script.write_text(SCRIPT.format(tests=str(Path(__file__).parent)))
+        return run_warm(script, folder / name, kill_at, timeout=300).returncode
 
     assert run("whole") == 0
     assert run("cut", kill_at=7) == -signal.SIGKILL
