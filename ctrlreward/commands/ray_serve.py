@@ -89,13 +89,15 @@ def serve_on_ray(
         False if the models can't be loaded; the cause is printed.
 
     Raises:
-        ValueError: The machine has not the resources, `max_replicas` is below `replicas`, or the
+        ValueError: The port is 0, the machine has not the resources, `max_replicas` is below `replicas`, or the
             cluster serves a reward already.
         ConnectionError: There is no cluster at the address.
         ImportError: ray is not installed.
     """
     if options.max_replicas is not None and options.max_replicas < replicas:
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")
+    if not port:
+        raise ValueError("port = 0: give a port that is free on the cluster's head")
     ray = import_extra("ray", "--engine ray")
     with _cluster(ray, options.address), _stopping() as stop:
         _check_resources(ray.cluster_resources(), replicas, options)
@@ -156,7 +158,7 @@ def _application(served: ServedReward, replicas: int, grace: int, options: RaySe
             "target_ongoing_requests": options.target_ongoing_requests,
         }
         number = {"autoscaling_config": scaling}
-    deployment = serve.deployment(
+    deployment: Any = serve.deployment(
         serve.ingress()(RewardReplica),
         name="reward",
         logging_config=_LOGGING,
@@ -186,7 +188,8 @@ def _cluster(ray: Any, address: str | None) -> Iterator[None]:
             "object_store_memory": _OBJECT_STORE,
             "_node_ip_address": "127.0.0.1",  # else its processes listen on all addresses
         }
-    ray.init(address=address or "local", logging_level=logging.WARNING, **own)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init(address=address or "local", **quiet, **own)
     try:
         yield
     finally:

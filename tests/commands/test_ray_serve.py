@@ -26,10 +26,16 @@ from ctrlreward.cli import main
 from ctrlreward.commands.ray_serve import _check_resources
 from ctrlreward.commands.ray_serve_options import RayServeOptions
 
-pytest.importorskip("ray")
+ray = pytest.importorskip("ray")
+serve = pytest.importorskip("ray.serve")
 
 REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
 START = 240  # seconds until Ray and the replicas run
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 class RayServer:
@@ -38,13 +44,13 @@ class RayServer:
     def __init__(self, folder: Path, content: str, *options: str) -> None:
         (folder / "reward.yaml").write_text(content)
         self.log = folder / "log.txt"
-        words = ["serve", str(folder / "reward.yaml"), "--port=0", "--engine=ray", *options]
+        port = f"--port={free_port()}"
+        words = ["serve", str(folder / "reward.yaml"), port, "--engine=ray", *options]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ctrlreward", *words],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "2"},
             )
 
     def wait_for(self, pattern: str, seconds: float = START) -> re.Match[str]:
@@ -73,10 +79,22 @@ class RayServer:
         return running
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _two_threads() -> Iterator[None]:
+    """An environment of the cluster that says another number of threads than a replica has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")
+        yield
+
+
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
+def server(
+    _two_threads: None,
+    ray_cluster: Any,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[RayServer]:
     folder = tmp_path_factory.mktemp("ray_serve")
-    options = ["--replicas=2", "--ray.num_cpus=1"]
+    options = ["--replicas=2", f"--ray.address={ray_cluster.address}"]
     trainers = ["--trainers.failed_score=-1.0", "--trainers.columns.labels=label"]
     server = RayServer(folder, REWARD, *options, *trainers)
     yield server
@@ -91,7 +109,7 @@ def url(server: RayServer) -> str:
 
 
 def test_rewards_are_those_of_this_process(server: RayServer, url: str) -> None:
-    remote = RemoteReward(url)
+    remote = RemoteReward(url, patience=30)
     samples = Samples(["soup", "", "broth"], labels=["o", "o", "b"])
     here, there = letters_reward()(samples), remote(samples)
     np.testing.assert_allclose(there.components["letters"], here.components["letters"], atol=1e-6)
@@ -120,7 +138,7 @@ def test_a_client_that_hangs_up_harms_nobody(server: RayServer, url: str) -> Non
     host, port = url.removeprefix("http://").split(":")
     body = b'{"samples": [{"text": "gone", "label": "o"}]}'
     head = f"POST /score HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
-    remote = RemoteReward(url, patience=1.0)
+    remote = RemoteReward(url, patience=30)
     with ThreadPoolExecutor(8) as threads:
         clients = [threads.submit(ask, remote, n, 10) for n in range(8)]
         while not all(client.done() for client in clients):
@@ -138,7 +156,7 @@ def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(
     before = server.replicas()
     victim = next(iter(before))
     with ThreadPoolExecutor(8) as threads:
-        clients = [threads.submit(ask, RemoteReward(url), n, 40) for n in range(8)]
+        clients = [threads.submit(ask, RemoteReward(url, patience=30), n, 40) for n in range(8)]
         time.sleep(0.5)
         os.kill(before[victim], signal.SIGKILL)
         answers = [client.result() for client in clients]
@@ -153,7 +171,9 @@ def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(
     assert set(after) & set(before) == set(before) - {victim}
 
 
-def test_sigterm_finishes_what_was_accepted_and_leaves_nothing(server: RayServer, url: str) -> None:
+def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
+    server: RayServer, url: str
+) -> None:
     body = {"samples": [{"text": "soup", "label": "o"}] * 2}
     replicas = server.replicas().values()
     with ThreadPoolExecutor(16) as threads:
@@ -166,13 +186,15 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_nothing(server: RayServer
         assert all(len(reply.result().json()["results"]) == 2 for reply in replies)
     assert server.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
+    assert ray.cluster_resources()["CPU"] == 2  # the cluster still runs
+    assert serve.status().applications == {}
     log = server.log.read_text()
     assert "Traceback" not in log
     for text in ("soup", "bread", "ooo", "gone", "POST /score"):
         assert text not in log
 
 
-def test_a_reward_that_can_not_be_loaded_leaves_a_cluster_as_it_was(
+def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     ray_cluster: Any,  # noqa: F811
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -181,13 +203,10 @@ def test_a_reward_that_can_not_be_loaded_leaves_a_cluster_as_it_was(
     path.write_text("class_path: letter_scorers.unloadable_reward\n")
     address = f"--ray.address={ray_cluster.address}"
     with pytest.raises(SystemExit) as ended:
-        main(["serve", str(path), "--engine=ray", "--port=0", address])
+        main(["serve", str(path), "--engine=ray", f"--port={free_port()}", address])
     assert ended.value.code == 1
     error = "the reward can't be served: OSError: there is no folder models/rater"
     assert error in capsys.readouterr().err.splitlines()
-    import ray
-    from ray import serve
-
     assert ray.is_initialized()
     assert serve.status().applications == {}
 
@@ -199,6 +218,7 @@ def test_a_reward_that_can_not_be_loaded_leaves_a_cluster_as_it_was(
         (["--engine=ray", "--replicas=0"], "replicas = 0"),
         (["--engine=ray", "--ray.num_cpus=-1"], "num_cpus = -1.0: give a positive number"),
         (["--engine=ray", "--ray.max_queued_requests=0"], "max_queued_requests = 0"),
+        (["--engine=ray", "--ray.address=10.0.0.1:6379"], "port = 0: give a port that is free"),
         (["--engine=ray", "--replicas=3", "--ray.max_replicas=2"], "max_replicas = 2: give 3"),
     ],
 )
