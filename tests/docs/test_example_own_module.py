@@ -25,9 +25,13 @@ OURS = {
 def test_the_example_trains_and_logs_its_scores(
     package, tmp_path, monkeypatch, capsys, request
 ) -> None:
-    if package == "lightning":  # with a tiny model, since the other takes a minute
-        request.getfixturevalue("workplace")
+    """With a tiny model, and with the real one and few evaluators, since all take minutes."""
     code = SCRIPT.read_text()
+    if package == "lightning":
+        request.getfixturevalue("workplace")
+    else:
+        assert code.count("CTRLEval(") == 1
+        code = code.replace("CTRLEval(", "CTRLEval(evaluators=6, ")
     for line, other in OURS.items():
         assert code.count(line) == code.count(f"# or: {other}") == 1
         code = code.replace(line, other) if package == "lightning" else code

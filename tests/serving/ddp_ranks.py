@@ -56,7 +56,7 @@ class Writer(pl.LightningModule):
         return ["a" * round(self.weight.item()) + "b" for _ in prompts]
 
 
-def run(reward: Reward, devices: int) -> dict[str, Any]:
+def run(reward: Reward, devices: int, folder: Path) -> dict[str, Any]:
     """Train three steps with a validation after each; return what was scored and logged."""
     logged: list[dict[str, float]] = []
 
@@ -71,6 +71,7 @@ def run(reward: Reward, devices: int) -> dict[str, Any]:
         accelerator="cpu",
         callbacks=[GenerationScorer(scores, PROMPTS), Kept()],
         check_val_every_n_epoch=None,
+        default_root_dir=folder,
         devices=devices,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -87,7 +88,7 @@ def run(reward: Reward, devices: int) -> dict[str, Any]:
 def as_rank(rank: int) -> None:
     from ctrlreward import RemoteReward
 
-    seen = run(RemoteReward(sys.argv[1]), devices=2)
+    seen = run(RemoteReward(sys.argv[1]), 2, Path(sys.argv[2]))
     Path(sys.argv[2], f"rank{rank}.json").write_text(json.dumps(seen))
     torch.distributed.destroy_process_group()
 

@@ -35,7 +35,7 @@ def test_two_ranks_score_by_one_server_as_in_process(
         here = [float(total) for pair in texts for total in reward(script.labelled(pair)).total]
         assert list(seen[rank]["totals"].values()) == here
         assert {text for pair in texts for text in pair} <= set(asked)
-    single = script.run(reward, devices=1)
+    single = script.run(reward, 1, tmp_path / "single")
     assert [rank["logged"] for rank in seen] == [single["logged"]] * 2
     assert len(single["logged"]) == 3
     assert single["logged"][0]["score/length"] != single["logged"][-1]["score/length"]
