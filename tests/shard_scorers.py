@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,6 +16,22 @@ from ctrlreward.scorers import Scorer, ScoreSpec
 from ctrlreward.scorers.base import Scores
 
 UP = ScoreSpec(higher_is_better=True, range=(0.0, np.inf))
+
+
+class TwoParts(Exception):
+    """An error whose pickle can't be loaded."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+class Raises(Scorer):
+    """Raises an error that can't be read in another process."""
+
+    specs: ClassVar = {"none": UP}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        raise TwoParts("soup", "cold")
 
 
 class Length(Scorer):

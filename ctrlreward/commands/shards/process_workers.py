@@ -21,6 +21,8 @@ from ctrlreward.commands.shards.workers import (
     ScoredShard,
     Shard,
     died_too_often,
+    pickled,
+    portable_errors,
     release,
     score_shard,
 )
@@ -56,14 +58,14 @@ class ProcessWorkers:
         self, components: Mapping[str, Component], shards: Iterable[Shard]
     ) -> Iterator[ScoredShard]:
         """See `Workers.score`."""
-        pickled = _pickled(components)
+        content = pickled(components, pickle.dumps)
         remaining = iter(shards)
         waiting = [shard for shard in [next(remaining, None)] if shard]  # one is read ahead
         for child in self._children:
-            child.connection.send(pickled)
+            child.connection.send(content)
         deaths: Counter[int] = Counter()
         while waiting or any(child.shard for child in self._children):
-            while waiting and (free := self._idle(pickled)):
+            while waiting and (free := self._idle(content)):
                 free.take(waiting.pop())
                 if not waiting:
                     waiting += [shard for shard in [next(remaining, None)] if shard]
@@ -83,7 +85,7 @@ class ProcessWorkers:
                     write_line(f"a worker died ({child.ending}): {shard} are scored again")
                     waiting.append(shard)
 
-    def _idle(self, pickled: bytes) -> _Child | None:
+    def _idle(self, content: bytes) -> _Child | None:
         """Return a child without work, a new one if there may be more; None if all are busy."""
         for child in self._children:
             if not child.shard:
@@ -91,7 +93,7 @@ class ProcessWorkers:
         if len(self._children) == self.workers:
             return None
         child = _Child(self.threads)
-        child.connection.send(pickled)
+        child.connection.send(content)
         self._children.append(child)
         return child
 
@@ -157,17 +159,6 @@ def _context() -> Any:
     return context
 
 
-def _pickled(components: Mapping[str, Component]) -> bytes:
-    try:
-        return pickle.dumps(dict(components))
-    except Exception as error:
-        names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
-        raise ValueError(
-            f"{names} can't be sent to other processes ({error}): define the class in a module, "
-            "keep open files and locks out of it, or score with --workers 1"
-        ) from error
-
-
 def _work(connection: Connection[Any, Any], threads: int) -> None:
     """Score what comes through a pipe: pickled components, and then shards, until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to decide
@@ -183,7 +174,8 @@ def _work(connection: Connection[Any, Any], threads: int) -> None:
         if isinstance(received, bytes):
             release(components)
             try:
-                components, failed = pickle.loads(received), None
+                with portable_errors():
+                    components, failed = pickle.loads(received), None
             except Exception as error:
                 failed = error
             continue
@@ -194,10 +186,7 @@ def _work(connection: Connection[Any, Any], threads: int) -> None:
             result = score_shard(components, received)
         except Exception as error:
             result = error
-        try:
-            connection.send(result)
-        except Exception as error:  # an exception that can't be pickled
-            connection.send(RuntimeError(f"{type(result).__name__}: {result} ({error})"))
+        connection.send(result)
 
 
 def _end_with_parent() -> None:

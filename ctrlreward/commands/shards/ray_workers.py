@@ -7,8 +7,7 @@ import math
 import os
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +18,8 @@ from ctrlreward.commands.shards.workers import (
     ScoredShard,
     Shard,
     died_too_often,
+    pickled,
+    portable_errors,
     release,
     score_shard,
 )
@@ -90,6 +91,7 @@ class RayWorkers:
     def __enter__(self) -> Self:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, in log files too
         if not address:
             # Read when Ray is imported: its processes listen on the loopback address, not on all.
             # `_node_ip_address` does not do it, since Ray resolves 127.0.0.1 to another one.
@@ -121,7 +123,7 @@ class RayWorkers:
             ValueError: No node of the cluster has the CPUs and GPUs of one actor.
         """
         ray = import_extra("ray", "--engine ray")
-        unit = ray.put(_pickled(ray.cloudpickle.dumps, components))
+        unit = ray.put(pickled(components, ray.cloudpickle.dumps))
         count = self._room() if not self._actors else len(self._actors)
         self._actors += [self._new_actor() for _ in range(count - len(self._actors))]
         starting = {actor.start.remote(unit): actor for actor in self._actors}
@@ -218,47 +220,16 @@ class _Actor:
         self._on_gpu = on_gpu
         self._components: dict[str, Component] = {}
 
-    def start(self, pickled: bytes) -> None:
+    def start(self, content: bytes) -> None:
         release(self._components)
-        with _portable_errors():
-            self._components = pickle.loads(pickled)
+        with portable_errors():
+            self._components = pickle.loads(content)
         if self._on_gpu:
             for scorer in {component.scorer for component in self._components.values()}:
                 scorer.to("cuda")  # the only one that Ray shows it, or the first
 
     def score(self, shard: Shard) -> dict[str, Scores]:
-        with _portable_errors():
-            return score_shard(self._components, shard)
-
-
-@contextmanager
-def _portable_errors() -> Iterator[None]:
-    """Raise an error that can't be read in another process as a RuntimeError with its text.
-
-    Ray would report it as an error of its own, like the death of an actor.
-    """
-    try:
-        yield
-    except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            readable = RuntimeError(f"{type(error).__name__}: {error}")
-            for note in getattr(error, "__notes__", []):
-                readable.add_note(note)
-            raise readable from None
-        raise
-
-
-def _pickled(dumps: Callable[[object], bytes], components: Mapping[str, Component]) -> bytes:
-    try:
-        return dumps(dict(components))
-    except Exception as error:
-        names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
-        raise ValueError(
-            f"{names} can't be sent to actors of Ray ({error}): keep open files and locks out of "
-            "it, or score without --engine ray"
-        ) from error
+        return score_shard(self._components, shard)
 
 
 def _never_started(error: Exception) -> RuntimeError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -99,20 +100,46 @@ class InProcess:
 
 
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
-    """Return the scores of a shard; an error gets a note that names its rows."""
-    with rows_in_errors(shard):
-        return score(components, shard.samples)
-
-
-@contextmanager
-def rows_in_errors(shard: Shard) -> Iterator[None]:
-    """Add the rows of a shard to what is raised inside, unless it starts the corpus."""
+    """Return the scores of a shard; an error names its rows, and can go to another process."""
     try:
-        yield
+        with portable_errors():
+            return score(components, shard.samples)
     except Exception as error:
         if shard.rows.start:
             error.add_note(f"({shard} of the input, where these indices start at 0)")
         raise
+
+
+@contextmanager
+def portable_errors() -> Iterator[None]:
+    """Raise an error that can't be read in another process as a RuntimeError with its text.
+
+    Its reader would take it for an error of the connection, like the death of a worker.
+    """
+    try:
+        yield
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        raise
+
+
+def pickled(components: Mapping[str, Component], dumps: Callable[[object], bytes]) -> bytes:
+    """Return components as bytes for another process.
+
+    Raises:
+        ValueError: A scorer can't be pickled; names it.
+    """
+    try:
+        return dumps(dict(components))
+    except Exception as error:
+        names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
+        raise ValueError(
+            f"{names} can't be sent to other processes ({error}): define the class in a module, "
+            "keep open files and locks out of it, or score with --workers 1 --engine process"
+        ) from error
 
 
 def died_too_often(shard: Shard) -> RuntimeError:

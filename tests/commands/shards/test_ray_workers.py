@@ -73,7 +73,7 @@ def test_what_can_not_be_read_in_another_process(two: RayWorkers) -> None:
     for scorer, kind, message in (
         (Raises(), RuntimeError, "TwoParts: soup: cold"),
         (Unread(), ModuleNotFoundError, "No module named 'kitchen'"),
-        (Locked(), ValueError, "Locked can't be sent to actors of Ray .*lock"),
+        (Locked(), ValueError, "Locked can't be sent to other processes .*lock"),
     ):
         with pytest.raises(kind, match=message) as raised:
             collect(two, scorer, shards(TEXTS))

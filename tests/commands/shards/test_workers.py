@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_scorers import Length, Threads
+from shard_scorers import Length, Raises, Threads
 
 from ctrlreward import Samples
 from ctrlreward.commands.shards.process_workers import ProcessWorkers
@@ -89,6 +89,11 @@ def test_errors_of_scorers_name_the_rows(workers: int) -> None:
     ):
         collect(pool, Length(), shards(texts))
     assert raised.value.__notes__ == ["(rows 6 to 7 of the input, where these indices start at 0)"]
+
+
+def test_an_error_that_can_not_be_read_in_another_process(two: ProcessWorkers) -> None:
+    with pytest.raises(RuntimeError, match="TwoParts: soup: cold"):
+        collect(two, Raises(), shards(TEXTS))
 
 
 def test_shards_are_taken_as_they_are_needed(two: ProcessWorkers) -> None:
