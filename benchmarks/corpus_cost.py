@@ -28,7 +28,7 @@ MODELS = {"135M": 135e6, "1B": 1e9, "7B": 7e9}  # parameters
 LENGTHS = (64, 256)  # tokens of a text
 
 # Measured by corpus_rates.py; docs/scale.md says where.
-READ, HANDLING, CHECK_AND_MERGE = 1.1e-5, 3e-3, 7e-5
+READ, HANDLING, CHECK_AND_MERGE = 4e-6, 6e-4, 2.5e-5
 
 # Assumed: time around a shard on a worker, start and restart with a model of 7B.
 OVERHEAD, STARTUP, RESTART = 0.5, 120.0, 180.0

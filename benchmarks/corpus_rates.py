@@ -25,7 +25,7 @@ from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.row_streams import RowStream
 from ctrlreward.commands.formats.table_writing import TableShape
 from ctrlreward.commands.formats.tables import Columns
-from ctrlreward.commands.shards.corpus import Corpus, put_together, score_corpus, survey
+from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.scorers import LexiconSentiment, Perplexity
 from ctrlreward.scorers.base import score
