@@ -98,6 +98,9 @@ def serve_on_ray(
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")
     if not port:
         raise ValueError("port = 0: give a port that is free on the cluster's head")
+    if options.address is None:
+        # Read when Ray is imported: its processes listen on the loopback address, not on all.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = import_extra("ray", "--engine ray")
     with _cluster(ray, options.address), _stopping() as stop:
         _check_resources(ray.cluster_resources(), replicas, options)
@@ -186,7 +189,6 @@ def _cluster(ray: Any, address: str | None) -> Iterator[None]:
         own = {
             "include_dashboard": False,
             "object_store_memory": _OBJECT_STORE,
-            "_node_ip_address": "127.0.0.1",  # else its processes listen on all addresses
         }
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     ray.init(address=address or "local", **quiet, **own)
