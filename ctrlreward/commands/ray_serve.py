@@ -105,10 +105,10 @@ def serve_on_ray(
     with _cluster(ray, options.address), _stopping() as stop:
         _check_resources(ray.cluster_resources(), replicas, options)
         with _serve(host, port) as client:
-            return _run(client, served, replicas, grace, options, stop)
+            return _serve_until_stopped(client, served, replicas, grace, options, stop)
 
 
-def _run(
+def _serve_until_stopped(
     client: Any,
     served: ServedReward,
     replicas: int,
