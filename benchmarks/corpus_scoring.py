@@ -3,6 +3,7 @@
     python benchmarks/corpus_scoring.py                    # rates by workers, and peak memory
     python benchmarks/corpus_scoring.py --before FOLDER    # beside another version: its packages
     python benchmarks/corpus_scoring.py --kills            # runs that are killed, and whole ones
+    python benchmarks/corpus_scoring.py --kills --engine ray  # actors on two node processes of Ray
 
 The texts are drawn from templates. The quick model is a TextCNN with random weights, which scores
 some thousands of texts a second; the slow one, in the last form, is SmolLM2-135M on 500 texts.
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SUBJECTS = "The soup|Our guide|This hotel|The garden|A long film|My order|The staff".split("|")
@@ -161,38 +164,97 @@ def children(pid: int) -> list[int]:
     return found
 
 
+Kills = dict[str, Callable[[int], None]]
+"""Name of what is killed → function of the command's process that kills it."""
+
+
+def kill_command(pid: int) -> None:
+    """Kill the command itself."""
+    os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def processes() -> Iterator[tuple[list[str], Kills]]:
+    """Yield the options of worker processes, and the kills of them."""
+
+    def kill_worker(pid: int) -> None:
+        os.kill(max(children(pid)), signal.SIGKILL)
+
+    yield [], {"command": kill_command, "worker": kill_worker}
+
+
+@contextmanager
+def two_nodes() -> Iterator[tuple[list[str], Kills]]:
+    """Yield the options of actors on two node processes of Ray, and the kills of them."""
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
+    from ray.cluster_utils import Cluster
+
+    one = {"num_cpus": 1, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**one, "include_dashboard": False})
+    nodes = [cluster.add_node(**one)]
+
+    def kill_actor(_: int) -> None:
+        """Kill an actor, by its title; all processes of the nodes are children of this one."""
+        for pid in children(os.getpid()):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_Actor"):
+                os.kill(pid, signal.SIGKILL)
+                return
+        raise SystemExit("no actor is running")
+
+    def kill_node(_: int) -> None:
+        """Kill the second node, with its actor, and start another."""
+        cluster.remove_node(nodes.pop(), allow_graceful=False)
+        nodes.append(cluster.add_node(**one))
+
+    try:
+        yield (
+            ["--engine=ray", f"--ray.address={cluster.address}"],
+            {"command": kill_command, "actor": kill_actor, "node": kill_node},
+        )
+    finally:
+        cluster.shutdown()
+
+
 def kill_at_random(
-    folder: Path, name: str, rows: int, scorer: list[str], chunk: int, extra: list[str]
+    folder: Path,
+    name: str,
+    rows: int,
+    scorer: list[str],
+    chunk: int,
+    extra: list[str],
+    kills: Kills,
 ) -> None:
-    """Score with two workers, kill one of them, and the command twice; compare with a whole run."""
+    """Score with two workers, kill each at a random point, and compare with an uncut run.
+
+    The first kill ends the command, which is started again; the others are kills of its workers.
+    """
     source, whole, output = (folder / f"{name}-{part}.jsonl" for part in ("in", "whole", "cut"))
     write_texts(source, rows)
     options = [*scorer, f"--chunk={chunk}", "--threads=1"]
     taken, _ = run(command(source, whole, *options))
+    partial = output.with_name(f"{output.name}.partial")
     shards = -(-rows // chunk)
-    draw = random.Random(name)
-    for kill in ("command", "worker", "command", "nothing"):
-        process = subprocess.Popen(
-            command(source, output, *options, "--workers=2", *extra),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        partial = output.with_name(f"{output.name}.partial")
-        done = len(list(partial.glob("*-*.json")))
-        until = draw.randrange(done + 1, max(done + 2, shards - 2))
-        while kill != "nothing" and process.poll() is None:
-            if len(list(partial.glob("*-*.json"))) >= until:
-                below = children(process.pid)
-                target = process.pid if kill == "command" else max(below)
-                os.kill(target, signal.SIGKILL)
-                found = len(list(partial.glob("*-*.json")))
-                print(f"{name}: killed a {kill} after {found} of {shards} shards", flush=True)
-                break
+    points = sorted(random.Random(name).sample(range(1, shards - 2), len(kills)))
+    process: subprocess.Popen[bytes] | None = None
+    for (what, kill), point in zip(kills.items(), points, strict=True):
+        if process is None or process.poll() is not None:
+            process = subprocess.Popen(
+                command(source, output, *options, "--workers=2", *extra),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        while (done := len(list(partial.glob("*-*.json")))) < point:
+            if process.poll() is not None:
+                raise SystemExit(f"{name}: the command ended with {process.returncode}")
             time.sleep(0.002)
-        process.wait()
-        if output.exists():
-            break
+        kill(process.pid)
+        print(f"{name}: killed the {what} after {done} of {shards} shards", flush=True)
+        if kill is kill_command:
+            process.wait()
+    assert process is not None
+    if process.wait():
+        raise SystemExit(f"{name}: the command ended with {process.returncode}")
     same = output.read_bytes() == whole.read_bytes()
     print(f"{name}: {rows} rows, uncut in {taken:.0f} s; same bytes after the kills: {same}")
 
@@ -213,9 +275,10 @@ def main() -> None:
             write_texts(folder / "in.jsonl", options.rows)
             compare(folder, folder / "in.jsonl", options.rows, options.before, options.pairs)
         elif options.kills:
-            extra = [f"--engine={options.engine}"]
-            kill_at_random(folder, "quick", options.rows, quick(folder), 256, extra)
-            kill_at_random(folder, "smollm2", 500, slow(), 16, extra)
+            engine = two_nodes if options.engine == "ray" else processes
+            with engine() as (extra, kills):
+                kill_at_random(folder, "quick", options.rows, quick(folder), 256, extra, kills)
+                kill_at_random(folder, "smollm2", 500, slow(), 16, extra, kills)
         else:
             measure(folder, options.rows)
 

@@ -31,6 +31,7 @@ serve = pytest.importorskip("ray.serve")
 
 REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
 START = 240  # seconds until Ray and the replicas run
+CLIENTS = 64
 
 
 def free_port() -> int:
@@ -128,7 +129,7 @@ def ask(remote: RemoteReward, client: int, requests: int) -> list[tuple[float, i
     """Send texts of this client one after another: letters found, and the process that counted."""
     found = []
     for i in range(requests):
-        batch = remote(["o" * (1 + client + 16 * i)], labels="o").components
+        batch = remote(["o" * (1 + client + CLIENTS * i)], labels="o").components
         found.append((float(batch["letters"][0]), int(batch["process"][0])))
     return found
 
@@ -147,7 +148,8 @@ def test_a_client_that_hangs_up_harms_nobody(server: RayServer, url: str) -> Non
                     connection.sendall(head.encode() + body)
             time.sleep(0.03)
     for n, client in enumerate(clients):
-        assert [letters for letters, _ in client.result()] == [1 + n + 16 * i for i in range(10)]
+        expected = [1 + n + CLIENTS * i for i in range(10)]
+        assert [letters for letters, _ in client.result()] == expected
 
 
 def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(
@@ -155,13 +157,15 @@ def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(
 ) -> None:
     before = server.replicas()
     victim = next(iter(before))
-    with ThreadPoolExecutor(8) as threads:
-        clients = [threads.submit(ask, RemoteReward(url, patience=30), n, 40) for n in range(8)]
+    with ThreadPoolExecutor(CLIENTS) as threads:
+        clients = [
+            threads.submit(ask, RemoteReward(url, patience=30), n, 12) for n in range(CLIENTS)
+        ]
         time.sleep(0.5)
         os.kill(before[victim], signal.SIGKILL)
         answers = [client.result() for client in clients]
     for n, found in enumerate(answers):
-        assert [letters for letters, _ in found] == [1 + n + 16 * i for i in range(40)]
+        assert [letters for letters, _ in found] == [1 + n + CLIENTS * i for i in range(12)]
     processes = {process for found in answers for _, process in found}
     assert set(before.values()) <= processes
     server.wait_for(rf"^replica {victim} ended: ")
