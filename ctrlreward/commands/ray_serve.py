@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ctrlreward.commands.local_ray import connect_ray
 from ctrlreward.commands.ray_serve_options import RayServeOptions
 from ctrlreward.commands.served_reward import ServedReward
 from ctrlreward.extras import import_extra
@@ -27,7 +27,6 @@ APP = "ctrlreward"
 """Name of the application in Ray Serve."""
 
 _POLL = 1.0  # seconds between looks at the replicas
-_OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: requests are small
 _MARGIN = 15.0  # seconds to end a replica, after its grace
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}  # no line per request
 _ERROR = re.compile(r"^\S*Error: .*", re.MULTILINE)
@@ -98,11 +97,7 @@ def serve_on_ray(
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")
     if not port:
         raise ValueError("port = 0: give a port that is free on the cluster's head")
-    if options.address is None:
-        # Read when Ray is imported: its processes listen on the loopback address, not on all.
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    ray = import_extra("ray", "--engine ray")
-    with _cluster(ray, options.address), _stopping() as stop:
+    with _cluster(options.address) as ray, _stopping() as stop:
         _check_resources(ray.cluster_resources(), replicas, options)
         with _serve(host, port) as client:
             return _serve_until_stopped(client, served, replicas, grace, options, stop)
@@ -178,24 +173,15 @@ def _application(served: ServedReward, replicas: int, grace: int, options: RaySe
 
 
 @contextmanager
-def _cluster(ray: Any, address: str | None) -> Iterator[None]:
+def _cluster(address: str | None) -> Iterator[Any]:
     """Start a Ray on this machine, or join a cluster; leave no Ray of our own behind."""
-    if ray.is_initialized():
-        yield
-        return
-    own: dict[str, Any] = {}
-    if address is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        own = {
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE,
-        }
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    ray.init(address=address or "local", **quiet, **own)
+    connected = connect_ray(address, {}, log_to_driver=False)
+    ray = import_extra("ray", "--engine ray")
     try:
-        yield
+        yield ray
     finally:
-        ray.shutdown()
+        if connected:
+            ray.shutdown()
 
 
 @contextmanager

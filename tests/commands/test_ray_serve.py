@@ -125,9 +125,11 @@ def test_rewards_are_those_of_this_process(server: RayServer, url: str) -> None:
     assert reply.json()["extra_logs"]["letters"] == [1.0]
 
 
-def ask(remote: RemoteReward, client: int, requests: int) -> list[tuple[float, int]]:
+def ask(
+    remote: RemoteReward, client: int, requests: int, found: list[tuple[float, int]] | None = None
+) -> list[tuple[float, int]]:
     """Send texts of this client one after another: letters found, and the process that counted."""
-    found = []
+    found = [] if found is None else found
     for i in range(requests):
         batch = remote(["o" * (1 + client + CLIENTS * i)], labels="o").components
         found.append((float(batch["letters"][0]), int(batch["process"][0])))
@@ -157,17 +159,21 @@ def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_wrong(
 ) -> None:
     before = server.replicas()
     victim = next(iter(before))
+    answers: list[list[tuple[float, int]]] = [[] for _ in range(CLIENTS)]
     with ThreadPoolExecutor(CLIENTS) as threads:
         clients = [
-            threads.submit(ask, RemoteReward(url, patience=30), n, 12) for n in range(CLIENTS)
+            threads.submit(ask, RemoteReward(url, patience=30), n, 12, answers[n])
+            for n in range(CLIENTS)
         ]
-        time.sleep(0.5)
+        # In the middle of the load: both replicas have answered.
+        while not set(before.values()) <= {process for found in answers for _, process in found}:
+            assert not any(client.done() for client in clients)
+            time.sleep(0.01)
         os.kill(before[victim], signal.SIGKILL)
-        answers = [client.result() for client in clients]
+        for client in clients:
+            client.result()
     for n, found in enumerate(answers):
         assert [letters for letters, _ in found] == [1 + n + CLIENTS * i for i in range(12)]
-    processes = {process for found in answers for _, process in found}
-    assert set(before.values()) <= processes
     server.wait_for(rf"^replica {victim} ended: ")
     server.wait_for(r"(?s)^replica \S+ ended: .*^replica \S+ runs: ")
     after = server.replicas()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import pickle
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 import torch
 
+from ctrlreward.commands.local_ray import connect_ray
 from ctrlreward.commands.shards.workers import (
     MOST_DEATHS,
     ScoredShard,
@@ -29,7 +29,6 @@ from ctrlreward.scorers.base import Component, Scores
 
 # Between two lines that say that the cluster has no room.
 _PATIENCE = 60.0
-_OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: shards are small
 
 
 @dataclass(frozen=True)
@@ -90,20 +89,10 @@ class RayWorkers:
 
     def __enter__(self) -> Self:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, in log files too
-        if not address:
-            # Read when Ray is imported: its processes listen on the loopback address, not on all.
-            # `_node_ip_address` does not do it, since Ray resolves 127.0.0.1 to another one.
-            os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        ray = import_extra("ray", "--engine ray")
-        if not ray.is_initialized():
-            resources = {} if address else self._local_resources()
-            # What scorers warn of in actors is shown here.
-            ray.init(
-                address or "local", log_to_driver=True, logging_level=logging.ERROR, **resources
-            )
-            self._started = True
+        cpus = math.ceil(self.workers * self.options.num_cpus)
+        # What scorers warn of in actors is shown here.
+        self._started = connect_ray(address, {"num_cpus": cpus}, log_to_driver=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,15 +154,6 @@ class RayWorkers:
                     idle.append(actor)
                     if shard:
                         yield shard.number, result
-
-    def _local_resources(self) -> dict[str, Any]:
-        """Return the options of a Ray of this machine."""
-        cpus = math.ceil(self.workers * self.options.num_cpus)
-        return {
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE,
-        }
 
     def _room(self) -> int:
         """Return how many actors to start.
