@@ -77,7 +77,7 @@ class PromptData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Samples]:
         """Return batches as `Samples` of `batch_size` prompts."""
-        return training_batches(self.prompts, self.batch_size, self.steps, self.seed)
+        return training_batches(self, self.prompts, self.batch_size, self.steps, self.seed)
 
     def val_dataloader(self) -> DataLoader[Samples]:
         """Return a loader of one item; see `validation_placeholder`."""

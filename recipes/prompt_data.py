@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
-from torch.utils.data import DataLoader
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, Sampler
 
+from ctrlreward.recipes.epoch_order import ResumableLoader
 from ctrlreward.samples import Samples
 
 
+class _Remaining(Sampler[int]):
+    """Numbers of the batches that a trainer has not begun, in order."""
+
+    def __init__(self, data: pl.LightningDataModule, batches: int) -> None:
+        self.data, self.batches = data, batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[int]:
+        trainer = self.data.trainer
+        begun = trainer.fit_loop.total_batch_idx + 1 if trainer else 0
+        yield from range(begun, self.batches)
+
+
 def training_batches(
-    prompts: Samples, batch_size: int, steps: int, seed: int
+    data: pl.LightningDataModule, prompts: Samples, batch_size: int, steps: int, seed: int
 ) -> DataLoader[Samples]:
-    """Return `steps` batches of prompts.
+    """Return `steps` batches of prompts, of which a resumed trainer gets those that are left.
 
     Every prompt is used once before any is used again; the order is shuffled for each such round.
+
+    Args:
+        data: Data module, for its trainer.
+        prompts: Prompts.
+        batch_size: Prompts per batch.
+        steps: Number of batches.
+        seed: Seed of the order.
     """
     order: list[int] = []
     shuffler = random.Random(seed)
@@ -22,7 +47,7 @@ def training_batches(
         order += shuffler.sample(range(len(prompts)), len(prompts))
     starts = range(0, steps * batch_size, batch_size)
     batches = [prompts[order[start : start + batch_size]] for start in starts]
-    return DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    return ResumableLoader(batches, batch_size=None, sampler=_Remaining(data, steps))  # type: ignore[arg-type]
 
 
 def validation_placeholder(prompts: Samples) -> DataLoader[Samples]:

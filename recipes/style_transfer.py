@@ -72,13 +72,22 @@ class Sentences:
         Raises:
             ValueError: A file holds too few sentences.
         """
+        return self.prompts_for(
+            [
+                (source, style)
+                for style, file in self.files.items()
+                for source in sample_texts([file], self.exclude, self.count, self.words, self.seed)
+            ]
+        )
+
+    def prompts_for(self, rows: Sequence[tuple[str, str]]) -> Samples:
+        """Return one prompt per sentence; see `prompts`.
+
+        Args:
+            rows: Sentences with their styles.
+        """
         first, second = self.files
         target = {first: second, second: first}
-        rows = [
-            (source, style)
-            for style, file in self.files.items()
-            for source in sample_texts([file], self.exclude, self.count, self.words, self.seed)
-        ]
         return Samples(
             texts=[""] * len(rows),
             prefixes=[""] * len(rows),
@@ -137,9 +146,8 @@ class TransferData(pl.LightningDataModule):
         batch_size: Sentences per step.
         steps: Number of batches; the trainer's `max_steps` may stop earlier.
         seed: Seed of the order.
-        judge: Folder of the style classifier.
-        judge_config: Configuration that trains the classifier first if the folder does not exist;
-            None if it is never trained here.
+        models: Models that are trained first where their folders do not exist: judges, and the
+            adapter that the policy starts from.
     """
 
     def __init__(
@@ -148,21 +156,19 @@ class TransferData(pl.LightningDataModule):
         batch_size: int = 8,
         steps: int = 1000,
         seed: int = 0,
-        judge: str | None = None,
-        judge_config: str | None = None,
+        models: Sequence[TrainedFirst] = (),
     ) -> None:
         super().__init__()
         self.sentences = sentences
         self.batch_size = batch_size
         self.steps = steps
         self.seed = seed
-        self.judge = judge
-        self.judge_config = judge_config
+        self.models = models
 
     def prepare_data(self) -> None:
-        """Train the style classifier if its folder does not exist; see `TrainedFirst`."""
-        if self.judge is not None and self.judge_config is not None:
-            TrainedFirst(self.judge, self.judge_config).train_if_absent()
+        """Train the models that do not exist yet."""
+        for model in self.models:
+            model.train_if_absent()
 
     def setup(self, stage: str) -> None:
         """Read the files."""
@@ -170,7 +176,7 @@ class TransferData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Samples]:
         """Return batches as `Samples` of `batch_size` prompts."""
-        return training_batches(self.prompts, self.batch_size, self.steps, self.seed)
+        return training_batches(self, self.prompts, self.batch_size, self.steps, self.seed)
 
     def val_dataloader(self) -> DataLoader[Samples]:
         """Return a loader of one item; see `validation_placeholder`."""
@@ -201,11 +207,21 @@ def held_out_scores(judges: Judges) -> dict[str, Component]:
 
 
 def held_out_scorer(
-    sentences: Sentences, judges: Judges, generations_per_prompt: int = 1
+    sentences: Sentences,
+    judges: Judges,
+    generations_per_prompt: int = 1,
+    others: Mapping[str, Component | Scorer] | None = None,
 ) -> GenerationScorer:
-    """Return a callback that scores rewrites of validation sentences during training."""
+    """Return a callback that scores rewrites of validation sentences during training.
+
+    Args:
+        sentences: Validation sentences.
+        judges: The models of the reward and of the selection.
+        generations_per_prompt: Rewrites per sentence.
+        others: Name → a score that neither has, for a `ProxyGuard`.
+    """
     return GenerationScorer(
-        held_out_scores(judges),
+        {**held_out_scores(judges), **(others or {})},
         sentences.prompts(),
         generations_per_prompt=generations_per_prompt,
     )

@@ -36,14 +36,8 @@ def sample_texts(
     Raises:
         ValueError: The files hold fewer than `count` such texts.
     """
-    held_out = read_held_out(exclude)
+    texts = distinct_texts(files, exclude, words)
     shortest, longest = words
-    texts = [
-        text
-        for text in dict.fromkeys(line.strip() for line in read_lines(files))
-        if shortest <= len(WORD.findall(text)) <= (longest or math.inf)
-        and matching_key(text) not in held_out
-    ]
     if len(texts) < count:
         limits = "words or more" if longest is None else f"to {longest} words"
         raise ValueError(
@@ -51,6 +45,20 @@ def sample_texts(
             "give more files, or a smaller number"
         )
     return random.Random(seed).sample(texts, count)
+
+
+def distinct_texts(
+    files: Sequence[str], exclude: Sequence[str], words: tuple[int, int | None]
+) -> list[str]:
+    """Return the distinct texts of files, without held-out ones; see `sample_texts`."""
+    held_out = read_held_out(exclude)
+    shortest, longest = words
+    return [
+        text
+        for text in dict.fromkeys(line.strip() for line in read_lines(files))
+        if shortest <= len(WORD.findall(text)) <= (longest or math.inf)
+        and matching_key(text) not in held_out
+    ]
 
 
 def read_held_out(files: Iterable[str]) -> set[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ctrlreward.arguments import positive
 from ctrlreward.engine.output_layer import hidden_states, token_log_probs
@@ -31,7 +33,9 @@ class Generation:
     Args:
         group_size: Completions per prompt of a rollout.
         max_new_tokens: Longest completion, in tokens.
-        temperature: Sampling temperature.
+        temperature: Sampling temperature of rollouts.
+        eval_temperature: Sampling temperature of `PolicyTuner.complete`, and so of validations and
+            reports; 0 decodes greedily. None: that of rollouts.
         stop: A string that ends completions, in addition to the model's end tokens, and is removed
             from the text. It has to be a single token, such as a newline.
         chat: Whether the policy reads each prompt as a user's message, through the tokenizer's chat
@@ -55,6 +59,7 @@ class Generation:
     group_size: int = 8
     max_new_tokens: int = 32
     temperature: float = 1.0
+    eval_temperature: float | None = None
     stop: str | None = None
     chat: bool = False
     system: str | None = None
@@ -63,6 +68,10 @@ class Generation:
     def __post_init__(self) -> None:
         for name in ("group_size", "max_new_tokens", "temperature"):
             positive(f"generation.{name}", getattr(self, name))
+        if self.eval_temperature is not None and not 0 <= self.eval_temperature < math.inf:
+            raise ValueError(
+                f"generation.eval_temperature = {self.eval_temperature}: give 0, or a number above"
+            )
         for name in ("system", "chat_template_kwargs"):
             given = getattr(self, name)
             if given is not None and not self.chat:
@@ -155,6 +164,38 @@ def sample(
     ids = torch.cat([ids[rows], new], dim=1)
     attention = torch.cat([attention[rows], mask.long()], dim=1)
     return Rollout(completions, ids, attention, mask, ended(new, end))
+
+
+def given(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    special_tokens: bool = True,
+) -> Rollout:
+    """Return completions that are given, instead of sampled, each with the last end token.
+
+    Args:
+        model: As in `sample`.
+        tokenizer: The model's tokenizer.
+        prompts: n prompts.
+        completions: A completion of each. For a causal model, a space before the first word belongs
+            to it.
+        special_tokens: As in `sample`.
+    """
+    family = _family(model)
+    batch = family.encode(tokenizer, list(prompts), special_tokens)
+    end = int(_end_tokens(model)[-1])
+    rows = tokenizer(list(completions), add_special_tokens=False).input_ids
+    ends = [torch.tensor([*row, end]) for row in rows]
+    new = pad_sequence(ends, batch_first=True, padding_value=end).to(model.device)
+    lengths = torch.tensor([len(row) for row in ends], device=model.device)
+    mask = (torch.arange(new.shape[1], device=model.device) < lengths[:, None]).float()
+    ids = torch.cat([torch.tensor(batch.input_ids, device=model.device), new], dim=1)
+    attention = torch.tensor(batch.attention_mask, device=model.device)
+    attention = torch.cat([attention, mask.long()], dim=1)
+    done = torch.ones(len(rows), dtype=torch.bool, device=model.device)
+    return Rollout(list(completions), ids, attention, mask, done)
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:

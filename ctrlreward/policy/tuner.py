@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from functools import partial
-from os import PathLike
 from typing import Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor
 
 from ctrlreward.lightning_package import (
     Callback,
-    LightningModule,
     check_strategy,
     misconfigured,
     mixed,
     package_of,
 )
-from ctrlreward.placement import reserve_core, shared_device
+from ctrlreward.placement import shared_device
+from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.assembly import check_types, load_with_tokenizer
-from ctrlreward.policy.chat import check_beginnings, conversations
+from ctrlreward.policy.chat import check_beginnings
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.memory import MemoryMixin
-from ctrlreward.policy.model import LoRA, export_adapter
+from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective, check_sampling
 from ctrlreward.policy.optimizer import adamw, number_of_updates, step_optimizer
-from ctrlreward.policy.rollouts import Generation, Rollout, sample
+from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together, rank_and_ranks
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
-_PROMPTS_PER_BATCH = 128  # in `complete`
 
-
-class PolicyTunerMixin(LightningModule):
+class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
     A batch is `Samples` of prompts (see `Samples.as_prompts`). The policy reads `prompts` and
@@ -104,27 +99,20 @@ class PolicyTunerMixin(LightningModule):
         critic: Critic = Critic(),
         lora: LoRA = LoRA(),
     ) -> None:
-        super().__init__()
         check_types(reward, objective, generation, updates, critic, lora)
         check_sampling(objective, generation.group_size, updates)
-        self.base_model = model
+        super().__init__(model, generation, updates, lora)
         self.reward = reward
         self.objective = objective
-        self.generation = generation
-        self.updates = updates
         self.critic = critic
-        self.lora = lora
         self.kl_coef = objective.kl_coef
         self.automatic_optimization = updates.automatic
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._waiting: PendingExperience | None = None
         self._training_device: torch.device | None = None  # of training
-        self.policy: PeftModel  # set by configure_model, as the next two
-        self.learner: Learner
+        self.learner: Learner  # set by configure_model, as the next one
         self.value_head: ValueHead | None = None
-        # A checkpoint has the adapter only; the base weights are loaded from `model`.
-        self.strict_loading = False
 
     def configure_callbacks(self) -> list[Callback]:
         """Return a callback for memory; it frees the reward's models when training fails."""
@@ -174,10 +162,6 @@ class PolicyTunerMixin(LightningModule):
         """
         return adamw(self.parameters(), self.updates, number_of_updates(self, self.updates))
 
-    def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
-        """Return the batch; text needs no device."""
-        return batch
-
     def training_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
         """Sample completions, score them, and return the loss or update the policy.
 
@@ -208,30 +192,6 @@ class PolicyTunerMixin(LightningModule):
         self._log_step(sampled, terms, waited, time.perf_counter() - started)
         return terms["loss"]
 
-    def validation_step(self, batch: Samples, batch_idx: int) -> None:
-        """Do nothing: `GenerationScorer` scores held-out generations at each validation."""
-
-    def complete(self, prompts: str | Sequence[str]) -> list[str]:
-        """Sample one completion per prompt, with the settings of `generation`."""
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        return [
-            completion
-            for start in range(0, len(prompts), _PROMPTS_PER_BATCH)
-            for completion in self._sample(prompts[start : start + _PROMPTS_PER_BATCH]).completions
-        ]
-
-    def export_adapter(self, folder: str | PathLike[str]) -> None:
-        """Write the adapter in peft's format, for `PeftModel.from_pretrained`."""
-        self.configure_model()
-        export_adapter(self.policy, str(folder))
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remove the frozen base model from the checkpoint."""
-        trained = {name for name, p in self.named_parameters() if p.requires_grad}
-        checkpoint["state_dict"] = {
-            name: value for name, value in checkpoint["state_dict"].items() if name in trained
-        }
-
     def on_fit_start(self) -> None:
         """Seed each rank differently, and load the scorers if they run beside training."""
         rank, _ = rank_and_ranks()
@@ -247,18 +207,6 @@ class PolicyTunerMixin(LightningModule):
         """Stop the reward's worker and free its models."""
         self._waiting = None
         self.reward.release()
-
-    def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
-        self.configure_model()
-        self.policy.eval()  # no dropout; checkpointed layers would keep no key-value cache
-        options = self.generation
-        if options.chat:
-            prompts = conversations(self.tokenizer, options, prompts)
-        temperature = options.temperature if temperature is None else temperature
-        shares_cores = self.updates.overlap and self.device.type == "cpu"
-        limits = (options.max_new_tokens, temperature, not options.chat)
-        with reserve_core() if shares_cores else nullcontext():
-            return sample(self.policy, self.tokenizer, prompts, *limits)
 
     def _collect(self, batch: Samples) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""

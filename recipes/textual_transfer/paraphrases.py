@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import log
 
 from pytorch_lightning.utilities import rank_zero_info
 
 from ctrlreward.columns import shortened
+from ctrlreward.recipes.style_words import word_log_odds
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.recipes.textual_transfer.rewriting import rewrite
 from ctrlreward.text.separation import separate_words
@@ -106,22 +105,10 @@ def _neutral_pairs(
     pairs = [(text, rewrite(text, draws)) for text in draws.sample(texts, len(texts))]
     pairs = [pair for pair in pairs if _neither_contains_the_other(pair)]
     if len(corpora) == 2:
-        odds = _log_odds(*corpora)
+        odds = word_log_odds(*corpora)
         pairs.sort(key=lambda pair: max(_mean_of(odds, text) for text in pair))
     most = min(count, max(1, round(_SHARE * len(texts))))
     return draws.sample(pairs[:most], len(pairs[:most]))
-
-
-def _log_odds(first: Sequence[str], second: Sequence[str]) -> dict[str, float]:
-    """Return by how much likelier a sentence of the second corpus has a word, as a logarithm."""
-    counts = [
-        Counter(w for text in corpus for w in set(text.split())) for corpus in (first, second)
-    ]
-    shares = [
-        {word: (found[word] + 1) / (len(corpus) + 2) for word in counts[0] | counts[1]}
-        for found, corpus in zip(counts, (first, second), strict=True)
-    ]
-    return {word: log(shares[1][word] / share) for word, share in shares[0].items()}
 
 
 def _mean_of(odds: dict[str, float], text: str) -> float:

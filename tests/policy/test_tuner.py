@@ -252,7 +252,7 @@ def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
     module.configure_model()  # which draws the adapter
     sizes: list[int] = []
     sample = module._sample
-    monkeypatch.setattr(module, "_sample", lambda p: sizes.append(len(p)) or sample(p))
+    monkeypatch.setattr(module, "_sample", lambda p, t: sizes.append(len(p)) or sample(p, t))
     prompts = ["ab", "abcdef"] * 129
     torch.manual_seed(0)
     completions = module.complete(prompts)
