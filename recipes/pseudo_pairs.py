@@ -58,8 +58,8 @@ class PseudoPairs:
     """Sentences of two styles, each with a rewriting that judges find good.
 
     A sentence is rewritten by words of its nearest sentences of the other style. Of all rewritings
-    that keep enough of its words, the one with the best GM is taken; a sentence without one above 0
-    has no pair. Pairs are in lower case, and each is used in both directions.
+    that keep enough of its words, `best_rewritings` takes one; a sentence without any has no pair.
+    Pairs are in lower case, and each is used in both directions.
 
     Args:
         sentences: Sentences to rewrite. Those that lend words are all sentences of the same files,
@@ -240,7 +240,8 @@ def best_rewritings(
 ) -> Mapping[str, str]:
     """Choose the rewriting of each source with the best GM · (1 + log lenders).
 
-    What several lenders agree on is rarely an accident. The language model, the slowest judge, reads the candidates that are best by the other two.
+    What several lenders agree on is rarely an accident. The language model, the slowest judge,
+    reads the candidates that are best by the other two.
 
     Args:
         sources: n sentences.

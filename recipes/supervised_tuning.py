@@ -77,10 +77,6 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         self.log("train_loss", loss.detach(), batch_size=len(batch), prog_bar=True)
         return loss
 
-    def on_train_batch_start(self, batch: Samples, batch_idx: int) -> None:
-        """Seed the adapter's dropout by the step, so that a resumed run repeats an uncut one."""
-        torch.manual_seed(self.trainer.global_step)
-
     def on_fit_end(self) -> None:
         """Write the selected adapter."""
         trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import torch
 import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
 
-from ctrlreward import LexiconSentiment, Samples, functional
+from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, WordVectors, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.files import JsonLog
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.plots.curves import curve
+from ctrlreward.policy import LoRA, PolicyTuner
 from ctrlreward.recipes.style_transfer import (
     Judges,
     Sentences,
@@ -153,6 +156,7 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
 def settings(data: Path, tmp_path: Path) -> dict[str, Any]:
     """The shipped configuration, with the paths of the data and of a temporary folder."""
     text = CONFIG.read_text().replace("../shared/data", str(data))
+    text = text.replace("${trainer.default_root_dir}", str(tmp_path / "run"))
     return yaml.safe_load(text.replace("runs/yelp_smollm2", str(tmp_path / "run")))
 
 
@@ -188,7 +192,7 @@ def test_training_selection_and_report_have_sentences_of_their_own(
         assert sources[i].isdisjoint(sources[j])
     for samples in sets:
         assert samples.labels.count("negative") * 2 == len(samples)
-    assert len(report.samples) >= 128
+    assert len(report.samples) == 1000
     rated = [data_dir / "li2018" / f"{kind}.{n}" for kind in ("sentiment.test", "reference")
              for n in (0, 1)]  # fmt: skip
     assert sources[0].isdisjoint(read_held_out(map(str, rated)))
@@ -218,16 +222,26 @@ def test_a_small_run_writes_all_results(
     model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
     model["init_args"]["model"] = small
     model["init_args"]["generation"] |= {"group_size": 2, "max_new_tokens": 8}
-    model["init_args"]["lora"]["rank"] = 2
+    vectors = {word: [1.0, i % 3, i % 5] for i, word in enumerate(words)}
+    WordVectors(vectors).save(tmp_path / "vectors")
+    warm_up = PolicyTuner(small, Reward({"length": Distinct()["distinct_1"]}), lora=LoRA(rank=2))
+    warm_up.export_adapter(tmp_path / "adapter")
+    model["init_args"]["lora"]["adapter"] = str(tmp_path / "adapter")
     jobs = [c["init_args"] for c in trainer["callbacks"] if "style_transfer." in c["class_path"]]
     for arguments in (model["init_args"]["reward"]["init_args"], *jobs):
         if "judges" in arguments:
-            arguments["judges"] |= {"classifier": str(judge), "language_model": small}
+            arguments["judges"] |= {
+                "classifier": str(judge),
+                "language_model": small,
+                "encoder": str(tmp_path / "vectors"),
+                "thresholds": [-8.0, -100.0, 1e6, -1e6],
+            }
         if "sentences" in arguments:
             arguments["sentences"]["count"] = 3
+    jobs[0]["others"]["independent"]["init_args"]["scorer"]["init_args"]["model"] = str(judge)
     jobs[-1]["report_judges"] = yaml.safe_load(JUDGES)
     data["init_args"]["sentences"]["count"] = 4
-    data["init_args"] |= {"batch_size": 2, "judge": str(judge)}
+    data["init_args"] |= {"batch_size": 2, "models": []}
     trainer |= {"max_steps": 2, "val_check_interval": 1, "enable_progress_bar": False}
     trainer["logger"] = trainer["logger"][:1]
     cli = built(config, tmp_path, monkeypatch)
@@ -257,5 +271,50 @@ def test_a_small_run_writes_all_results(
     assert (folder / "samples" / "rollout" / "step=000000.jsonl").exists()
     assert "gm, after - copying" in capsys.readouterr().out
     rows = JsonLog(folder / "metrics.jsonl").read()
-    steps, weights = curve(rows, "shaping/weight/gm")
-    assert (steps, weights) == ([0, 1], [0.0, 0.0])  # the warm-up
+    for key in ("score/independent", "guard/alarm", "score/corpus/gm", "policy/kl"):
+        assert curve(rows, key)[0], key
+
+
+class Recorder(pl.LightningModule):
+    """Records the sentences of its batches; makes one or two updates of a batch."""
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.updates = updates
+        self.seen: list[tuple[str, ...]] = []
+
+    def training_step(self, batch: Samples, batch_idx: int) -> None:
+        self.seen.append(batch.sources)
+        for _ in range(self.updates):
+            self.optimizers().step()
+
+    def validation_step(self, batch: object, batch_idx: int) -> None: ...
+
+    def transfer_batch_to_device(self, batch: Samples, device: object, _: int) -> Samples:
+        return batch
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_resumed_run_goes_on_with_the_next_sentences(
+    files: dict[str, str], tmp_path: Path, updates: int
+) -> None:
+    def run(batches: int, ckpt_path: str | None = None) -> tuple[Recorder, str]:
+        module = Recorder(updates)
+        saver = ModelCheckpoint(tmp_path / "saved", save_last=True)
+        trainer = pl.Trainer(max_epochs=1, max_steps=batches * updates, val_check_interval=2,
+                             callbacks=[saver], logger=False, enable_progress_bar=False,
+                             accelerator="cpu", enable_model_summary=False)  # fmt: skip
+        data = TransferData(Sentences(files, TEMPLATE, 4), batch_size=3, steps=8)
+        trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
+        return module, saver.last_model_path
+
+    uncut, _ = run(8)
+    assert len(set(uncut.seen)) == len(uncut.seen) == 8
+    cut, path = run(4)
+    resumed, _ = run(8, path)
+    assert cut.seen + resumed.seen == uncut.seen

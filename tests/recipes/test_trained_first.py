@@ -88,13 +88,14 @@ def test_a_training_that_fails_or_writes_no_model_is_an_error(
     assert len(commands) == 2
 
 
-def test_transfer_data_trains_a_missing_judge(
+def test_transfer_data_trains_missing_models(
     files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[TrainedFirst] = []
     monkeypatch.setattr(TrainedFirst, "train_if_absent", lambda job: started.append(job))
     sentences = Sentences(files, count=3, template="{source} {style}")
-    TransferData(sentences, judge="judge").prepare_data()
+    TransferData(sentences).prepare_data()
     assert started == []
-    TransferData(sentences, judge="judge", judge_config="judge.yaml").prepare_data()
-    assert started == [TrainedFirst("judge", "judge.yaml")]
+    models = [TrainedFirst("judge", "judge.yaml"), TrainedFirst("adapter", "warm_up.yaml")]
+    TransferData(sentences, models=models).prepare_data()
+    assert started == models
