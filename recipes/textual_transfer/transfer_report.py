@@ -57,6 +57,9 @@ class TransferReport(pl.Callback):
     - `early_stopping`; see `replay_stop`;
     - `bleu_signature`.
 
+    With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
+    checkpoint beside the reference; `ctrlreward.recipes.compare_systems` reads it.
+
     Args:
         folder: Folder of the run's `HistoryLogger`.
         sentences: Test sentences. The template of their prompts is not used.
@@ -141,6 +144,8 @@ class TransferReport(pl.Callback):
         if self.references is not None:
             for name, each in {**translations, "copying": copies(self.references)}.items():
                 figures[name]["bleu"], report["bleu_signature"] = reference_bleu(each)
+            lines = _translation_lines(self.references, translations)
+            write_whole(self.folder / "translations.jsonl", lines)
         write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))
         content = json.dumps(report, indent=2, ensure_ascii=False)
         write_whole(self.folder / "test.json", content + "\n")
@@ -171,7 +176,8 @@ class TransferReport(pl.Callback):
         finally:
             module.load_state_dict(last)
             module.train(training)
-        return {name: systems[name] for name in (*paths, LAST)}, translations
+        ordered = {name: translations[name] for name in (*paths, LAST) if name in translations}
+        return {name: systems[name] for name in (*paths, LAST)}, ordered
 
     def _unseen(self, trainer: pl.Trainer) -> Samples:
         """Return the sentences without those that selection sees, whatever case and spacing."""
@@ -289,4 +295,18 @@ def _lines(
             }
         )
         for i in range(len(prompts))
+    )
+
+
+def _translation_lines(references: Samples, translations: Mapping[str, Samples]) -> str:
+    names = {"source": "sources", "label": "labels", "reference": "references"}
+    columns = {key: references.require(name, "report") for key, name in names.items()}
+    return "".join(
+        json_line(
+            {
+                **{key: column[i] for key, column in columns.items()},
+                "outputs": {name: each.texts[i] for name, each in translations.items()},
+            }
+        )
+        for i in range(len(references))
     )

@@ -165,6 +165,23 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
     assert "tok:none" in test["bleu_signature"]
 
+    # The references' sentences, in the order of their files, beside each checkpoint's output.
+    pairs = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]
+    assert rows(run / "translations.jsonl") == [
+        {
+            "source": source,
+            "label": label,
+            "reference": reference,
+            "outputs": {name: f"{source[:-2]} {word[name]} ." for name in word},
+        }
+        for label in ("sweet", "sour")
+        for source, reference in pairs
+    ]
+    (tmp_path / "m0").mkdir()
+    plain = TransferReport(str(tmp_path / "m0"), Sentences(files, count=2), judges)
+    fit(tmp_path / "m0", plain)
+    assert not (tmp_path / "m0" / "translations.jsonl").exists()
+
 
 def test_what_is_missing_is_said_before_training(
     files: dict[str, str], judges: Judges, tmp_path: Path
