@@ -111,7 +111,7 @@ def overrides(files: Files, folder: Path, encoder: str) -> list[str]:
         "data.init_args.exclude": json.dumps(exclude),
         "data.init_args.validation_share": "0.2",
         "data.init_args.batch_size": "20",
-        "trainer.max_epochs": "6",
+        "trainer.max_epochs": "16",
         "trainer.default_root_dir": str(folder),
         "trainer.logger.init_args.folder": str(folder),
         "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
@@ -161,7 +161,7 @@ def test_the_labels_are_those_of_the_data_by_name(
     """Two trainings with the labels in reverse order agree on the names of sentences."""
     train, test, exclude = files
     turned = dict(reversed(train.items())), dict(reversed(test.items())), exclude
-    trainer = {"max_epochs": 6}
+    trainer = {"max_epochs": 16}
     for order, given in {"one": files, "other": turned}.items():
         fitted(given, tmp_path / order, encoder, trainer, learning_rate=0.003)
         config = AutoConfig.from_pretrained(tmp_path / order)
