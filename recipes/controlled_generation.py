@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-import pytorch_lightning as pl
-from torch.utils.data import DataLoader
-
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.shaping import distance_outside
-from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
+from ctrlreward.recipes.prompt_data import PromptBatches
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
@@ -48,7 +45,7 @@ def build_prompts(prefixes: Sequence[str], labels: Sequence[str], template: str)
     )
 
 
-class PromptData(pl.LightningDataModule):
+class PromptData(PromptBatches):
     """Batches of training prompts, reshuffled after every pass.
 
     Args:
@@ -69,19 +66,12 @@ class PromptData(pl.LightningDataModule):
         steps: int = 1000,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, steps, seed)
         self.prompts = build_prompts(prefixes, labels, template)
-        self.batch_size = batch_size
-        self.steps = steps
-        self.seed = seed
 
-    def train_dataloader(self) -> DataLoader[Samples]:
-        """Return batches as `Samples` of `batch_size` prompts."""
-        return training_batches(self, self.prompts, self.batch_size, self.steps, self.seed)
-
-    def val_dataloader(self) -> DataLoader[Samples]:
-        """Return a loader of one item; see `validation_placeholder`."""
-        return validation_placeholder(self.prompts)
+    def read_prompts(self) -> Samples:
+        """Return a prompt of each label for each prefix."""
+        return self.prompts
 
 
 def relevance_reward(

@@ -257,7 +257,9 @@ def best_rewritings(
     if not texts:
         return {}
     owner = np.repeat(np.arange(len(sources)), [len(row) for row in candidates])
-    pairs = Samples(texts, sources=[sources[i] for i in owner], labels=[label] * len(texts))
+    pairs = Samples(
+        texts, sources=[sources[i] for i in owner.tolist()], labels=[label] * len(texts)
+    )
     style = quality.accuracy["label_probability"]
     judged = score({"style": style, "content": quality.similarity["similarity"]}, pairs)
     t1, t2, _, _ = quality.thresholds
@@ -270,7 +272,7 @@ def best_rewritings(
     parts = (judged["style"][finalists], judged["content"][finalists], perplexity["fluency"])
     gm = np.nan_to_num(adjusted_gm(*parts, thresholds=quality.thresholds))
     winners = finalists[_best_of_each(owner[finalists], gm * support[finalists], 1)]
-    return {sources[owner[i]]: texts[i] for i in winners}
+    return {sources[owner[i]]: texts[i] for i in winners.tolist()}
 
 
 def _best_of_each(

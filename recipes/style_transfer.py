@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 
 import pytorch_lightning as pl
-from torch.utils.data import DataLoader
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
@@ -22,7 +21,7 @@ from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.plots.curves import curve
 from ctrlreward.plots.tradeoff import draw_transfer_paths, transfer_path
-from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
+from ctrlreward.recipes.prompt_data import PromptBatches
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.reward import Reward
@@ -138,7 +137,7 @@ class Judges:
         )
 
 
-class TransferData(pl.LightningDataModule):
+class TransferData(PromptBatches):
     """Batches of training sentences, reshuffled after every pass.
 
     Args:
@@ -158,29 +157,12 @@ class TransferData(pl.LightningDataModule):
         seed: int = 0,
         models: Sequence[TrainedFirst] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, steps, seed, models)
         self.sentences = sentences
-        self.batch_size = batch_size
-        self.steps = steps
-        self.seed = seed
-        self.models = models
 
-    def prepare_data(self) -> None:
-        """Train the models that do not exist yet."""
-        for model in self.models:
-            model.train_if_absent()
-
-    def setup(self, stage: str) -> None:
+    def read_prompts(self) -> Samples:
         """Read the files."""
-        self.prompts = self.sentences.prompts()
-
-    def train_dataloader(self) -> DataLoader[Samples]:
-        """Return batches as `Samples` of `batch_size` prompts."""
-        return training_batches(self, self.prompts, self.batch_size, self.steps, self.seed)
-
-    def val_dataloader(self) -> DataLoader[Samples]:
-        """Return a loader of one item; see `validation_placeholder`."""
-        return validation_placeholder(self.prompts)
+        return self.sentences.prompts()
 
 
 def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:

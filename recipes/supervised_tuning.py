@@ -12,7 +12,6 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from ctrlreward.files import whole_folder
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
@@ -22,7 +21,7 @@ from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import adamw, number_of_updates
 from ctrlreward.policy.rollouts import Generation, given, log_probs
-from ctrlreward.recipes.prompt_data import training_batches, validation_placeholder
+from ctrlreward.recipes.prompt_data import PromptBatches
 from ctrlreward.recipes.pseudo_pairs import PseudoPairs
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.samples import Samples
@@ -96,7 +95,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         return [f" {text}" for text in texts]
 
 
-class PairData(pl.LightningDataModule):
+class PairData(PromptBatches):
     """Batches of pseudo-pairs, reshuffled after every pass.
 
     Args:
@@ -116,27 +115,14 @@ class PairData(pl.LightningDataModule):
         seed: int = 0,
         models: Sequence[TrainedFirst] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, steps, seed, models)
         self.pairs = pairs
-        self.batch_size = batch_size
-        self.steps = steps
-        self.seed = seed
-        self.models = models
 
     def prepare_data(self) -> None:
         """Train the models that do not exist yet, and make the pairs."""
-        for model in self.models:
-            model.train_if_absent()
+        super().prepare_data()
         self.pairs.make()
 
-    def setup(self, stage: str) -> None:
+    def read_prompts(self) -> Samples:
         """Read the pairs."""
-        self.prompts = self.pairs.samples()
-
-    def train_dataloader(self) -> DataLoader[Samples]:
-        """Return batches as `Samples` of `batch_size` pairs."""
-        return training_batches(self, self.prompts, self.batch_size, self.steps, self.seed)
-
-    def val_dataloader(self) -> DataLoader[Samples]:
-        """Return a loader of one item; see `validation_placeholder`."""
-        return validation_placeholder(self.prompts)
+        return self.pairs.samples()

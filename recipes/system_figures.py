@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +126,7 @@ class SystemJudges:
         return estimates
 
 
-def distinct_words(texts: tuple[str, ...]) -> float:
+def distinct_words(texts: Sequence[str]) -> float:
     """Return Distinct-2 of a corpus, of words between spaces; see `distinct_n`.
 
     Args:

@@ -264,6 +264,17 @@ def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
     assert module.complete([]) == []
 
 
+def test_completes_at_a_temperature_of_its_own(tuner) -> None:
+    prompts = ["ab", "abcdef", "fa"] * 5
+    for temperature, distinct in ((None, True), (0.0, False), (1.0, True)):
+        module = tuner(eval_temperature=temperature)
+        completions = module.complete(prompts)
+        # Greedy completions depend on the prompt alone.
+        assert (completions[:3] * 5 != completions) is distinct
+    with pytest.raises(ValueError, match=r"generation\.eval_temperature = -1: give 0, or a number"):
+        tuner(eval_temperature=-1)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

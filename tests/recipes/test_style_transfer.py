@@ -13,7 +13,7 @@ import torch
 import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 
-from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, WordVectors, functional
+from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.commands.train import TrainCLI, build
 from ctrlreward.files import JsonLog
@@ -222,8 +222,6 @@ def test_a_small_run_writes_all_results(
     model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
     model["init_args"]["model"] = small
     model["init_args"]["generation"] |= {"group_size": 2, "max_new_tokens": 8}
-    vectors = {word: [1.0, i % 3, i % 5] for i, word in enumerate(words)}
-    WordVectors(vectors).save(tmp_path / "vectors")
     warm_up = PolicyTuner(small, Reward({"length": Distinct()["distinct_1"]}), lora=LoRA(rank=2))
     warm_up.export_adapter(tmp_path / "adapter")
     model["init_args"]["lora"]["adapter"] = str(tmp_path / "adapter")
@@ -233,7 +231,7 @@ def test_a_small_run_writes_all_results(
             arguments["judges"] |= {
                 "classifier": str(judge),
                 "language_model": small,
-                "encoder": str(tmp_path / "vectors"),
+                "encoder": "minilm-l6",
                 "thresholds": [-8.0, -100.0, 1e6, -1e6],
             }
         if "sentences" in arguments:
