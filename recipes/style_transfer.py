@@ -200,11 +200,13 @@ def held_out_scorer(
         sentences: Validation sentences.
         judges: The models of the reward and of the selection.
         generations_per_prompt: Rewrites per sentence.
-        others: Name → a score that neither has, for a `ProxyGuard`.
+        others: Name → a score that neither has, for a `ProxyGuard` or for constraints. `Distinct`
+            is over all rewrites of a style.
     """
+    prompts = sentences.prompts()
     return GenerationScorer(
         {**held_out_scores(judges), **(others or {})},
-        sentences.prompts(),
+        prompts.replace(groups=prompts.require("labels", "held_out_scorer")),
         generations_per_prompt=generations_per_prompt,
     )
 

@@ -56,9 +56,7 @@ def files(tmp_path: Path) -> Files:
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny BERT with seeded random weights, without a classification head."""
-    return save_bert(
-        tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.3, model_max_length=512
-    )
+    return save_bert(tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.1)
 
 
 class Watched(SequenceClassifierTrainer):
@@ -105,7 +103,7 @@ def overrides(files: Files, folder: Path, encoder: str) -> list[str]:
     given = {
         "model.init_args.folder": str(folder / "model"),
         "model.init_args.model": encoder,
-        "model.init_args.learning_rate": "0.003",
+        "model.init_args.learning_rate": "0.01",
         "data.init_args.train": json.dumps(train),
         "data.init_args.test": json.dumps(test),
         "data.init_args.exclude": json.dumps(exclude),
@@ -163,7 +161,7 @@ def test_the_labels_are_those_of_the_data_by_name(
     turned = dict(reversed(train.items())), dict(reversed(test.items())), exclude
     trainer = {"max_epochs": 16}
     for order, given in {"one": files, "other": turned}.items():
-        fitted(given, tmp_path / order, encoder, trainer, learning_rate=0.003)
+        fitted(given, tmp_path / order, encoder, trainer, learning_rate=0.01)
         config = AutoConfig.from_pretrained(tmp_path / order)
         assert list(config.id2label.values()) == list(given[0])
         assert config.label2id == {name: i for i, name in enumerate(given[0])}
@@ -211,7 +209,7 @@ def test_a_classifier_of_other_labels_is_a_start(files: Files, tmp_path: Path) -
     start = tmp_path / "start"
     start.mkdir()
     save_bert(start, BertForSequenceClassification, id2label=labels)
-    fitted(files, tmp_path / "model", str(start), {"max_epochs": 1})
+    fitted(files, tmp_path / "model", str(start))
     assert Accuracy(str(tmp_path / "model")).labels == ("positive", "negative")
 
 
