@@ -156,19 +156,16 @@ def test_training_writes_the_best_epochs_folder(
 def test_the_labels_are_those_of_the_data_by_name(
     files: Files, tmp_path: Path, encoder: str
 ) -> None:
-    """Two trainings with the labels in reverse order agree on the names of sentences."""
+    """With the labels in the other order than above, sentences have the same names."""
     train, test, exclude = files
     turned = dict(reversed(train.items())), dict(reversed(test.items())), exclude
-    trainer = {"max_epochs": 16}
-    for order, given in {"one": files, "other": turned}.items():
-        fitted(given, tmp_path / order, encoder, trainer, learning_rate=0.01)
-        config = AutoConfig.from_pretrained(tmp_path / order)
-        assert list(config.id2label.values()) == list(given[0])
-        assert config.label2id == {name: i for i, name in enumerate(given[0])}
-        scorer = Accuracy(str(tmp_path / order))
-        texts = [*TEST_GOOD, *TEST_BAD]
-        labels = ["positive"] * len(TEST_GOOD) + ["negative"] * len(TEST_BAD)
-        assert scorer.score(texts, labels=labels)["accuracy"].mean() > 0.9
+    fitted(turned, tmp_path / "model", encoder, {"max_epochs": 4}, learning_rate=0.01)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert config.id2label == {0: "negative", 1: "positive"}
+    assert config.label2id == {"negative": 0, "positive": 1}
+    labels = ["positive"] * len(TEST_GOOD) + ["negative"] * len(TEST_BAD)
+    scores = Accuracy(str(tmp_path / "model")).score([*TEST_GOOD, *TEST_BAD], labels=labels)
+    assert scores["accuracy"].mean() > 0.9
 
 
 def test_held_out_sentences_are_never_trained_on(
