@@ -29,10 +29,12 @@ def folder_of(pegasus: str, tiny_t5: str, tiny_bart: str) -> Callable[[str], str
     return {"pegasus": pegasus, "t5": tiny_t5, "bart": tiny_bart}.__getitem__
 
 
-def by_loss(folder: str, sources: list[str], targets: list[str]) -> list[float]:
+def by_loss(
+    folder: str, sources: list[str], targets: list[str], dtype: torch.dtype = torch.float64
+) -> list[float]:
     """transformers alone: the mean cross-entropy of the labels, one pair per forward pass."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval()
     scores = []
     for source, target in zip(sources, targets, strict=True):
         with torch.inference_mode():
@@ -52,14 +54,20 @@ def test_equals_the_loss_of_one_plain_pass_per_pair(
     folder = folder_of(family)
     scores = BARTScore(folder, ASPECTS, batch_tokens=batch_tokens).score(SAMPLES)
     assert tuple(scores) == ASPECTS
-    faithfulness = by_loss(folder, SOURCES, TEXTS)
-    assert np.ptp(faithfulness) > 0.1  # texts are told apart
-    np.testing.assert_allclose(scores["faithfulness"], faithfulness, atol=2e-5)
-    precision, recall = by_loss(folder, REFERENCES, TEXTS), by_loss(folder, TEXTS, REFERENCES)
-    np.testing.assert_allclose(scores["precision"], precision, atol=2e-5)
-    np.testing.assert_allclose(scores["recall"], recall, atol=2e-5)
-    halves = [(p + r) / 2 for p, r in zip(precision, recall, strict=True)]
-    np.testing.assert_allclose(scores["f_score"], halves, atol=2e-5)
+    pairs = {
+        "faithfulness": (SOURCES, TEXTS),
+        "precision": (REFERENCES, TEXTS),
+        "recall": (TEXTS, REFERENCES),
+    }
+    exact = {name: np.array(by_loss(folder, *each)) for name, each in pairs.items()}
+    assert np.ptp(exact["faithfulness"]) > 0.1  # texts are told apart
+    for name, each in pairs.items():
+        # A random T5 attends sharply: on some processors its float32 alone is off by 3e-4.
+        rounding = np.abs(by_loss(folder, *each, torch.float32) - exact[name]).max()
+        np.testing.assert_allclose(scores[name], exact[name], atol=2e-5 + 3 * rounding)
+    np.testing.assert_allclose(
+        scores["f_score"], (scores["precision"] + scores["recall"]) / 2, atol=1e-6
+    )
 
 
 def test_a_text_scores_the_same_alone_and_in_company(tiny_bart: str) -> None:
