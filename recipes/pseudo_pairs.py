@@ -106,8 +106,7 @@ class PseudoPairs:
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, "".join(json_line(pair._asdict()) for pair in pairs))
-        sources = len(self.sentences.prompts())
-        rank_zero_info(f"{path}: {len(pairs)} pairs of {sources} sentences")
+        rank_zero_info(f"{path}: {len(pairs)} pairs of {2 * self.sentences.count} sentences")
 
     def samples(self) -> Samples:
         """Return each pair of the file in both directions.
@@ -264,6 +263,7 @@ def best_rewritings(
     judged = score({"style": style, "content": quality.similarity["similarity"]}, pairs)
     t1, t2, _, _ = quality.thresholds
     over = [np.nan_to_num(100 * judged["style"] - t1), np.nan_to_num(100 * judged["content"] - t2)]
+    # GM is a cube root, so that support counts as in the choice among finalists.
     promise = np.maximum(over[0], 0) * np.maximum(over[1], 0) * support**3
     finalists = _best_of_each(owner, promise, _FINALISTS)
     if not len(finalists):
@@ -275,9 +275,7 @@ def best_rewritings(
     return {sources[owner[i]]: texts[i] for i in winners.tolist()}
 
 
-def _best_of_each(
-    owner: npt.NDArray[np.int64], values: Scores, count: int
-) -> npt.NDArray[np.int64]:
+def _best_of_each(owner: Rows, values: Scores, count: int) -> Rows:
     """Return the rows with the largest values above 0 of each owner."""
     order = np.lexsort((-values, owner))
     first = np.searchsorted(owner[order], owner[order])

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
@@ -26,7 +25,7 @@ from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models import tokenization
 from ctrlreward.recipes.cpu_training import CPUTraining
-from ctrlreward.recipes.text_cnn import Sentence, SentenceData
+from ctrlreward.recipes.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
 from ctrlreward.weights.loading import load_config, load_tokenizer
 from ctrlreward.weights.sources import resolve
@@ -48,7 +47,7 @@ _FILES = {
 }
 
 
-class SequenceClassifierTrainer(pl.LightningModule):
+class SequenceClassifierTrainer(SentenceClassifierTrainer):
     """Trainer of a transformer encoder on `SentenceData`, which writes the best epoch's model.
 
     All weights are trained; the classification head is new and starts at random. The folder is
@@ -135,18 +134,6 @@ class SequenceClassifierTrainer(pl.LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
-    def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
-        """Return the cross-entropy and log it as `train_loss`."""
-        loss, _ = self._loss_and_hits(batch)
-        self.log("train_loss", loss, batch_size=len(batch))
-        return loss
-
-    def validation_step(self, batch: list[Sentence], batch_idx: int) -> None:
-        """Log the cross-entropy as `val_loss`, and `val_accuracy`."""
-        loss, hits = self._loss_and_hits(batch)
-        values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
-        self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
-
     def on_fit_end(self) -> None:
         """Write the best epoch's model, and test it with `Accuracy`."""
         trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -165,11 +152,6 @@ class SequenceClassifierTrainer(pl.LightningModule):
             report = json.dumps({"test_accuracy": accuracy, "test_sentences": len(test)})
             write_whole(folder / "evaluation.json", report)
         rank_zero_info(f"{self.folder}: accuracy {accuracy:.4f} on {len(test)} test sentences")
-
-    @property
-    def _data(self) -> SentenceData:
-        data: SentenceData = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data
 
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly.
@@ -194,12 +176,6 @@ class SequenceClassifierTrainer(pl.LightningModule):
         ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.device)
         logits: Tensor = self.model(input_ids=ids, attention_mask=mask).logits
         return logits
-
-    def _load_best(self) -> None:
-        checkpoint = self.trainer.checkpoint_callback
-        if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
-            best = torch.load(checkpoint.best_model_path, weights_only=True)
-            self.load_state_dict(best["state_dict"])
 
 
 def _check_replaceable(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:

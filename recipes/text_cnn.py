@@ -140,7 +140,38 @@ class SentenceData(pl.LightningDataModule):
             yield from (Sentence(text, label) for text in texts)
 
 
-class TextCNNTrainer(pl.LightningModule):
+class SentenceClassifierTrainer(pl.LightningModule):
+    """Steps of a classifier on `SentenceData`; a subclass has the network and writes its folder."""
+
+    def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
+        """Return the cross-entropy and log it as `train_loss`."""
+        loss, _ = self._loss_and_hits(batch)
+        self.log("train_loss", loss, batch_size=len(batch))
+        return loss
+
+    def validation_step(self, batch: list[Sentence], batch_idx: int) -> None:
+        """Log the cross-entropy as `val_loss`, and `val_accuracy`."""
+        loss, hits = self._loss_and_hits(batch)
+        values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
+        self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
+
+    @property
+    def _data(self) -> SentenceData:
+        data: SentenceData = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
+        """Return the mean loss, and for each sentence whether it is classified correctly."""
+        raise NotImplementedError
+
+    def _load_best(self) -> None:
+        checkpoint = self.trainer.checkpoint_callback
+        if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
+            best = torch.load(checkpoint.best_model_path, weights_only=True)
+            self.load_state_dict(best["state_dict"])
+
+
+class TextCNNTrainer(SentenceClassifierTrainer):
     """Trainer of a `TextCNN` on `SentenceData`, which writes the model of the best epoch.
 
     Logs `train_loss`, `val_loss` and `val_accuracy`. The best epoch is that of the trainer's
@@ -199,18 +230,6 @@ class TextCNNTrainer(pl.LightningModule):
         decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
-    def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
-        """Return the cross-entropy and log it as `train_loss`."""
-        loss, _ = self._loss_and_hits(batch)
-        self.log("train_loss", loss, batch_size=len(batch))
-        return loss
-
-    def validation_step(self, batch: list[Sentence], batch_idx: int) -> None:
-        """Log the cross-entropy as `val_loss`, and `val_accuracy`."""
-        loss, hits = self._loss_and_hits(batch)
-        values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
-        self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
-
     def on_fit_end(self) -> None:
         """Write the best epoch's model, load it as `Accuracy` does, and test it."""
         trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -227,23 +246,12 @@ class TextCNNTrainer(pl.LightningModule):
             write_whole(folder / "evaluation.json", report)
         rank_zero_info(f"{self.folder}: accuracy {accuracy:.4f} on {len(test)} test sentences")
 
-    @property
-    def _data(self) -> SentenceData:
-        data: SentenceData = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data
-
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly."""
         rows = [self.model.config.encode(sentence.text) for sentence in batch]
         logits = self.model(*pad_rows(rows, PADDING, self.device))
         labels = torch.tensor([sentence.label for sentence in batch], device=self.device)
         return cross_entropy(logits, labels), logits.argmax(dim=1) == labels
-
-    def _load_best(self) -> None:
-        checkpoint = self.trainer.checkpoint_callback
-        if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
-            best = torch.load(checkpoint.best_model_path, weights_only=True)
-            self.load_state_dict(best["state_dict"])
 
 
 def _check_replaceable(folder: Path) -> None:
