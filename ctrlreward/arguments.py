@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from typing import Literal, TypeAlias, TypeVar, cast
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
+Class = TypeVar("Class")
 Name = TypeVar("Name", bound=str)
 
 # Better direction of a metric, as Lightning names it.
@@ -113,3 +116,44 @@ def positive(argument: str, given: Number) -> Number:
     if given is not None and not given > 0:
         raise ValueError(f"{argument} = {given}: give a positive number")
     return given
+
+
+def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
+    """Decorate a class whose constructor names the right keyword in place of a wrong one.
+
+    Args:
+        instead: Old keywords and those of other libraries; for each, what to type in its place.
+
+    Examples:
+        >>> @checked_keywords(rank="r")
+        ... class Adapter:
+        ...     def __init__(self, r=16, dropout=0.0): ...
+        >>> Adapter(rank=8)
+        Traceback (most recent call last):
+        TypeError: Adapter() has no argument 'rank': use r
+        >>> Adapter(dropuot=0.1)
+        Traceback (most recent call last):
+        TypeError: Adapter() has no argument 'dropuot', only r, dropout (did you mean 'dropout'?)
+    """
+
+    def decorate(cls: type[Class]) -> type[Class]:
+        build: Callable[..., None] = cls.__init__
+        _, *parameters = signature(build).parameters.values()
+        known = [p.name for p in parameters if p.kind is not Parameter.VAR_POSITIONAL]
+
+        @wraps(build)
+        def __init__(self: object, *arguments: Any, **keywords: Any) -> None:
+            for name in keywords:
+                if name in known:
+                    continue
+                problem = f"{type(self).__name__}() has no argument {name!r}"
+                if name in instead:
+                    raise TypeError(f"{problem}: use {instead[name]}")
+                names = ", ".join(known)
+                raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
+            build(self, *arguments, **keywords)
+
+        cls.__init__ = __init__  # type: ignore[method-assign]
+        return cls
+
+    return decorate
