@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tomllib
 import venv
-from collections.abc import Callable
 from importlib.metadata import distribution, packages_distributions
 from itertools import chain
 from pathlib import Path
@@ -152,22 +152,61 @@ def bare(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.fixture
-def outcome(bare: Path, tmp_path: Path) -> Callable[[str], str]:
-    """Return a function that runs code without extras and returns the last line it printed."""
+# Imports every module once, and then runs each snippet in a fork of that process.
+FORKS = """
+import importlib, json, os, pkgutil, sys, traceback
+import ctrlreward
+alone, snippets = json.load(sys.stdin)
+def names(path, prefix):
+    for module in pkgutil.iter_modules(path, prefix):
+        if module.name in alone or module.name == "ctrlreward.__main__":
+            continue
+        yield module.name
+        if module.ispkg:
+            yield from names(importlib.import_module(module.name).__path__, module.name + ".")
+modules = list(names(ctrlreward.__path__, "ctrlreward."))
+for name in modules:
+    importlib.import_module(name)
+for name, code in snippets.items():
+    if os.fork() == 0:
+        file = os.open(name, os.O_CREAT | os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        try:
+            exec(code, {"__name__": "__main__"})
+        except SystemExit:
+            pass
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(0)
+    os.wait()
+print(len(modules))
+"""
 
-    def last_line(code: str) -> str:
-        process = run("-c", code, cwd=tmp_path, python=bare, CTRLREWARD_CACHE=str(tmp_path / "c"))
-        return (process.stdout if process.returncode == 0 else process.stderr).splitlines()[-1]
 
-    return last_line
+@pytest.fixture(scope="module")
+def last_lines(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Last line that each snippet prints without extras, by name; `modules` is their number."""
+    folder = tmp_path_factory.mktemp("forks")
+    snippets = {extra: code for extra, (code, _) in MISSING.items()} | PRESENT
+    process = subprocess.run(
+        [bare, "-c", FORKS],
+        cwd=folder,
+        env=os.environ | {"CTRLREWARD_CACHE": str(folder / "cache")},
+        input=json.dumps([EXTRA_ALONE, snippets]),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    lines = {name: (folder / name).read_text().splitlines()[-1] for name in snippets}
+    return lines | {"modules": process.stdout.strip()}
 
 
-def test_no_extra_is_among_what_the_wheel_requires(outcome: Callable[[str], str]) -> None:
-    code = f"""
-from importlib.util import find_spec
-print([name for name in {[*EXTRA_OF, "trl"]} if find_spec(name)])"""
-    assert outcome(code) == "[]"
+def test_no_extra_is_among_what_the_wheel_requires(last_lines: dict[str, str]) -> None:
+    assert last_lines["found"] == "[]"
 
 
 def test_import_is_fast_and_loads_neither_torch_nor_transformers(
@@ -196,21 +235,8 @@ EXTRA_ALONE = [
 ]
 
 
-def test_every_module_imports_without_extras(outcome: Callable[[str], str]) -> None:
-    code = f"""
-import pkgutil, importlib, ctrlreward
-def names(path, prefix):
-    for module in pkgutil.iter_modules(path, prefix):
-        if module.name in {EXTRA_ALONE!r} or module.name == "ctrlreward.__main__":
-            continue
-        yield module.name
-        if module.ispkg:
-            yield from names(importlib.import_module(module.name).__path__, module.name + ".")
-found = list(names(ctrlreward.__path__, "ctrlreward."))
-for name in found:
-    importlib.import_module(name)
-print(len(found))"""
-    assert int(outcome(code)) > 100
+def test_every_module_imports_without_extras(last_lines: dict[str, str]) -> None:
+    assert int(last_lines["modules"]) > 100
 
 
 def test_texts_are_scored_without_extras(bare: Path, pegasus: str, tmp_path: Path) -> None:
@@ -279,13 +305,20 @@ MISSING = {
 }
 
 
+PRESENT = {
+    "found": f"""
+from importlib.util import find_spec
+print([name for name in {[*EXTRA_OF, "trl"]} if find_spec(name)])""",
+    "version": "import ctrlreward; print(ctrlreward.__version__)",
+}
+
+
 @pytest.mark.parametrize("extra", MISSING)
 def test_what_a_missing_extra_costs_names_the_command(
-    extra: str, outcome: Callable[[str], str]
+    extra: str, last_lines: dict[str, str]
 ) -> None:
-    code, reason = MISSING[extra]
-    message = outcome(code)
-    assert reason in message
+    message = last_lines[extra]
+    assert MISSING[extra][1] in message
     assert message.endswith(f"pip install 'ctrlreward[{extra}]'")
 
 
@@ -313,8 +346,8 @@ def test_every_extra_is_accounted_for() -> None:
 # Metadata
 
 
-def test_the_version_stands_in_one_place(outcome: Callable[[str], str]) -> None:
-    assert outcome("import ctrlreward; print(ctrlreward.__version__)") == PROJECT["version"]
+def test_the_version_stands_in_one_place(last_lines: dict[str, str]) -> None:
+    assert last_lines["version"] == PROJECT["version"]
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
 
 
