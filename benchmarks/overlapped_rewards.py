@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
+from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 LETTERS = "abcdefgh"
@@ -101,10 +101,10 @@ def run(model: str, sleep: float, overlap: bool, seed: int, steps: int) -> Clock
     tuner = PolicyTuner(
         model,
         Reward({"share": SlowShare(sleep)["share"]}),
-        Objective(kl_coef=0.0),
-        Generation(group_size=16, max_new_tokens=8),
-        Updates(epochs=4, minibatches=2, overlap=overlap, learning_rate=3e-3),
-        lora=LoRA(8, "float32"),
+        Objective(beta=0.0),
+        Generation(num_generations=16, max_completion_length=8),
+        OptimizerConfig(num_iterations=4, minibatches=2, overlap=overlap, learning_rate=3e-3),
+        lora=LoRA(8, dtype="float32"),
     )
     trainer = pl.Trainer(
         accelerator="cpu",

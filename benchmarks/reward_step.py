@@ -26,7 +26,7 @@ import yaml
 from side_by_side import machine
 
 from ctrlreward import Reward, RewardBatch, Samples
-from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
+from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 from ctrlreward.recipes.controlled_generation import PromptData, relevance_reward
 
 CONFIG = Path(__file__).parent.parent / "configs/controlled_generation/sentiment_smollm2.yaml"
@@ -78,13 +78,13 @@ def run(form: str, steps: int) -> Clock:
     overlap = form != "serial"
     clip = config["trainer"]["gradient_clip_val"]
     pl.seed_everything(0, verbose=False)
-    manual = {"overlap": True, "gradient_clip": clip} if overlap else {}
+    manual = {"overlap": True, "max_grad_norm": clip} if overlap else {}
     tuner = Timed(
         given["model"],
         reward,
         Objective(**given["objective"]),
         Generation(**given["generation"]),
-        Updates(**given["updates"], **manual),
+        OptimizerConfig(**given["optimizer"], **manual),
         lora=LoRA(**given["lora"]),
     )
     clock = Clock()

@@ -40,9 +40,11 @@ def main() -> None:
     print_header()
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     given, data = config["model"]["init_args"], config["data"]["init_args"]
-    tokens, temperature = (given["generation"][k] for k in ("max_new_tokens", "temperature"))
+    tokens, temperature = (given["generation"][k] for k in ("max_completion_length", "temperature"))
     tokenizer = load_tokenizer(given["model"])
-    policy = load_policy(given["model"], LoRA(given["lora"]["rank"], options.dtype), "cpu").eval()
+    policy = load_policy(
+        given["model"], LoRA(given["lora"]["r"], dtype=options.dtype), "cpu"
+    ).eval()
     torch.manual_seed(0)
     for name, parameter in policy.named_parameters():
         if "lora_B" in name:  # zero before training
@@ -76,7 +78,7 @@ def main() -> None:
             )
 
     own = build_prompts(data["prefixes"], data["labels"], data["template"])
-    group, batch = given["generation"]["group_size"], data["batch_size"]
+    group, batch = given["generation"]["num_generations"], data["batch_size"]
     cases = {
         f"step, {batch} prompts x {group}": prompts(own, batch, group),
         "report, 32 prompts x 4": prompts(own, 32, 4),

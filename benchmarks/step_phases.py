@@ -23,7 +23,7 @@ import yaml
 from reward_step import CONFIG
 from side_by_side import machine
 
-from ctrlreward.policy import Generation, LoRA, Objective, PolicyTuner, Updates
+from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 from ctrlreward.policy.model import reference_policy
 from ctrlreward.processor import heap
 from ctrlreward.recipes.controlled_generation import PromptData, relevance_reward
@@ -39,12 +39,12 @@ def phases(dtype: str) -> dict[str, Callable[[], Any]]:
         reward,
         Objective(**given["objective"]),
         Generation(**given["generation"]),
-        Updates(**given["updates"]),
+        OptimizerConfig(**given["optimizer"]),
         lora=LoRA(**given["lora"] | {"dtype": dtype}),
     )
     tuner.configure_model()
     batch = next(iter(PromptData(**config["data"]["init_args"]).train_dataloader())).as_prompts()
-    rows = batch[[i for i in range(len(batch)) for _ in range(tuner.generation.group_size)]]
+    rows = batch[[i for i in range(len(batch)) for _ in range(tuner.generation.num_generations)]]
 
     def sample() -> Any:
         torch.manual_seed(0)
@@ -61,7 +61,7 @@ def phases(dtype: str) -> dict[str, Callable[[], Any]]:
 
     def update() -> None:
         weights = tuner.learner.weights(experience)
-        tuner.learner.terms(experience, weights, tuner.kl_coef)["loss"].backward()
+        tuner.learner.terms(experience, weights, tuner.beta)["loss"].backward()
         tuner.zero_grad()
         heap.end_step()
 

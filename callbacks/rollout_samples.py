@@ -53,7 +53,7 @@ class RolloutSamplesMixin(CallbackMixin):
         >>> from ctrlreward.callbacks import RolloutSamples
         >>> from ctrlreward.policy import Generation, PolicyTuner
         >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})
-        >>> sampling = Generation(group_size=2, max_new_tokens=8)
+        >>> sampling = Generation(num_generations=2, max_completion_length=8)
         >>> policy = PolicyTuner("smollm2-135m", reward, generation=sampling)
         >>> prompts = DataLoader([Samples(["The soup", "The view"]).as_prompts()], batch_size=None)
         >>> trainer = Trainer(max_steps=1, callbacks=[RolloutSamples()])

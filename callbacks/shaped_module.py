@@ -40,7 +40,7 @@ class KLWeighted(Protocol):
     It has to log `policy/kl` in each training step.
 
     Attributes:
-        kl_coef: Weight of the KL term in the loss.
+        beta: Weight of the KL term in the loss.
     """
 
-    kl_coef: float
+    beta: float

@@ -43,7 +43,7 @@ class RewardShapingMixin(CallbackMixin):
     each (the mean before all of them is `reward/total`, after all of them `reward/shaped`, which
     the module logs); `shaping/potential` and `shaping/length`, the mean terms; `shaping/clipped`,
     the share of clipped samples; `shaping/running_mean` and `shaping/running_std`;
-    `shaping/kl_coef`, the weight in this step's loss; and always `shaping/fail_rate`, the share of
+    `shaping/beta`, the weight in this step's loss; and always `shaping/fail_rate`, the share of
     samples without a shaped reward.
 
     Args:
@@ -55,14 +55,14 @@ class RewardShapingMixin(CallbackMixin):
         window: Penalty per token outside a window of lengths.
         overlong: DAPO's soft penalty of completions near the length limit.
         normalise: Whether to normalise by the running mean and standard deviation.
-        kl_target: Target of `policy/kl`, in nats per token, > 0. The module's `kl_coef` is adapted
+        kl_target: Target of `policy/kl`, in nats per token, > 0. The module's `beta` is adapted
             after each batch (Ziegler et al. 2019); None leaves it alone.
-        kl_horizon: Batches over which an error of 100 % would double `kl_coef`; errors are clipped
+        kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
 
     Attributes:
         moments: Count, mean and squares of the rewards so far, before normalisation.
-        kl_coef: Weight of the KL term in the next step's loss; None before training or without a
+        beta: Weight of the KL term in the next step's loss; None before training or without a
             target.
 
     Raises:
@@ -79,7 +79,7 @@ class RewardShapingMixin(CallbackMixin):
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
         >>> from ctrlreward.policy import Generation, PolicyTuner
         >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})
-        >>> sampling = Generation(group_size=2, max_new_tokens=8)
+        >>> sampling = Generation(num_generations=2, max_completion_length=8)
         >>> policy = PolicyTuner("smollm2-135m", reward, generation=sampling)
         >>> prompts = DataLoader([Samples(["The soup", "The view"]).as_prompts()], batch_size=None)
         >>> overlong = SoftOverlong(longest=8, cache=2)
@@ -120,20 +120,20 @@ class RewardShapingMixin(CallbackMixin):
         self.kl_target = kl_target
         self.kl_horizon = kl_horizon
         self.moments = Moments()
-        self.kl_coef: float | None = None
+        self.beta: float | None = None
         self._module: ShapedModule | None = None
-        self._module_kl_coef = 0.0
+        self._module_beta = 0.0
         self._metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running statistics and the weight of the KL term."""
         count, mean, squares = self.moments.count, self.moments.mean, self.moments.squares
-        return {"count": count, "mean": mean, "squares": squares, "kl_coef": self.kl_coef}
+        return {"count": count, "mean": mean, "squares": squares, "beta": self.beta}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both from a checkpoint; schedules, bounds and target stay as given."""
         self.moments = Moments(*(state_dict[name] for name in ("count", "mean", "squares")))
-        self.kl_coef = state_dict["kl_coef"]
+        self.beta = state_dict["beta"]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the module's `shape_rewards` for training."""
@@ -156,15 +156,15 @@ class RewardShapingMixin(CallbackMixin):
         if self.weights is not None:
             self.weights.check(pl_module.reward)
         if self.kl_target is not None:
-            self._module_kl_coef = _kl_coef_of(pl_module)
+            self._module_beta = _beta_of(pl_module)
         self._module = pl_module
         pl_module.shape_rewards = partial(self._shape, trainer, pl_module.reward)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Set the module's `kl_coef` to that of the checkpoint, if training is resumed."""
+        """Set the module's `beta` to that of the checkpoint, if training is resumed."""
         if self.kl_target is not None and isinstance(pl_module, KLWeighted):
-            self.kl_coef = pl_module.kl_coef if self.kl_coef is None else self.kl_coef
-            pl_module.kl_coef = self.kl_coef
+            self.beta = pl_module.beta if self.beta is None else self.beta
+            pl_module.beta = self.beta
 
     def on_train_batch_end(
         self,
@@ -178,9 +178,9 @@ class RewardShapingMixin(CallbackMixin):
         metrics, self._metrics = self._metrics, {}
         if not metrics:  # with overlapped rewards the first step learns from nothing
             return
-        if self.kl_target is not None and self.kl_coef is not None:
-            metrics["kl_coef"] = self.kl_coef
-            self._adapt(trainer, pl_module, self.kl_target, self.kl_coef)
+        if self.kl_target is not None and self.beta is not None:
+            metrics["beta"] = self.beta
+            self._adapt(trainer, pl_module, self.kl_target, self.beta)
         for name, value in metrics.items():
             pl_module.log(f"shaping/{name}", value, batch_size=1)
 
@@ -200,7 +200,7 @@ class RewardShapingMixin(CallbackMixin):
             return
         self._module.shape_rewards = None
         if self.kl_target is not None and isinstance(self._module, KLWeighted):
-            self._module.kl_coef = self._module_kl_coef
+            self._module.beta = self._module_beta
         if self.potential is not None:
             self.potential.phi.scorer.release()
         self._module = None
@@ -270,7 +270,7 @@ class RewardShapingMixin(CallbackMixin):
             self._metrics |= {"running_mean": self.moments.mean, "running_std": self.moments.std}
 
     def _adapt(
-        self, trainer: Trainer, pl_module: LightningModule, target: float, kl_coef: float
+        self, trainer: Trainer, pl_module: LightningModule, target: float, beta: float
     ) -> None:
         metrics = trainer.callback_metrics
         if KL not in metrics:
@@ -282,8 +282,8 @@ class RewardShapingMixin(CallbackMixin):
         by_rank = on_every_rank(lambda: metrics[KL].item())
         kl = sum(by_rank) / len(by_rank)
         if math.isfinite(kl) and isinstance(pl_module, KLWeighted):
-            self.kl_coef = adaptive_kl_coef(kl_coef, kl, target, self.kl_horizon)
-            pl_module.kl_coef = self.kl_coef
+            self.beta = adaptive_kl_coef(beta, kl, target, self.kl_horizon)
+            pl_module.beta = self.beta
 
 
 def _clip_bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]:
@@ -294,11 +294,11 @@ def _clip_bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]
     return bounds
 
 
-def _kl_coef_of(module: object) -> float:
-    if not isinstance(module, KLWeighted) or not module.kl_coef > 0:
+def _beta_of(module: object) -> float:
+    if not isinstance(module, KLWeighted) or not module.beta > 0:
         raise misconfigured(
             module,
-            f"kl_target scales the kl_coef of {type(module).__name__}, which has none greater "
+            f"kl_target scales the beta of {type(module).__name__}, which has none greater "
             "than 0: define one to start with, such as 0.05",
         )
-    return module.kl_coef
+    return module.beta

@@ -168,7 +168,7 @@ class SoftOverlong:
 
     Args:
         longest: Length from which the full penalty applies, in tokens; usually the policy's
-            `max_new_tokens`.
+            `max_completion_length`.
         cache: Number of tokens before `longest` over which the penalty grows linearly from 0.
         weight: The full penalty, in units of the reward, ≥ 0.
 

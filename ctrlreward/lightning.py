@@ -38,9 +38,9 @@ from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong
-from ctrlreward.policy.experience import Updates
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
+from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.tuner import PolicyTunerMixin
 from ctrlreward.policy.value import Critic
@@ -56,6 +56,7 @@ __all__ = [
     "LengthWindow",
     "LoRA",
     "Objective",
+    "OptimizerConfig",
     "ParetoCheckpoint",
     "PolicyTuner",
     "Potential",
@@ -68,7 +69,6 @@ __all__ = [
     "SampleGenerator",
     "SoftOverlong",
     "TextGenerator",
-    "Updates",
     "WandbReport",
     "generate",
 ]

@@ -125,7 +125,7 @@ def check_strategy(trainer: Trainer) -> None:
             f"the strategy {type(trainer.strategy).__name__} splits the model or its optimizer "
             "over the ranks, but PolicyTuner and the callbacks of ctrlreward generate texts and "
             "write checkpoints with the whole model: use Trainer(strategy='ddp'); to save memory, "
-            "PolicyTuner has updates.gradient_checkpointing, updates.microbatch_size and "
+            "PolicyTuner has optimizer.gradient_checkpointing, optimizer.microbatch_size and "
             "lora.quantization",
         )
 

@@ -16,10 +16,9 @@ from torch import Tensor
 from ctrlreward.files import whole_folder
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.assembly import load_with_tokenizer
-from ctrlreward.policy.experience import Updates
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
-from ctrlreward.policy.optimizer import adamw, number_of_updates
+from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates
 from ctrlreward.policy.rollouts import Generation, given, log_probs
 from ctrlreward.recipes.prompt_data import PromptBatches
 from ctrlreward.recipes.pseudo_pairs import PseudoPairs
@@ -39,7 +38,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         folder: Folder of the trained adapter. An earlier one in it is replaced.
         model: Local folder, Hugging Face id or short name of the base model.
         generation: How `complete` completes prompts; its stop string ends each completion.
-        updates: Learning rate and its schedule.
+        optimizer: Learning rate and its schedule.
         lora: The adapter, and the precision of the base weights.
     """
 
@@ -48,23 +47,23 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         folder: str,
         model: str,
         generation: Generation = Generation(),
-        updates: Updates = Updates(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
         lora: LoRA = LoRA(),
     ) -> None:
-        super().__init__(model, generation, updates, lora)
+        super().__init__(model, generation, optimizer, lora)
         self.folder = Path(folder).expanduser()
 
     def configure_model(self) -> None:
         """Load the base model with its adapter; only once."""
         if "policy" in dict(self.named_children()):
             return
-        options = (Objective(), self.generation, self.updates, self.lora)
+        options = (Objective(), self.generation, self.optimizer, self.lora)
         device = str(self.device)
         self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *options)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW on the adapter, with its learning-rate schedule."""
-        return adamw(self.parameters(), self.updates, number_of_updates(self, self.updates))
+        return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
 
     def training_step(self, batch: Samples, batch_idx: int) -> Tensor:
         """Return the mean negative log-probability of the completions' tokens."""

@@ -98,9 +98,9 @@ def test_the_report_has_enough_texts_of_each_label(file: Path) -> None:
 
 @pytest.mark.usefixtures("nothing_loaded")
 def test_configuration_keys_are_options() -> None:
-    options = ["--model.objective.kl_coef=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
+    options = ["--model.objective.beta=0.5", "--trainer.max_steps=7", "--ckpt_path=last"]
     cli = build(["--config", str(FILES[0]), *options])
-    assert (cli.model.kl_coef, cli.trainer.max_steps) == (0.5, 7)
+    assert (cli.model.beta, cli.trainer.max_steps) == (0.5, 7)
     assert cli.config.ckpt_path == "last"
 
 
@@ -243,8 +243,8 @@ def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
 
 
 SMALL = [
-    "--model.generation.group_size=2",
-    "--model.generation.max_new_tokens=8",
+    "--model.generation.num_generations=2",
+    "--model.generation.max_completion_length=8",
     "--data.init_args.batch_size=2",
 ]
 

@@ -357,11 +357,13 @@ def policy_gradient() -> None:
     tuner = policy.PolicyTuner(
         "smollm2-135m",
         content_reward(),
-        policy.Objective("ppo", kl_coef=0.1),
-        generation=policy.Generation(group_size=2, max_new_tokens=4, temperature=0.9),
-        updates=policy.Updates(epochs=2, minibatches=2, schedule="cosine"),
+        policy.Objective("ppo", beta=0.1),
+        generation=policy.Generation(num_generations=2, max_completion_length=4, temperature=0.9),
+        optimizer=policy.OptimizerConfig(
+            num_iterations=2, minibatches=2, lr_scheduler_type="cosine"
+        ),
         critic=policy.Critic(gae_lambda=0.9),
-        lora=policy.LoRA(rank=2, targets=["q_proj"], dtype="float32"),
+        lora=policy.LoRA(r=2, target_modules=["q_proj"], dtype="float32"),
     )
     shaping = callbacks.RewardShaping(
         weights={"fluency": [(0, 0.1), (100, 0.2)]},
@@ -418,10 +420,10 @@ def policy_gradient_of_lightning() -> None:
         model="smollm2-135m",
         reward=content_reward(),
         objective=lightning.Objective("dapo", clip=(0.2, 0.28)),
-        generation=lightning.Generation(group_size=2, max_new_tokens=4),
-        updates=lightning.Updates(learning_rate=1e-4),
+        generation=lightning.Generation(num_generations=2, max_completion_length=4),
+        optimizer=lightning.OptimizerConfig(learning_rate=1e-4),
         critic=lightning.Critic(),
-        lora=lightning.LoRA(rank=2),
+        lora=lightning.LoRA(r=2),
     )
     shaping = lightning.RewardShaping(
         potential=lightning.Potential(cr.Similarity(VECTORS)["similarity"], discount=0.0),

@@ -84,14 +84,14 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
     return np.clip((longest - cache - lengths) / cache, -1.0, 0.0)
 
 
-def adaptive_kl_coef(kl_coef: float, kl: float, target: float, horizon: float = 10.0) -> float:
+def adaptive_kl_coef(beta: float, kl: float, target: float, horizon: float = 10.0) -> float:
     """Return the next weight of the KL term: larger if the divergence exceeds its target.
 
     Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and
     β ← β · (1 + K_β · e), with K_β = 1 / `horizon`; the paper's K_β is 0.1.
 
     Args:
-        kl_coef: The current β.
+        beta: The current weight, β.
         kl: The divergence measured with it, in the unit of the target.
         target: Target divergence, greater than 0.
         horizon: 1 / K_β, in updates of β.
@@ -101,7 +101,7 @@ def adaptive_kl_coef(kl_coef: float, kl: float, target: float, horizon: float = 
         0.101
     """
     error = min(max(kl / target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
-    return kl_coef * (1 + error / horizon)
+    return beta * (1 + error / horizon)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from os import PathLike
 from typing import Any
 
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule
 from ctrlreward.placement import reserve_core
 from ctrlreward.policy.chat import conversations
-from ctrlreward.policy.experience import Updates
 from ctrlreward.policy.model import LoRA, export_adapter
+from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, Rollout, sample
 from ctrlreward.samples import Samples
 
@@ -32,18 +32,24 @@ class AdaptedModuleMixin(LightningModule):
     Args:
         model: Local folder, Hugging Face id or short name of the base model.
         generation: How prompts are completed.
-        updates: Optimizer, and whether cores are shared with a reward.
+        optimizer: Optimizer, and whether cores are shared with a reward.
         lora: The adapter, and the precision of the base weights.
     """
 
     policy: PeftModel  # set by configure_model, as the next one
     tokenizer: PreTrainedTokenizerBase
 
-    def __init__(self, model: str, generation: Generation, updates: Updates, lora: LoRA) -> None:
+    def __init__(
+        self,
+        model: str,
+        generation: Generation,
+        optimizer: OptimizerConfig,
+        lora: LoRA | LoraConfig,
+    ) -> None:
         super().__init__()
         self.base_model = model
         self.generation = generation
-        self.updates = updates
+        self.optimizer = optimizer
         self.lora = lora
         # A checkpoint has the adapter only; the base weights are loaded from `model`.
         self.strict_loading = False
@@ -87,7 +93,7 @@ class AdaptedModuleMixin(LightningModule):
         if options.chat:
             prompts = conversations(self.tokenizer, options, prompts)
         temperature = options.temperature if temperature is None else temperature
-        shares_cores = self.updates.overlap and self.device.type == "cpu"
-        limits = (options.max_new_tokens, temperature, not options.chat)
+        shares_cores = self.optimizer.overlap and self.device.type == "cpu"
+        limits = (options.max_completion_length, temperature, not options.chat)
         with reserve_core() if shares_cores else nullcontext():
             return sample(self.policy, self.tokenizer, prompts, *limits)

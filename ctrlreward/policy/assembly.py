@@ -2,48 +2,83 @@
 
 from __future__ import annotations
 
-from peft import PeftModel
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from peft import LoraConfig, PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.columns import shortened
+from ctrlreward.policy import keywords
 from ctrlreward.policy.base_model import checkpoint_gradients
 from ctrlreward.policy.chat import end_of_turn
-from ctrlreward.policy.experience import Updates
-from ctrlreward.policy.model import LoRA, keep_start, load_policy
+from ctrlreward.policy.model import LoRA, check_config, keep_start, load_policy
 from ctrlreward.policy.objectives import Objective
+from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, add_end_tokens, stop_token
 from ctrlreward.policy.value import Critic
 from ctrlreward.reward import Reward
+from ctrlreward.scorers.base import Component, Scorer
 from ctrlreward.weights.loading import load_tokenizer
 
+GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
+    "objective": (Objective, keywords.OBJECTIVE),
+    "generation": (Generation, keywords.GENERATION),
+    "optimizer": (OptimizerConfig, keywords.OPTIMIZER),
+    "critic": (Critic, keywords.CRITIC),
+    "lora": (LoRA, keywords.LORA),
+}
 
-def check_types(
-    reward: object,
-    objective: object,
-    generation: object,
-    updates: object,
-    critic: object,
-    lora: object,
-) -> None:
-    """Raise if an argument of `PolicyTuner` is not of its class.
+
+def instead() -> dict[str, str]:
+    """Return what to type in place of options that are given to `PolicyTuner` without their group.
+
+    Example:
+        >>> instead()["num_generations"], instead()["kl_coef"]
+        ('generation=Generation(num_generations=...)', 'objective=Objective(beta=...)')
+    """
+    lines: dict[str, list[str]] = {}
+    for group, (kind, renamed) in GROUPS.items():
+        own = {field.name: field.name for field in fields(kind)}
+        for name, argument in (own | renamed).items():
+            argument = argument if "=" in argument else f"{argument}=..."
+            lines.setdefault(name, []).append(f"{group}={kind.__name__}({argument})")
+    return {name: " or ".join(each) for name, each in lines.items()} | keywords.TUNER
+
+
+def check_types(**given: object) -> None:
+    """Raise if a group of options of `PolicyTuner` is not of its class.
 
     Raises:
         TypeError: Names the argument and the class to give.
+        ValueError: An option of a configuration of peft cannot be honoured.
     """
-    given = {
-        "reward": (reward, Reward),
-        "objective": (objective, Objective),
-        "generation": (generation, Generation),
-        "updates": (updates, Updates),
-        "critic": (critic, Critic),
-        "lora": (lora, LoRA),
-    }
-    for name, (value, kind) in given.items():
-        if not isinstance(value, kind):
+    for name, value in given.items():
+        kind, _ = GROUPS[name]
+        if isinstance(value, LoraConfig) and kind is LoRA:
+            check_config(value)
+        elif not isinstance(value, kind):
             raise TypeError(
                 f"{name} = {shortened(value)} is a {type(value).__name__}: give "
                 f"{kind.__name__}(...)"
             )
+
+
+def as_reward(reward: object) -> Reward:
+    """Return a reward, or the `Reward` of what its first argument may be.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if isinstance(reward, Reward):
+        return reward
+    if callable(reward) or isinstance(reward, Scorer | Component | Mapping | list | tuple):
+        return Reward(reward)  # type: ignore[arg-type]
+    raise TypeError(
+        f"reward = {shortened(reward)} is a {type(reward).__name__}: give Reward(...), or what it "
+        "takes"
+    )
 
 
 def load_with_tokenizer(
@@ -51,8 +86,8 @@ def load_with_tokenizer(
     device: str,
     objective: Objective,
     generation: Generation,
-    updates: Updates,
-    lora: LoRA,
+    optimizer: OptimizerConfig,
+    lora: LoRA | LoraConfig,
 ) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     """Load a policy that is ready to sample and to learn.
 
@@ -61,7 +96,7 @@ def load_with_tokenizer(
         device: As in `load_policy`.
         objective: Names the reference policy.
         generation: Chat template and stop string.
-        updates: Gradient checkpointing.
+        optimizer: Gradient checkpointing.
         lora: Adapter and base weights.
 
     Raises:
@@ -73,8 +108,9 @@ def load_with_tokenizer(
     stop = [] if generation.stop is None else [stop_token(tokenizer, generation.stop)]
     policy = load_policy(model, lora, device)
     add_end_tokens(policy, [*turn, *stop])
-    if lora.adapter is not None and objective.reference == "start":
-        keep_start(policy, lora.adapter)
-    if updates.gradient_checkpointing:
+    trained = None if isinstance(lora, LoraConfig) else lora.adapter
+    if trained is not None and objective.reference == "start":
+        keep_start(policy, trained)
+    if optimizer.gradient_checkpointing:
         checkpoint_gradients(model, policy)
     return policy, tokenizer

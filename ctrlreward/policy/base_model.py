@@ -123,9 +123,9 @@ def checkpoint_gradients(model: str, policy: PeftModel) -> None:
     base: Any = policy.get_base_model()
     if not base.supports_gradient_checkpointing:
         raise ValueError(
-            f"updates.gradient_checkpointing = True, but {type(base).__name__} of model = "
+            f"optimizer.gradient_checkpointing = True, but {type(base).__name__} of model = "
             f"{model!r} has none in transformers: set it to False, and lower "
-            "updates.microbatch_size to save memory"
+            "optimizer.microbatch_size to save memory"
         )
     with warnings.catch_warnings():  # its newer name came after transformers 5.0
         warnings.simplefilter("ignore", FutureWarning)

@@ -55,7 +55,7 @@ def decode(
     decoder: Decoder,
     prompts: tuple[Tensor, Tensor],
     rows: Sequence[int],
-    max_new_tokens: int,
+    max_completion_length: int,
     temperature: float,
     end: Tensor,
     padding: int,
@@ -67,7 +67,7 @@ def decode(
         decoder: A new one.
         prompts: Ids and attention of the distinct prompts, each of shape (prompts, length).
         rows: Prompt of each of n rows.
-        max_new_tokens: Upper bound of `new`, which is less if all rows end before.
+        max_completion_length: Upper bound of `new`, which is less if all rows end before.
         temperature: Divisor of the logits; 0 decodes greedily.
         end: Tokens that end a row.
         padding: Token after the end.
@@ -79,7 +79,7 @@ def decode(
     tokens: list[Tensor] = []
     ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
     states = decoder.start(*prompts, torch.tensor(rows, device=device))
-    make_room(decoder.cache, max_new_tokens)
+    make_room(decoder.cache, max_completion_length)
     with packed_products(model, len(rows)) as multiply:
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
@@ -87,7 +87,7 @@ def decode(
             drawn = values.argmax(dim=-1) if temperature == 0 else draw(values)
             tokens.append(drawn.masked_fill(ended, padding))
             ended = ended | torch.isin(drawn, end)
-            if len(tokens) == max_new_tokens or bool(ended.all()):
+            if len(tokens) == max_completion_length or bool(ended.all()):
                 return torch.stack(tokens, dim=1)
             states = decoder.read(tokens[-1])
 

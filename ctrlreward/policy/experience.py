@@ -1,23 +1,19 @@
-"""The data of a training step: rollouts waiting for rewards, then with advantages, then updates."""
+"""The data of a training step: rollouts waiting for rewards, then with advantages."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from ctrlreward.arguments import one_of, positive
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-
-Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
 class PolicyOutput(NamedTuple):
@@ -140,96 +136,3 @@ class Experience:
             None if self.old is None else self.old[rows],
             None if self.estimates is None else self.estimates[rows],
         )
-
-
-@dataclass(frozen=True)
-class Updates:
-    """Optimisation: how a rollout is split into updates, and the optimizer's settings.
-
-    With the defaults of the first five a rollout makes one update, by Lightning's automatic
-    optimisation. If one of them is set, the module updates by manual optimisation.
-
-    Args:
-        epochs: Passes over each rollout.
-        minibatches: Updates per epoch.
-        microbatch_size: Completions per backward pass; gradients are summed to the same update.
-            None: all completions of an update at once.
-        gradient_clip: Largest gradient norm of an update; None for no clipping. Use it in place of
-            the trainer's `gradient_clip_val` if the module updates by manual optimisation.
-        overlap: Whether to score a rollout while the policy learns from the previous one. The
-            importance ratio corrects for the delay of one step.
-        learning_rate: Learning rate of AdamW after the warm-up.
-        warmup_steps: Updates over which the learning rate rises linearly.
-        schedule: After the warm-up the learning rate is `"constant"`, or falls to 0 at the end of
-            training in a line (`"linear"`) or half a cosine (`"cosine"`). The end is the trainer's
-            `max_steps`, or `max_epochs` of a dataloader with a length.
-        gradient_checkpointing: Whether to recompute activations in the backward pass instead of
-            keeping them: less memory, more time, the same gradients.
-
-    Raises:
-        ValueError: A number is not positive, or the schedule is unknown.
-
-    Example:
-        >>> Updates(epochs=2, minibatches=4).per_rollout
-        8
-        >>> Updates(learning_rate=1e-5, schedule="cosine").automatic
-        True
-        >>> Updates(schedule="cos")
-        Traceback (most recent call last):
-        ValueError: updates.schedule = 'cos': give one of ... (did you mean 'cosine'?)
-    """
-
-    epochs: int = 1
-    minibatches: int = 1
-    microbatch_size: int | None = None
-    gradient_clip: float | None = None
-    overlap: bool = False
-    learning_rate: float = 1e-4
-    warmup_steps: int = 5
-    schedule: Schedule = "constant"
-    gradient_checkpointing: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "microbatch_size", "gradient_clip", "learning_rate"):
-            positive(f"updates.{name}", getattr(self, name))
-        one_of("updates.schedule", self.schedule, get_args(Schedule))
-
-    @property
-    def per_rollout(self) -> int:
-        """Number of updates per rollout."""
-        return self.epochs * self.minibatches
-
-    @property
-    def off_policy(self) -> bool:
-        """True if the policy may change between sampling a rollout and an update on it."""
-        return self.overlap or self.per_rollout > 1
-
-    @property
-    def automatic(self) -> bool:
-        """True if Lightning's automatic optimisation can make the updates."""
-        return not self.off_policy and self.microbatch_size is None and self.gradient_clip is None
-
-    def minibatch_rows(self, completions: int) -> Iterator[Tensor]:
-        """Yield the rows of the completions that each update learns from.
-
-        Each epoch splits all completions at random, with torch's global generator, into
-        minibatches whose sizes differ by at most 1.
-
-        Raises:
-            ValueError: There are fewer completions than minibatches.
-        """
-        if completions < self.minibatches:
-            raise ValueError(
-                f"updates.minibatches = {self.minibatches}: this batch has only {completions} "
-                "completions; use a larger batch, a larger generation.group_size or fewer "
-                "minibatches"
-            )
-        for _ in range(self.epochs):
-            # A single minibatch needs no shuffling, and draws no random numbers.
-            shuffled = self.minibatches > 1
-            rows = torch.randperm(completions) if shuffled else torch.arange(completions)
-            yield from rows.tensor_split(self.minibatches)
-
-    def microbatch_rows(self, completions: int) -> tuple[Tensor, ...]:
-        """Return the rows of each backward pass's completions, in order."""
-        return torch.arange(completions).split(self.microbatch_size or completions)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctrlreward.functional.policy import token_weights
 from ctrlreward.policy.distributed import share_of_mean
-from ctrlreward.policy.experience import Experience, PolicyOutput, Updates
+from ctrlreward.policy.experience import Experience, PolicyOutput
 from ctrlreward.policy.model import reference_policy
 from ctrlreward.policy.objectives import (
     Objective,
@@ -19,6 +19,7 @@ from ctrlreward.policy.objectives import (
     loss_terms,
     loss_weights,
 )
+from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, Rollout, log_probs_from_states, states_before
 from ctrlreward.policy.value import Critic, ValueHead, add_value_loss, estimate_advantages
 
@@ -34,7 +35,7 @@ class Learner:
         value_head: Reads the policy's hidden states; None if no values are needed.
         objective: The algorithm.
         critic: Options of the value head.
-        updates: How rollouts are split into updates.
+        optimizer: How rollouts are split into updates.
         generation: How completions were sampled.
     """
 
@@ -42,7 +43,7 @@ class Learner:
     value_head: ValueHead | None
     objective: Objective
     critic: Critic
-    updates: Updates
+    optimizer: OptimizerConfig
     generation: Generation
 
     def forward(self, rollout: Rollout) -> PolicyOutput:
@@ -58,7 +59,7 @@ class Learner:
     def evaluate(self, rollout: Rollout) -> PolicyOutput:
         """Compute the same without gradients and dropout, a microbatch at a time."""
         self.policy.eval()
-        batches = self.updates.microbatch_rows(len(rollout.completions))
+        batches = self.optimizer.microbatch_rows(len(rollout.completions))
         outputs = [self.forward(rollout[rows]) for rows in batches]
         values = [output.values for output in outputs if output.values is not None]
         return PolicyOutput(
@@ -85,22 +86,22 @@ class Learner:
         choices = self.objective.choices
         with reference_policy(self.policy):
             reference = self.evaluate(rollout).log_probs
-        if output is None and (self.updates.off_policy or self.value_head):
+        if output is None and (self.optimizer.off_policy or self.value_head):
             output = self.evaluate(rollout)
         device = rollout.mask.device
         estimates = None
         if output is None or output.values is None:
-            group_size = self.generation.group_size
-            advantages = advantages_over_ranks(choices, rewards, group_size, greedy)
+            num_generations = self.generation.num_generations
+            advantages = advantages_over_ranks(choices, rewards, num_generations, greedy)
         else:
             whiten = choices.scale == "batch"
             advantages, estimates = estimate_advantages(
                 self.critic, rewards.to(device), output.values, rollout.mask, whiten
             )
         mask = rollout.mask
-        if self.objective.mask_truncated:
+        if self.objective.mask_truncated_completions:
             mask = mask * rollout.ended[:, None]
-        old = output.log_probs if output is not None and self.updates.off_policy else None
+        old = output.log_probs if output is not None and self.optimizer.off_policy else None
         return Experience(rollout, advantages.to(device), mask, reference, old, estimates)
 
     def weights(self, experience: Experience) -> dict[str, Tensor]:
@@ -110,7 +111,7 @@ class Learner:
             Those of `objectives.loss_weights`, and `"value"` with a value head.
         """
         share = share_of_mean(experience.mask.sum())
-        longest = self.generation.max_new_tokens
+        longest = self.generation.max_completion_length
         weights = loss_weights(self.objective.choices, experience.mask, longest, share)
         if experience.estimates is not None:
             valued = experience.mask * experience.estimates.mask
@@ -118,30 +119,28 @@ class Learner:
         return weights
 
     def terms(
-        self, experience: Experience, weights: dict[str, Tensor], kl_coef: float
+        self, experience: Experience, weights: dict[str, Tensor], beta: float
     ) -> dict[str, Tensor]:
         """Compute the loss and the logged terms of an update, or of one of its microbatches.
 
         Args:
             experience: n completions.
             weights: The rows of `weights` that belong to them.
-            kl_coef: Weight of the KL term.
+            beta: Weight of the KL term.
 
         Returns:
             See `objectives.loss_terms`; with a value head also `value_loss`.
         """
         self.policy.train()  # the adapter's dropout, and gradient checkpointing
         log_probs, values = self.forward(experience.rollout)
-        terms = loss_terms(self.objective.choices, log_probs, experience, weights, kl_coef)
+        terms = loss_terms(self.objective.choices, log_probs, experience, weights, beta)
         if values is None or experience.estimates is None:
             return terms
         return add_value_loss(self.critic, terms, values, experience.estimates, weights["value"])
 
-    def microbatch_terms(
-        self, experience: Experience, kl_coef: float
-    ) -> Iterator[dict[str, Tensor]]:
+    def microbatch_terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
         """Yield the `terms` of each microbatch of an update; they sum to those of the update."""
         weights = self.weights(experience)
-        for rows in self.updates.microbatch_rows(len(experience)):
+        for rows in self.optimizer.microbatch_rows(len(experience)):
             part = {name: weight[rows.to(weight.device)] for name, weight in weights.items()}
-            yield self.terms(experience[rows], part, kl_coef)
+            yield self.terms(experience[rows], part, beta)

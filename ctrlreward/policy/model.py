@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,101 +16,163 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from ctrlreward.arguments import one_of, positive
+from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.policy.base_model import Quantization, load_base
+from ctrlreward.policy.keywords import LORA
 from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.sources import resolve
 
 _ALL_LINEAR = "all-linear"
+# Options of peft that are passed to it. All others have to be at their defaults.
+_HONOURED = {
+    *("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
+    *("rank_pattern", "alpha_pattern", "fan_in_fan_out", "task_type", "inference_mode"),
+    *("base_model_name_or_path", "peft_type", "peft_version", "auto_mapping"),
+}
+_INITIAL = (True, False, "gaussian", "orthogonal")
 _START = "start"  # name of the frozen copy of the adapter that training starts from
 
 
+_OF_PEFT = {name: f"PolicyTuner(lora=LoraConfig({name}=...)) of peft" for name in _HONOURED}
+
+
+@checked_keywords(**(_OF_PEFT | LORA))
 @dataclass(frozen=True)
 class LoRA:
     """The adapter, and the precision of the frozen base weights under it.
 
-    Adapter weights are float32. Dropout layers of the base model stay off, and the adapter's are
-    on only while the loss is computed: sampling, the reference policy and the log-probabilities at
-    sampling have none.
+    The first four are those of peft's `LoraConfig`, with other defaults; `PolicyTuner` also takes a
+    `LoraConfig` itself. Adapter weights are float32. Dropout layers of the base model stay off, and
+    the adapter's are on only while the loss is computed: sampling, the reference policy and the
+    log-probabilities at sampling have none.
 
     Args:
-        rank: Rank of the adapter. None: 16.
+        r: Rank of the adapter. None: 16 (peft: 8).
+        lora_alpha: Scale of the adapter, which is multiplied by lora_alpha / r. None: twice the
+            rank (peft: 8).
+        target_modules: Linear layers to adapt, as in peft: a list of the last parts of their names,
+            such as `["q_proj", "v_proj"]`, or a regular expression for full names; a single string
+            may also be a last part. `"all-linear"` and None: all except the output layer, which is
+            never adapted.
+        lora_dropout: Dropout rate of the adapter's inputs, in [0, 1). None: 0, with which the ratio
+            to the policy that sampled is exactly 1 at the first update.
         dtype: Data type of the base weights, or of the computations if they are quantised. None
             picks one by device.
-        alpha: Scale of the adapter, which is multiplied by alpha / rank. None: twice the rank.
-        targets: Names of the linear layers to adapt, such as `["q_proj", "v_proj"]`, as in peft's
-            `target_modules`; a single string is one name. `"all-linear"` and None: all except the
-            output layer, which is never adapted.
-        dropout: Dropout rate of the adapter's inputs, in [0, 1). None: 0, with which the ratio to
-            the policy that sampled is exactly 1 at the first update.
         quantization: `"nf4"` (4 bits, double quantisation, as in QLoRA) or `"int8"` quantises the
             base weights with bitsandbytes while loading; None does not.
         adapter: Folder of a trained LoRA adapter to continue from, as `PolicyTuner.export_adapter`
-            or peft's `save_pretrained` writes it; safetensors only. Rank, alpha, targets and
+            or peft's `save_pretrained` writes it; safetensors only. Rank, alpha, modules and
             dropout are the adapter's. None: a new adapter, which changes nothing at first.
 
     Raises:
         ValueError: A number is out of range, or the quantisation is unknown.
 
     Example:
-        >>> LoRA(rank=8).scale
+        >>> LoRA(r=8).scale
         16
-        >>> LoRA(targets=["q_proj", "v_proj"], quantization="int4")
+        >>> LoRA(target_modules=["q_proj", "v_proj"], quantization="int4")
         Traceback (most recent call last):
         ValueError: lora.quantization = 'int4': give one of nf4, int8 (did you mean 'int8'?)
+        >>> LoRA(rank=8)
+        Traceback (most recent call last):
+        TypeError: LoRA() has no argument 'rank': use r
     """
 
-    rank: int | None = None
+    r: int | None = None
+    lora_alpha: int | None = None
+    target_modules: str | Sequence[str] | None = None
+    lora_dropout: float | None = None
     dtype: Dtype | None = None
-    alpha: int | None = None
-    targets: str | Sequence[str] | None = None
-    dropout: float | None = None
     quantization: Quantization | None = None
     adapter: str | None = None
 
     def __post_init__(self) -> None:
-        positive("lora.rank", self.rank)
-        positive("lora.alpha", self.alpha)
-        if self.dropout is not None and not 0 <= self.dropout < 1:
-            raise ValueError(f"lora.dropout = {self.dropout}: give a number from 0 to below 1")
+        positive("lora.r", self.r)
+        positive("lora.lora_alpha", self.lora_alpha)
+        if self.lora_dropout is not None and not 0 <= self.lora_dropout < 1:
+            raise ValueError(
+                f"lora.lora_dropout = {self.lora_dropout}: give a number from 0 to below 1"
+            )
         if self.quantization is not None:
             one_of("lora.quantization", self.quantization, get_args(Quantization))
 
     @property
     def scale(self) -> int:
         """The alpha of a new adapter."""
-        return 2 * (self.rank or 16) if self.alpha is None else self.alpha
+        return 2 * (self.r or 16) if self.lora_alpha is None else self.lora_alpha
 
 
-def load_policy(model: str, lora: LoRA, device: str) -> PeftModel:
+def check_config(config: LoraConfig) -> None:
+    """Raise if a configuration of peft has an option that training would not honour.
+
+    An adapter has to be low-rank weights alone, which are 0 without training and independent of
+    the prompts: checkpoints and exports hold nothing else, and without them the policy has to be
+    its own reference.
+
+    Raises:
+        ValueError: Names the option.
+    """
+    plain = LoraConfig()
+    for name in sorted({field.name for field in fields(config)} - _HONOURED):
+        given = getattr(config, name)
+        if given != getattr(plain, name):
+            raise ValueError(
+                f"lora = LoraConfig({name}={given!r}): PolicyTuner trains low-rank weights alone, "
+                f"leave {name} out"
+            )
+    if config.init_lora_weights not in _INITIAL:
+        raise ValueError(
+            f"lora = LoraConfig(init_lora_weights={config.init_lora_weights!r}) changes the base "
+            "weights, which are the reference policy: give True, 'gaussian' or 'orthogonal'"
+        )
+
+
+def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """Load a causal or encoder-decoder language model with a new or a trained LoRA adapter.
 
     Args:
         model: Local folder, Hugging Face id or short name.
-        lora: The adapter, and dtype and quantisation of the base weights.
+        lora: The adapter, and dtype and quantisation of the base weights; or peft's configuration
+            of a new adapter, with the defaults of dtype and quantisation.
         device: Device that the model will run on, as in torch. Quantised weights are loaded to it,
             others to the CPU.
 
     Raises:
         ValueError: An encoder-decoder does not define the token that its decoder starts with; a
-            target is no linear layer of the model; the adapter cannot be read, is not for this
+            target is not a linear layer of the model; the adapter cannot be read, is not for this
             model, or contradicts the other options.
         ImportError: bitsandbytes is needed and not installed.
     """
-    base = load_base(model, lora.dtype, lora.quantization, device)
+    base_options = (None, None) if isinstance(lora, LoraConfig) else (lora.dtype, lora.quantization)
+    base = load_base(model, *base_options, device)
     linear = _linear_layers(base)
-    if lora.adapter is not None:
+    if isinstance(lora, LoraConfig):
+        config = copy(lora)
+        if config.target_modules is not None:  # else peft chooses by the type of model
+            config.target_modules = _target_modules(_as_given(config.target_modules), linear)
+        config.inference_mode = False
+    elif lora.adapter is not None:
         return _continued(base, model, lora, lora.adapter, linear).train()
-    config = LoraConfig(
-        r=lora.rank or 16,
-        lora_alpha=lora.scale,
-        target_modules=_target_modules(lora.targets, linear),
-        lora_dropout=lora.dropout or 0.0,
-        task_type="SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM",
-        # Lets plain peft find the base model of an exported adapter.
-        base_model_name_or_path=resolve(model),
-    )
-    return get_peft_model(base, config).train()
+    else:
+        config = LoraConfig(
+            r=lora.r or 16,
+            lora_alpha=lora.scale,
+            target_modules=_target_modules(lora.target_modules, linear),
+            lora_dropout=lora.lora_dropout or 0.0,
+        )
+    config.task_type = "SEQ_2_SEQ_LM" if base.config.is_encoder_decoder else "CAUSAL_LM"
+    # Lets plain peft find the base model of an exported adapter.
+    config.base_model_name_or_path = resolve(model)
+    policy = get_peft_model(base, config)
+    tuner: Any = policy.base_model
+    others = sorted(set(tuner.targeted_module_names) - set(linear))
+    if others:
+        raise ValueError(
+            f"lora.target_modules = {lora.target_modules!r} adapts {', '.join(others)}: give "
+            "linear layers other than the output layer"
+        )
+    return policy.train()
 
 
 def _linear_layers(base: PreTrainedModel) -> list[str]:
@@ -124,20 +188,39 @@ def _linear_layers(base: PreTrainedModel) -> list[str]:
     ]
 
 
+def _as_given(modules: str | Collection[str]) -> str | list[str]:
+    """Return the targets of a configuration of peft, which makes a set of a list, in order."""
+    return modules if isinstance(modules, str) else sorted(modules)
+
+
 def _target_modules(targets: str | Sequence[str] | None, linear: Sequence[str]) -> str | list[str]:
     """Return the targets of an adapter as peft takes them, after checking each."""
     if targets is None or targets == _ALL_LINEAR:
         return _ALL_LINEAR
+    if isinstance(targets, str) and any(_is_full_match(targets, name) for name in linear):
+        return targets
     names = [targets] if isinstance(targets, str) else list(targets)
     known = sorted({name.rpartition(".")[2] for name in linear})
     for name in names or [""]:
         if not _matching([name], linear):
-            one_of("lora.targets", name, known)
+            one_of("lora.target_modules", name, known)
     return names
 
 
-def _matching(targets: Sequence[str], linear: Sequence[str]) -> set[str]:
-    """Return the layers that peft adapts for some targets: those whose name ends in one."""
+def _is_full_match(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise ValueError(
+            f"lora.target_modules = {pattern!r} is not a regular expression ({error}): give names "
+            "of linear layers in a list, or a regular expression that matches full names"
+        ) from error
+
+
+def _matching(targets: str | Sequence[str], linear: Sequence[str]) -> set[str]:
+    """Return the layers that peft adapts for some checked targets."""
+    if isinstance(targets, str):
+        return {name for name in linear if targets == _ALL_LINEAR or _is_full_match(targets, name)}
     return {name for name in linear for t in targets if f".{name}".endswith(f".{t}")}
 
 
@@ -200,21 +283,19 @@ def _check_agreement(
     lora: LoRA, config: LoraConfig, adapted: set[str], linear: Sequence[str]
 ) -> None:
     """Raise if options of a new adapter differ from those of the trained one."""
-    has = {"rank": config.r, "alpha": config.lora_alpha, "dropout": config.lora_dropout}
-    for name, value in has.items():
-        given = getattr(lora, name)
+    for name in ("r", "lora_alpha", "lora_dropout"):
+        given, value = getattr(lora, name), getattr(config, name)
         if given is not None and given != value:
             raise ValueError(
                 f"lora.{name} = {given}, but lora.adapter = {lora.adapter!r} has {value}: leave "
                 f"lora.{name} out"
             )
-    if lora.targets is None:
+    if lora.target_modules is None:
         return
-    targets = _target_modules(lora.targets, linear)
-    if adapted != (set(linear) if targets == _ALL_LINEAR else _matching(targets, linear)):
+    if adapted != _matching(_target_modules(lora.target_modules, linear), linear):
         raise ValueError(
-            f"lora.targets = {lora.targets!r}, but lora.adapter = {lora.adapter!r} adapts "
-            f"{', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
+            f"lora.target_modules = {lora.target_modules!r}, but lora.adapter = {lora.adapter!r} "
+            f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
         )
 
 

@@ -10,11 +10,13 @@ from typing import Any, Literal, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from ctrlreward.arguments import one_of
+from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import gather_values
-from ctrlreward.policy.experience import Experience, Updates
+from ctrlreward.policy.experience import Experience
+from ctrlreward.policy.keywords import OBJECTIVE
+from ctrlreward.policy.optimizer import OptimizerConfig
 
 Algorithm = Literal[
     "grpo", "rloo", "reinforce", "dr_grpo", "dapo", "gspo", "reinforce++", "self_critical", "ppo"
@@ -118,6 +120,7 @@ ALGORITHMS: dict[Algorithm, Choices] = {
 }
 
 
+@checked_keywords(**OBJECTIVE)
 @dataclass(frozen=True)
 class Objective:
     """The algorithm, changes to its choices, and the KL term.
@@ -133,22 +136,23 @@ class Objective:
             value head predicts at each token.
         scale: Advantages are divided by the standard deviation of the rewards in the `"group"` or
             the `"batch"`, or by nothing (`"none"`). With the baseline `"value"`, `"batch"` whitens
-            the advantages of all tokens: mean 0 and deviation 1.
-        ratio: Importance ratio per `"token"` or per completion (`"sequence"`); `"none"` for plain
-            log-probabilities.
-        clip: How far the ratio may go below and above 1 before the gradient is cut off.
+            the advantages of all tokens: mean 0 and deviation 1. TRL's `scale_rewards`.
+        ratio: Importance ratio per `"token"` or per completion (`"sequence"`), TRL's
+            `importance_sampling_level`; `"none"` for plain log-probabilities.
+        clip: How far the ratio may go below and above 1 before the gradient is cut off: TRL's
+            `epsilon` and `epsilon_high`.
         aggregation: Mean over completions of the mean over tokens (`"sequence"`), mean over all
             tokens (`"token"`), or mean over completions of the sum over tokens, divided by
-            `max_new_tokens` (`"constant"`) or by nothing (`"sum"`).
+            `max_completion_length` (`"constant"`) or by nothing (`"sum"`).
         kl_estimator: `"k1"`, `"k2"` or `"k3"`, for the KL divergence from the reference. k1
             has the gradient of k2, since its own has mean 0.
-        kl_coef: Weight of the KL divergence, per token, in the loss.
+        beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
         reference: Policy that the KL divergence is measured from, if training starts from a trained
             adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model. From
             the start the divergence is 0 at first, as with a new adapter, and the term keeps what
             the adapter has learned; from the base model it would undo it. Same as TRL's reference.
-        mask_truncated: Whether to exclude completions that were cut off by their length from the
-            loss. Their rewards still count in the baselines.
+        mask_truncated_completions: Whether to exclude completions that were cut off by their length
+            from the loss, as in TRL. Their rewards still count in the baselines.
 
     Raises:
         ValueError: An unknown algorithm or choice, choices that cannot be combined, or clip
@@ -169,8 +173,8 @@ class Objective:
     clip: tuple[float, float] | None = None
     aggregation: Aggregation | None = None
     kl_estimator: KLEstimator | None = None
-    kl_coef: float = 0.05
-    mask_truncated: bool = False
+    beta: float = 0.05
+    mask_truncated_completions: bool = False
     reference: Reference = "start"
 
     def __post_init__(self) -> None:
@@ -190,24 +194,24 @@ class Objective:
         return replace(ALGORITHMS[self.algorithm], **changes)
 
 
-def check_sampling(objective: Objective, group_size: int, updates: Updates) -> None:
+def check_sampling(objective: Objective, num_generations: int, optimizer: OptimizerConfig) -> None:
     """Raise if the objective cannot learn from the sampled groups or with these updates.
 
     Raises:
         ValueError: A group baseline with groups of one, or off-policy updates without a ratio.
     """
     choices = objective.choices
-    if group_size < 2 and choices.baseline in ("group", "leave_one_out"):
+    if num_generations < 2 and choices.baseline in ("group", "leave_one_out"):
         raise ValueError(
-            f"generation.group_size = {group_size}: {objective.algorithm} compares the completions "
-            "of a prompt, give 2 or more"
+            f"generation.num_generations = {num_generations}: {objective.algorithm} compares the "
+            "completions of a prompt, give 2 or more"
         )
-    if choices.ratio == "none" and updates.off_policy:
-        reason = f"{updates.per_rollout} updates per rollout need"
+    if choices.ratio == "none" and optimizer.off_policy:
+        reason = f"{optimizer.per_rollout} updates per rollout need"
         raise ValueError(
-            f"{'updates.overlap = True needs' if updates.overlap else reason} a ratio to the "
+            f"{'optimizer.overlap = True needs' if optimizer.overlap else reason} a ratio to the "
             f"policy that sampled, but objective.ratio = 'none' ({objective.algorithm}): set it to "
-            "'token' or 'sequence', or use one epoch, one minibatch and no overlap"
+            "'token' or 'sequence', or use one iteration, one minibatch and no overlap"
         )
 
 
@@ -232,21 +236,21 @@ def completion_advantages(
 
 
 def advantages_over_ranks(
-    choices: Choices, rewards: Tensor, group_size: int, greedy: Tensor | None
+    choices: Choices, rewards: Tensor, num_generations: int, greedy: Tensor | None
 ) -> Tensor:
     """Compute the advantages of this rank's completions with the statistics of all ranks.
 
     Args:
         choices: Any baseline except `"value"`.
         rewards: NaN where a sample failed, shape (n,); those of one prompt are consecutive.
-        group_size: Completions per prompt.
+        num_generations: Completions per prompt.
         greedy: Reward of each prompt's greedy completion, if that is the baseline.
 
     Returns:
         Shape (n,).
     """
     all_rewards, own = gather_values(rewards)
-    groups = torch.arange(len(all_rewards)) // group_size
+    groups = torch.arange(len(all_rewards)) // num_generations
     all_greedy = None if greedy is None else gather_values(greedy)[0]
     return completion_advantages(choices, all_rewards, groups, all_greedy)[own]
 
@@ -281,7 +285,7 @@ def loss_terms(
     log_probs: Tensor,
     experience: Experience,
     weights: dict[str, Tensor],
-    kl_coef: float,
+    beta: float,
 ) -> dict[str, Tensor]:
     """Compute the loss and its logged terms as sums: microbatches add up to their update.
 
@@ -290,7 +294,7 @@ def loss_terms(
         log_probs: Log-probabilities under the current policy, with gradients, shape (n, tokens).
         experience: n completions.
         weights: The rows of `loss_weights` that belong to the n completions.
-        kl_coef: Weight of the KL term.
+        beta: Weight of the KL term.
 
     Returns:
         `loss`, with gradients. Without gradients: `kl` from the reference and `entropy`, in
@@ -307,7 +311,7 @@ def loss_terms(
         ratio = _RATIOS[choices.ratio](log_probs, old, mask)
         costs = losses.clipped_surrogate(ratio, advantages, choices.clip)
     kl = (weights["sequence"] * _KL[choices.kl_estimator](log_probs, experience.reference)).sum()
-    loss = (weights["loss"] * costs).sum() + kl_coef * kl
+    loss = (weights["loss"] * costs).sum() + beta * kl
     clipped = losses.is_clipped(ratio, advantages, choices.clip)
     logged = {
         "kl": kl,

@@ -3,30 +3,146 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
 
+from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.lightning_package import LightningModule, misconfigured
-from ctrlreward.policy.experience import Schedule, Updates
+from ctrlreward.policy.keywords import OPTIMIZER
+
+Schedule: TypeAlias = Literal["constant", "constant_with_warmup", "linear", "cosine"]
+
+
+@checked_keywords(**OPTIMIZER)
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Optimisation: how a rollout is split into updates, and the settings of AdamW.
+
+    With the defaults of the first five a rollout makes one update, by Lightning's automatic
+    optimisation. If one of them is set, the module updates by manual optimisation.
+
+    Args:
+        num_iterations: Passes over each rollout, as in TRL.
+        minibatches: Updates per pass.
+        microbatch_size: Completions per backward pass; gradients are summed to the same update.
+            None: all completions of an update at once.
+        max_grad_norm: Largest gradient norm of an update; None, in place of TRL's 1.0, for no
+            clipping. Use it in place of the trainer's `gradient_clip_val` if the module updates by
+            manual optimisation.
+        overlap: Whether to score a rollout while the policy learns from the previous one. The
+            importance ratio corrects for the delay of one step.
+        learning_rate: Learning rate after the warm-up; TRL's default is 1e-6, for full
+            fine-tuning.
+        weight_decay: Weight decay of AdamW, of all trained weights, ≥ 0.
+        warmup_steps: Updates over which the learning rate rises linearly.
+        lr_scheduler_type: After the warm-up the learning rate stays (`"constant_with_warmup"`), or
+            falls to 0 at the end of training in a line (`"linear"`) or half a cosine (`"cosine"`);
+            `"constant"` has no warm-up either, as in transformers. The end is the trainer's
+            `max_steps`, or `max_epochs` of a dataloader with a length. The rates are one step ahead
+            of transformers': no update has the rate 0.
+        gradient_checkpointing: Whether to recompute activations in the backward pass instead of
+            keeping them: less memory, more time, the same gradients.
+
+    Raises:
+        ValueError: A number is out of range, or the schedule is unknown.
+
+    Example:
+        >>> OptimizerConfig(num_iterations=2, minibatches=4).per_rollout
+        8
+        >>> OptimizerConfig(learning_rate=1e-5, lr_scheduler_type="cosine").automatic
+        True
+        >>> OptimizerConfig(lr_scheduler_type="cos")
+        Traceback (most recent call last):
+        ValueError: optimizer.lr_scheduler_type = 'cos': give one of ... (did you mean 'cosine'?)
+        >>> OptimizerConfig(epochs=2)
+        Traceback (most recent call last):
+        TypeError: OptimizerConfig() has no argument 'epochs': use num_iterations
+    """
+
+    num_iterations: int = 1
+    minibatches: int = 1
+    microbatch_size: int | None = None
+    max_grad_norm: float | None = None
+    overlap: bool = False
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    warmup_steps: int = 5
+    lr_scheduler_type: Schedule = "constant_with_warmup"
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        counts = ("num_iterations", "minibatches", "microbatch_size")
+        for name in (*counts, "max_grad_norm", "learning_rate"):
+            positive(f"optimizer.{name}", getattr(self, name))
+        for name in ("weight_decay", "warmup_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(
+                    f"optimizer.{name} = {getattr(self, name)}: give 0 or a positive number"
+                )
+        one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
+
+    @property
+    def per_rollout(self) -> int:
+        """Number of updates per rollout."""
+        return self.num_iterations * self.minibatches
+
+    @property
+    def off_policy(self) -> bool:
+        """True if the policy may change between sampling a rollout and an update on it."""
+        return self.overlap or self.per_rollout > 1
+
+    @property
+    def automatic(self) -> bool:
+        """True if Lightning's automatic optimisation can make the updates."""
+        return not self.off_policy and self.microbatch_size is None and self.max_grad_norm is None
+
+    def minibatch_rows(self, completions: int) -> Iterator[Tensor]:
+        """Yield the rows of the completions that each update learns from.
+
+        Each epoch splits all completions at random, with torch's global generator, into
+        minibatches whose sizes differ by at most 1.
+
+        Raises:
+            ValueError: There are fewer completions than minibatches.
+        """
+        if completions < self.minibatches:
+            raise ValueError(
+                f"optimizer.minibatches = {self.minibatches}: this batch has only {completions} "
+                "completions; use a larger batch, a larger generation.num_generations or fewer "
+                "minibatches"
+            )
+        for _ in range(self.num_iterations):
+            # A single minibatch needs no shuffling, and draws no random numbers.
+            shuffled = self.minibatches > 1
+            rows = torch.randperm(completions) if shuffled else torch.arange(completions)
+            yield from rows.tensor_split(self.minibatches)
+
+    def microbatch_rows(self, completions: int) -> tuple[Tensor, ...]:
+        """Return the rows of each backward pass's completions, in order."""
+        return torch.arange(completions).split(self.microbatch_size or completions)
 
 
 def adamw(
-    parameters: Iterable[torch.nn.Parameter], updates: Updates, steps: int | None
+    parameters: Iterable[torch.nn.Parameter], config: OptimizerConfig, steps: int | None
 ) -> dict[str, Any]:
     """Return AdamW on the trainable parameters with its schedule, in Lightning's format.
 
     Args:
         parameters: All parameters; frozen ones are skipped.
-        updates: Learning rate, warm-up and schedule.
+        config: Learning rate, weight decay, warm-up and schedule.
         steps: Number of updates of the whole training; None if the schedule is constant.
     """
     trainable = [p for p in parameters if p.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=updates.learning_rate, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        trainable, lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    kind, warmup = config.lr_scheduler_type, config.warmup_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: rate(updates.schedule, step, updates.warmup_steps, steps or 0)
+        optimizer, lambda step: rate(kind, step, warmup, steps or 0)
     )
     return {
         "optimizer": optimizer,
@@ -40,7 +156,8 @@ def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
     Those of `transformers.get_scheduler`, one step ahead: no update has the rate 0.
 
     Args:
-        schedule: After the warm-up the rate is constant, or falls towards 0 at update `steps`.
+        schedule: After the warm-up the rate stays, or falls towards 0 at update `steps`;
+            `"constant"` has no warm-up.
         step: Number of updates before this one.
         warmup_steps: Updates over which the rate rises linearly.
         steps: Number of updates of the whole training.
@@ -48,39 +165,41 @@ def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
     Example:
         >>> [rate("linear", step, 2, 5) for step in range(5)]
         [0.5, 1.0, 0.75, 0.5, 0.25]
-        >>> [rate("constant", step, 2, 5) for step in range(5)]
+        >>> [rate("constant_with_warmup", step, 2, 5) for step in range(5)]
         [0.5, 1.0, 1.0, 1.0, 1.0]
     """
+    if schedule == "constant":
+        return 1.0
     warmup = max(1, warmup_steps)
     if step + 1 < warmup:
         return (step + 1) / warmup
-    if schedule == "constant":
+    if schedule == "constant_with_warmup":
         return 1.0
     progress = min(1.0, (step + 1 - warmup) / max(1, steps + 1 - warmup))
     return 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
-def number_of_updates(module: LightningModule, updates: Updates) -> int | None:
+def number_of_updates(module: LightningModule, config: OptimizerConfig) -> int | None:
     """Return the number of updates of the whole training, from the trainer's limits.
 
-    None for a constant schedule, which needs none. With `updates.overlap` one rollout fewer is
+    None for a constant schedule, which needs none. With `optimizer.overlap` one rollout fewer is
     learned from.
 
     Raises:
         MisconfigurationException: The number of batches is unknown, and there is no `max_steps`.
     """
-    if updates.schedule == "constant":
+    if config.lr_scheduler_type.startswith("constant"):
         return None
     trainer = module.trainer
     rollouts = trainer.estimated_stepping_batches  # does not know of several updates per rollout
     if not 0 <= rollouts < math.inf:
         raise misconfigured(
             trainer,
-            f"updates.schedule = {updates.schedule!r} needs the number of training steps, which is "
-            "unknown here: give the Trainer max_steps, or max_epochs and a dataloader with a "
-            "length, or set the schedule to 'constant'",
+            f"optimizer.lr_scheduler_type = {config.lr_scheduler_type!r} needs the number of "
+            "training steps, which is unknown here: give the Trainer max_steps, or max_epochs and "
+            "a dataloader with a length, or use 'constant_with_warmup'",
         )
-    each = updates.per_rollout
+    each = config.per_rollout
     number = int(rollouts) * each
     if trainer.max_steps == -1:
         return number
@@ -90,7 +209,7 @@ def number_of_updates(module: LightningModule, updates: Updates) -> int | None:
 def step_optimizer(
     module: LightningModule,
     microbatches: Iterable[dict[str, Tensor]],
-    gradient_clip: float | None,
+    max_grad_norm: float | None,
 ) -> dict[str, Tensor]:
     """Make one update with the summed gradients of some microbatches.
 
@@ -98,7 +217,7 @@ def step_optimizer(
         module: A module under manual optimisation, with one optimizer and one schedule.
         microbatches: The terms of each; `loss` has gradients. The next one is computed after the
             backward pass of the previous one.
-        gradient_clip: Largest gradient norm; None for no clipping.
+        max_grad_norm: Largest gradient norm; None for no clipping.
 
     Returns:
         The terms, summed over the microbatches, without gradients.
@@ -110,7 +229,7 @@ def step_optimizer(
     for terms in microbatches:
         module.manual_backward(terms["loss"])
         detached.append({name: value.detach() for name, value in terms.items()})
-    module.clip_gradients(optimizer, gradient_clip, "norm")
+    module.clip_gradients(optimizer, max_grad_norm, "norm")
     optimizer.step()
     schedule.step()
     return {name: torch.stack([terms[name] for terms in detached]).sum() for name in detached[0]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.output_layer import hidden_states, token_log_probs
 from ctrlreward.functional.policy import completion_mask, ended
 from ctrlreward.policy.decoding import (
@@ -21,18 +21,20 @@ from ctrlreward.policy.decoding import (
     decode,
     token_positions,
 )
+from ctrlreward.policy.keywords import GENERATION
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 
+@checked_keywords(**GENERATION)
 @dataclass(frozen=True)
 class Generation:
     """Sampling options, for rollouts and for `PolicyTuner.complete`.
 
     Args:
-        group_size: Completions per prompt of a rollout.
-        max_new_tokens: Longest completion, in tokens.
+        num_generations: Completions per prompt of a rollout.
+        max_completion_length: Longest completion, in tokens.
         temperature: Sampling temperature of rollouts.
         eval_temperature: Sampling temperature of `PolicyTuner.complete`, and so of validations and
             reports; 0 decodes greedily. None: that of rollouts.
@@ -49,15 +51,15 @@ class Generation:
         ValueError: A number is not positive, or an option of chats is given without `chat`.
 
     Example:
-        >>> Generation(group_size=4, chat=True, system="Answer in one sentence.").temperature
+        >>> Generation(num_generations=4, chat=True, system="Answer in one sentence.").temperature
         1.0
         >>> Generation(system="Answer in one sentence.")
         Traceback (most recent call last):
         ValueError: generation.system = 'Answer in one sentence.' is part of a chat: ...
     """
 
-    group_size: int = 8
-    max_new_tokens: int = 32
+    num_generations: int = 8
+    max_completion_length: int = 32
     temperature: float = 1.0
     eval_temperature: float | None = None
     stop: str | None = None
@@ -66,7 +68,7 @@ class Generation:
     chat_template_kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("group_size", "max_new_tokens", "temperature"):
+        for name in ("num_generations", "max_completion_length", "temperature"):
             positive(f"generation.{name}", getattr(self, name))
         if self.eval_temperature is not None and not 0 <= self.eval_temperature < math.inf:
             raise ValueError(
@@ -92,7 +94,7 @@ class Rollout:
         mask: 1 on the completions' tokens up to and including the end token, shape (n, new),
             float; the completions are the last `new` columns of `ids`.
         ended: True for completions with an end token, bool, shape (n,); the others were cut off by
-            `max_new_tokens`.
+            `max_completion_length`.
     """
 
     completions: list[str]
@@ -119,7 +121,7 @@ def sample(
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[str],
-    max_new_tokens: int,
+    max_completion_length: int,
     temperature: float,
     special_tokens: bool = True,
 ) -> Rollout:
@@ -134,7 +136,7 @@ def sample(
             no setting that changes the distribution.
         tokenizer: The model's tokenizer.
         prompts: n prompts, which a causal model continues or an encoder reads.
-        max_new_tokens: Longest completion.
+        max_completion_length: Longest completion.
         temperature: Sampling temperature; 0 decodes greedily.
         special_tokens: Whether an encoder reads the tokenizer's special tokens too; False if a chat
             template has put them into the prompts.
@@ -151,7 +153,7 @@ def sample(
         family.decoder(model),
         (ids, attention),
         rows,
-        max_new_tokens,
+        max_completion_length,
         temperature,
         end,
         tokenizer.pad_token_id,

@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from torch import Tensor
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.lightning_package import (
     Callback,
     check_strategy,
@@ -19,15 +21,15 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.placement import shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.assembly import check_types, load_with_tokenizer
+from ctrlreward.policy.assembly import as_reward, check_types, instead, load_with_tokenizer
 from ctrlreward.policy.chat import check_beginnings
 from ctrlreward.policy.distributed import gather_rewards, gather_values
-from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout, Updates
+from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.memory import MemoryMixin
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective, check_sampling
-from ctrlreward.policy.optimizer import adamw, number_of_updates, step_optimizer
+from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates, step_optimizer
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together, rank_and_ranks
@@ -36,17 +38,19 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 
+@checked_keywords(**instead())
 class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
     A batch is `Samples` of prompts (see `Samples.as_prompts`). The policy reads `prompts` and
-    completes each `group_size` times; the reward scores prefix + completion, with all other columns
-    as they are. In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the
-    decoder generates the completion; if that is the whole text, as in style transfer, use `""` as
-    prefix. With `generation.chat` an instruction-tuned model reads each prompt as a user's message.
+    completes each `num_generations` times; the reward scores prefix + completion, with all other
+    columns as they are. In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and
+    the decoder generates the completion; if that is the whole text, as in style transfer, use `""`
+    as prefix. With `generation.chat` an instruction-tuned model reads each prompt as a user's
+    message.
 
     By default each rollout makes one update, by Lightning's automatic optimisation. Under manual
-    optimisation (see `Updates`) leave out the trainer's `gradient_clip_val` and
+    optimisation (see `OptimizerConfig`) leave out the trainer's `gradient_clip_val` and
     `accumulate_grad_batches`; `global_step` counts updates, and `max_steps` is checked after each
     rollout.
 
@@ -68,18 +72,18 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         reward: The reward to maximise.
         objective: Algorithm, changes to it, and the KL term.
         generation: How completions are sampled.
-        updates: Updates per rollout and the optimizer.
+        optimizer: Updates per rollout and the optimizer.
         critic: Advantage estimation and value loss of the baseline `"value"`.
         lora: The adapter, and the precision of the base weights.
 
     Attributes:
         last_rollout: The texts of the last update and their scores; None before the first.
-        kl_coef: Weight of the KL term, `objective.kl_coef` at first; may change during training.
+        beta: Weight of the KL term, `objective.beta` at first; may change during training.
         shape_rewards: Shapes the rewards (`callbacks.shaped_module`); None for the total reward.
 
     Raises:
         TypeError: An argument is not of the class that it has to be.
-        ValueError: `generation` or `updates` do not work with the objective.
+        ValueError: `generation` or `optimizer` do not work with the objective.
 
     Example:
         >>> from ctrlreward import Distinct, Reward
@@ -95,18 +99,24 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         reward: Reward,
         objective: Objective = Objective(),
         generation: Generation = Generation(),
-        updates: Updates = Updates(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
         critic: Critic = Critic(),
-        lora: LoRA = LoRA(),
+        lora: LoRA | LoraConfig = LoRA(),
     ) -> None:
-        check_types(reward, objective, generation, updates, critic, lora)
-        check_sampling(objective, generation.group_size, updates)
-        super().__init__(model, generation, updates, lora)
-        self.reward = reward
+        check_types(
+            objective=objective,
+            generation=generation,
+            optimizer=optimizer,
+            critic=critic,
+            lora=lora,
+        )
+        check_sampling(objective, generation.num_generations, optimizer)
+        super().__init__(model, generation, optimizer, lora)
+        self.reward = as_reward(reward)
         self.objective = objective
         self.critic = critic
-        self.kl_coef = objective.kl_coef
-        self.automatic_optimization = updates.automatic
+        self.beta = objective.beta
+        self.automatic_optimization = optimizer.automatic
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._waiting: PendingExperience | None = None
@@ -147,11 +157,11 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         if "policy" in dict(self.named_children()):
             return
         device = str(self._training_device or self.device)
-        groups = (self.objective, self.generation, self.updates, self.lora)
+        groups = (self.objective, self.generation, self.optimizer, self.lora)
         self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *groups)
         if self.objective.choices.baseline == "value":
             self.value_head = ValueHead(self.policy.get_output_embeddings().weight.shape[1])
-        options = (self.objective, self.critic, self.updates, self.generation)
+        options = (self.objective, self.critic, self.optimizer, self.generation)
         self.learner = Learner(self.policy, self.value_head, *options)
 
     def configure_optimizers(self) -> Any:
@@ -160,20 +170,20 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         Raises:
             MisconfigurationException: The schedule needs a number of steps that is unknown.
         """
-        return adamw(self.parameters(), self.updates, number_of_updates(self, self.updates))
+        return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
 
     def training_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
         """Sample completions, score them, and return the loss or update the policy.
 
-        With `updates.overlap` the step learns from the completions of the previous step. The first
-        step has none and returns None.
+        With `optimizer.overlap` the step learns from the completions of the previous step. The
+        first step has none and returns None.
 
         Raises:
             RuntimeError: Every sample of the batch failed.
         """
         started = time.perf_counter()
         pending: PendingExperience | None = self._collect(batch)
-        if self.updates.overlap:
+        if self.optimizer.overlap:
             pending, self._waiting = self._waiting, pending
         if pending is None:
             return None
@@ -197,7 +207,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         rank, _ = rank_and_ranks()
         if rank > 0:
             torch.manual_seed(torch.initial_seed() + rank)
-        if self.updates.overlap:
+        if self.optimizer.overlap:
             if self.device.type == "cpu":
                 self.reward.yield_cpu()
             with torch.random.fork_rng(devices=[]):
@@ -213,14 +223,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         prompts = batch.as_prompts()
         if self.generation.chat:
             check_beginnings(prompts)
-        rows = [i for i in range(len(batch)) for _ in range(self.generation.group_size)]
-        start = partial(PendingRollout.start, reward=self.reward, overlap=self.updates.overlap)
+        rows = [i for i in range(len(batch)) for _ in range(self.generation.num_generations)]
+        start = partial(PendingRollout.start, reward=self.reward, overlap=self.optimizer.overlap)
         sampled = start(prompts[rows], self._sample)
         greedy = None
         if self.objective.choices.baseline == "greedy":
             greedy = start(prompts, partial(self._sample, temperature=0.0))
         # With overlap the policy will have changed when the rewards arrive.
-        output = self.learner.evaluate(sampled.rollout) if self.updates.overlap else None
+        output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
         return PendingExperience(sampled, greedy, output)
 
     def _shape(self, pending: PendingRollout, scored: RewardBatch, baseline: bool) -> Tensor:
@@ -232,13 +242,13 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def _learn(self, experience: Experience) -> dict[str, Tensor]:
         """Make all updates, or compute the loss for Lightning's; return the terms to log."""
-        learner, kl_coef, clip = self.learner, self.kl_coef, self.updates.gradient_clip
+        learner, beta, clip = self.learner, self.beta, self.optimizer.max_grad_norm
         if self.automatic_optimization:
-            terms = learner.terms(experience, learner.weights(experience), kl_coef)
+            terms = learner.terms(experience, learner.weights(experience), beta)
         else:
             each = [
-                step_optimizer(self, learner.microbatch_terms(experience[rows], kl_coef), clip)
-                for rows in self.updates.minibatch_rows(len(experience))
+                step_optimizer(self, learner.microbatch_terms(experience[rows], beta), clip)
+                for rows in self.optimizer.minibatch_rows(len(experience))
             ]
             terms = {name: torch.stack([t[name] for t in each]).mean() for name in each[0]}
         if experience.estimates is not None:

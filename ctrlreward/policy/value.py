@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import gather_values
+from ctrlreward.policy.keywords import CRITIC
 
 
+@checked_keywords(**CRITIC)
 @dataclass(frozen=True)
 class Critic:
     """Advantage estimation with a value head, and how the head is trained.

@@ -66,7 +66,7 @@ class Watch(pl.Callback):
         self.calls: list[list[tuple]] = []
         self.baselines: list[bool] = []
         self.logged: list[dict[str, float]] = []
-        self.kl_coefs: list[float] = []
+        self.betas: list[float] = []
 
     def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
         shape = pl_module.shape_rewards
@@ -81,7 +81,7 @@ class Watch(pl.Callback):
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         self.calls.append([])
-        self.kl_coefs.append(pl_module.kl_coef)
+        self.betas.append(pl_module.beta)
         torch.manual_seed(trainer.global_step)
 
     def on_train_batch_end(self, trainer, *_: Any) -> None:
@@ -178,7 +178,7 @@ def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
                 "shaping/after_length": np.nanmean(long),
                 "shaping/running_mean": np.mean(seen),
                 "shaping/running_std": np.std(seen),
-                "shaping/kl_coef": watch.kl_coefs[step],
+                "shaping/beta": watch.betas[step],
                 "shaping/fail_rate": np.mean(~valid),
             },
             abs=1e-5,
@@ -237,7 +237,7 @@ def test_the_policy_learns_from_the_shaped_reward(tuner, share, fit) -> None:
     """The reward favours the letter a, the shaping short texts."""
     lengths = {}
     for cost in (0.0, 1.0):
-        module = tuner(learning_rate=0.03, group_size=8, kl_coef=0.0)
+        module = tuner(learning_rate=0.03, num_generations=8, beta=0.0)
         shaping = RewardShaping({"share": [(0, 0.0)]}, window=LengthWindow(0, 2, cost))
         logged = fit(module, shaping, 15).logged
         lengths[cost] = [log["rollout/length"] for log in logged]
@@ -266,19 +266,19 @@ def test_the_greedy_completion_is_shaped_alike_and_not_counted(tuner, fit, monke
 
 
 @pytest.mark.parametrize(("target", "rises"), [(1e-4, True), (10.0, False)])
-def test_the_kl_coef_follows_its_target(tuner, fit, target: float, rises: bool) -> None:
-    module = tuner(learning_rate=0.03, kl_coef=0.2)
+def test_beta_follows_its_target(tuner, fit, target: float, rises: bool) -> None:
+    module = tuner(learning_rate=0.03, beta=0.2)
     shaping = RewardShaping(kl_target=target, kl_horizon=4.0)
     watch = fit(module, shaping, 6)
     expected = 0.2
-    for coef, logged in zip(watch.kl_coefs, watch.logged, strict=True):
+    for coef, logged in zip(watch.betas, watch.logged, strict=True):
         assert coef == pytest.approx(expected)
-        assert logged["shaping/kl_coef"] == pytest.approx(expected)
+        assert logged["shaping/beta"] == pytest.approx(expected)
         error = min(max(logged["policy/kl"] / target - 1, -0.2), 0.2)
         expected *= 1 + error / 4
-    assert shaping.kl_coef == pytest.approx(expected)
-    assert (watch.kl_coefs[-1] > 0.2) == rises
-    assert module.kl_coef == 0.2  # as it was given
+    assert shaping.beta == pytest.approx(expected)
+    assert (watch.betas[-1] > 0.2) == rises
+    assert module.beta == 0.2  # as it was given
 
 
 # State
@@ -316,7 +316,7 @@ def test_the_module_is_restored(tuner, fit) -> None:
     with pytest.raises(ZeroDivisionError):
         fit(module, shaping, 1)
     assert module.shape_rewards is None
-    assert module.kl_coef == 0.05
+    assert module.beta == 0.05
     assert vowel.releases == 2
 
 
@@ -331,8 +331,8 @@ def test_a_module_that_cannot_be_shaped_is_an_error(counter, tuner, fit) -> None
     with pytest.raises(MisconfigurationException, match="PolicyTuner are already shaped by"):
         fit(module, RewardShaping(normalise=True), 1)
     assert module.shape_rewards is other
-    with pytest.raises(MisconfigurationException, match="scales the kl_coef of PolicyTuner, which"):
-        fit(tuner(kl_coef=0.0), RewardShaping(kl_target=0.1), 1)
+    with pytest.raises(MisconfigurationException, match="scales the beta of PolicyTuner, which"):
+        fit(tuner(beta=0.0), RewardShaping(kl_target=0.1), 1)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ class Shaped(Tuned):
         super().__init__()
         self.reward = Reward({"v": shared.Curve([0.0])["value"]})
         self.shape_rewards = None
-        self.kl_coef = 1.0
+        self.beta = 1.0
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         totals = ([0.0, 1.0, 2.0 + batch_idx], [np.nan, 50.0 + batch_idx])[self.global_rank]

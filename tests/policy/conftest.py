@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import Generation, LoRA, Objective, PolicyTuner, Updates, pl
+from lightning_choice import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner, pl
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import DataLoader
 from transformers import (
@@ -75,13 +75,18 @@ def folder(tiny_llama: Callable[[str], str]) -> str:
     return tiny_llama(LETTERS)
 
 
-GROUPS = {"objective": Objective, "generation": Generation, "updates": Updates, "lora": LoRA}
+GROUPS = {
+    "objective": Objective,
+    "generation": Generation,
+    "optimizer": OptimizerConfig,
+    "lora": LoRA,
+}
 
 
 def grouped(**options: Any) -> dict[str, Any]:
     """Collect options of the groups of `PolicyTuner` into its arguments.
 
-    `algorithm="dapo", epochs=2` becomes `objective=Objective("dapo"), updates=Updates(2)`.
+    `algorithm="dapo", r=2` becomes `objective=Objective("dapo"), lora=LoRA(r=2)`.
     """
     arguments: dict[str, Any] = {}
     for name, group in GROUPS.items():
@@ -98,9 +103,9 @@ def tuner(folder: str, share: Share) -> Callable[..., PolicyTuner]:
         options = {
             "model": folder,
             "reward": Reward({"share": share["share"]}),
-            "group_size": 4,
-            "max_new_tokens": 6,
-            "rank": 4,
+            "num_generations": 4,
+            "max_completion_length": 6,
+            "r": 4,
         }
         return PolicyTuner(**grouped(**{**options, **changes}))
 

@@ -14,7 +14,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from lightning_choice import Generation, GenerationScorer, LoRA, PolicyTuner, Updates, pl
+from lightning_choice import Generation, GenerationScorer, LoRA, OptimizerConfig, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import CTRLEval, Perplexity, Reward, Samples
@@ -40,9 +40,9 @@ def train(
     tuner = PolicyTuner(
         folders["policy"],
         reward,
-        generation=Generation(group_size=4, max_new_tokens=6),
-        updates=Updates(learning_rate=0.01, **updates),
-        lora=LoRA(rank=4),
+        generation=Generation(num_generations=4, max_completion_length=6),
+        optimizer=OptimizerConfig(learning_rate=0.01, **updates),
+        lora=LoRA(r=4),
     )
     judge = Perplexity(folders["llama"], device=scorers)
     held_out = GenerationScorer({"held_out": judge["perplexity"]}, BATCH)

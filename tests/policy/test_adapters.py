@@ -46,7 +46,7 @@ def weights(module: PolicyTuner) -> dict[str, torch.Tensor]:
 @pytest.fixture
 def trained(tuner: Callable[..., PolicyTuner], tmp_path: Path) -> str:
     """Folder of an adapter of rank 3 on two kinds of layers, far from its base model."""
-    module = tuner(rank=3, alpha=5, targets=["q_proj", "up_proj"])
+    module = tuner(r=3, lora_alpha=5, target_modules=["q_proj", "up_proj"])
     module.configure_model()
     drift(module.policy, 1)
     folder = tmp_path / "trained"
@@ -57,7 +57,7 @@ def trained(tuner: Callable[..., PolicyTuner], tmp_path: Path) -> str:
 @pytest.fixture
 def continued(tuner, trained: str) -> Callable[..., PolicyTuner]:
     """Return a function that builds a tuner that starts from `trained`."""
-    return lambda **changes: tuner(**{"rank": None, "adapter": trained, **changes})
+    return lambda **changes: tuner(**{"r": None, "adapter": trained, **changes})
 
 
 # A new adapter
@@ -74,29 +74,33 @@ def continued(tuner, trained: str) -> Callable[..., PolicyTuner]:
     ],
 )
 def test_layers_to_adapt(folder: str, targets: Any, layers: set[str]) -> None:
-    assert adapted(load_policy(folder, LoRA(targets=targets), "cpu")) == layers
+    assert adapted(load_policy(folder, LoRA(target_modules=targets), "cpu")) == layers
 
 
 @pytest.mark.parametrize("targets", [["q_proj", "q_prj"], "q_prj", ["self_attn.q_prj"]])
 def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> None:
-    message = r"lora\.targets = .*q_prj': give one of down_proj, gate_proj, k_proj, o_proj, "
+    message = r"lora\.target_modules = .*q_prj': give one of down_proj, gate_proj, k_proj, o_proj, "
     with pytest.raises(ValueError, match=message):
-        load_policy(folder, LoRA(targets=targets), "cpu")
+        load_policy(folder, LoRA(target_modules=targets), "cpu")
 
 
 @pytest.mark.parametrize("targets", ["lm_head", [], "embed_tokens"])
 def test_neither_the_output_layer_nor_no_layer_can_be_adapted(folder: str, targets: Any) -> None:
-    with pytest.raises(ValueError, match=r"lora\.targets = .*: give one of down_proj, gate_proj"):
-        load_policy(folder, LoRA(targets=targets), "cpu")
+    with pytest.raises(
+        ValueError, match=r"lora\.target_modules = .*: give one of down_proj, gate_proj"
+    ):
+        load_policy(folder, LoRA(target_modules=targets), "cpu")
 
 
 def test_layers_of_gpt2_and_t5(tiny_causal: Callable[[str], str], tiny_t5: str) -> None:
-    assert adapted(load_policy(tiny_causal("gpt2"), LoRA(targets="c_attn"), "cpu")) == {"c_attn"}
-    assert adapted(load_policy(tiny_t5, LoRA(targets=["q", "wo"]), "cpu")) == {"q", "wo"}
+    assert adapted(load_policy(tiny_causal("gpt2"), LoRA(target_modules="c_attn"), "cpu")) == {
+        "c_attn"
+    }
+    assert adapted(load_policy(tiny_t5, LoRA(target_modules=["q", "wo"]), "cpu")) == {"q", "wo"}
 
 
 def test_rank_and_alpha(folder: str) -> None:
-    for lora, expected in ((LoRA(), (16, 32)), (LoRA(4), (4, 8)), (LoRA(4, alpha=4), (4, 4))):
+    for lora, expected in ((LoRA(), (16, 32)), (LoRA(4), (4, 8)), (LoRA(4, lora_alpha=4), (4, 4))):
         config = load_policy(folder, lora, "cpu").peft_config["default"]
         assert (config.r, config.lora_alpha) == expected
 
@@ -104,9 +108,9 @@ def test_rank_and_alpha(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "lora.rank = 0: give a positive number"),
-        ({"alpha": -1}, "lora.alpha = -1: give a positive number"),
-        ({"dropout": 1.0}, "lora.dropout = 1.0: give a number from 0 to below 1"),
+        ({"r": 0}, "lora.r = 0: give a positive number"),
+        ({"lora_alpha": -1}, "lora.lora_alpha = -1: give a positive number"),
+        ({"lora_dropout": 1.0}, "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
         ({"quantization": "int4"}, "lora.quantization = 'int4': give one of nf4, int8"),
     ],
 )
@@ -132,7 +136,7 @@ def test_dropout_of_the_base_model_stays_off(
 
 
 def test_dropout_of_the_adapter_is_on_in_the_loss_alone(tuner) -> None:
-    module = tuner(dropout=0.5)
+    module = tuner(lora_dropout=0.5)
     module.configure_model()
     drift(module.policy, 1)
     rollout = module._sample(["ab"] * 8)
@@ -235,7 +239,7 @@ def test_training_moves_the_policy_and_not_the_reference(continued, fit, tmp_pat
 
 def test_resumes_exactly(continued, fit, tmp_path: Path) -> None:
     def run(steps: int, ckpt_path: str | None = None) -> tuple[PolicyTuner, pl.Trainer]:
-        module = continued(learning_rate=0.05, dropout=0.0)
+        module = continued(learning_rate=0.05, lora_dropout=0.0)
         module.on_train_batch_start = lambda *_: torch.manual_seed(module.global_step) and None
         return module, fit(module, steps, ckpt_path)
 
@@ -266,15 +270,23 @@ def test_exports_the_policy_and_not_the_reference(continued, tmp_path: Path, fol
 @pytest.mark.parametrize(
     ("option", "agrees", "message"),
     [
-        ({"rank": 8}, {"rank": 3}, "lora.rank = 8, but .* has 3: leave lora.rank out"),
-        ({"alpha": 6}, {"alpha": 5}, "lora.alpha = 6, but .* has 5: leave lora.alpha out"),
-        ({"dropout": 0.1}, {"dropout": 0.0}, "lora.dropout = 0.1, but .* has 0.0"),
+        ({"r": 8}, {"r": 3}, "lora.r = 8, but .* has 3: leave lora.r out"),
         (
-            {"targets": "q_proj"},
-            {"targets": ["up_proj", "q_proj"]},
-            "lora.targets = 'q_proj', but .* adapts q_proj, up_proj: leave it out",
+            {"lora_alpha": 6},
+            {"lora_alpha": 5},
+            "lora_alpha = 6, but .* has 5: leave lora.lora_alpha",
         ),
-        ({"targets": "all-linear"}, {"targets": None}, "lora.targets = 'all-linear', but"),
+        ({"lora_dropout": 0.1}, {"lora_dropout": 0.0}, "lora.lora_dropout = 0.1, but .* has 0.0"),
+        (
+            {"target_modules": "q_proj"},
+            {"target_modules": ["up_proj", "q_proj"]},
+            "lora.target_modules = 'q_proj', but .* adapts q_proj, up_proj: leave it out",
+        ),
+        (
+            {"target_modules": "all-linear"},
+            {"target_modules": None},
+            "lora.target_modules = 'all-linear', but",
+        ),
     ],
 )
 def test_options_that_contradict_the_adapter(

@@ -75,7 +75,7 @@ def test_variables_of_the_template(chat) -> None:
 
 
 def test_the_end_of_turn_ends_a_completion(chat) -> None:
-    module = chat(max_new_tokens=40)
+    module = chat(max_completion_length=40)
     torch.manual_seed(0)
     rollout = module._sample(PROMPTS * 100)
     ends = {0, 2}  # the model's own, and the template's
@@ -172,7 +172,7 @@ def test_an_encoder_reads_the_template_without_further_special_tokens(
 
 def test_smollm2_answers(tuner) -> None:
     """The real model ends its turn by itself, with what its own template begins with."""
-    module = tuner(model="smollm2-135m", chat=True, max_new_tokens=40)
+    module = tuner(model="smollm2-135m", chat=True, max_completion_length=40)
     rollout = module._sample(["What is the capital of France?"], temperature=0.0)
     assert "Paris" in rollout.completions[0]
     assert rollout.ended.all()

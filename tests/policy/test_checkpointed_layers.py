@@ -49,7 +49,7 @@ def test_gradients_are_the_same(
     found, counts = [], []
     for checkpointing in (False, True):
         torch.manual_seed(0)  # of new adapters
-        module = tuner(model=model, gradient_checkpointing=checkpointing, dropout=dropout)
+        module = tuner(model=model, gradient_checkpointing=checkpointing, lora_dropout=dropout)
         count = runs_of_layers(module)
         found.append(gradients(module))
         counts.append(count())
@@ -75,7 +75,7 @@ def test_keeps_fewer_activations(tuner, folder: str, tmp_path: Path) -> None:
     LlamaForCausalLM(config).save_pretrained(wide)
     kept = []
     for checkpointing in (False, True):
-        module = tuner(model=wide, gradient_checkpointing=checkpointing, max_new_tokens=32)
+        module = tuner(model=wide, gradient_checkpointing=checkpointing, max_completion_length=32)
         module.configure_model()
         rollout = module._sample(["abcdef"] * 8)
         experience = module.learner.experience(rollout, torch.arange(8.0))

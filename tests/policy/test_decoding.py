@@ -36,7 +36,7 @@ def draw_adapter(policy: PeftModel, std: float) -> None:
 @pytest.fixture
 def policy(folder: str) -> PeftModel:
     torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, "float32"), "cpu").eval()
+    policy = load_policy(folder, LoRA(4, dtype="float32"), "cpu").eval()
     draw_adapter(policy, std=0.3)
     return policy
 
@@ -138,7 +138,7 @@ def outputs(policy: PeftModel, rows: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> None:
     torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
+    policy = load_policy(folder, LoRA(4, dtype=dtype), "cpu").eval()
     if state == "two adapters":
         policy.add_adapter("other", policy.peft_config["default"])
     draw_adapter(policy, std=0.3)
@@ -163,7 +163,7 @@ def test_packed_layers_compute_the_same(folder: str, dtype: Any, state: str) -> 
 @pytest.mark.parametrize("changed", ["lora_B", "layers.0.mlp.up_proj", "embed_tokens"])
 def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed: str) -> None:
     torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
+    policy = load_policy(folder, LoRA(4, dtype=dtype), "cpu").eval()
     for _ in range(3):
         for name, parameter in policy.named_parameters():
             if changed in name:
@@ -184,7 +184,7 @@ def test_weights_that_changed_are_packed_again(folder: str, dtype: Any, changed:
 def test_an_adapter_may_be_merged_between_rollouts(folder: str, dtype: Any) -> None:
     """Into frozen weights, whose version stays the same."""
     torch.manual_seed(4)
-    policy = load_policy(folder, LoRA(4, dtype), "cpu").eval()
+    policy = load_policy(folder, LoRA(4, dtype=dtype), "cpu").eval()
     for _ in range(3):
         draw_adapter(policy, std=0.6)
         policy.merge_adapter()

@@ -43,7 +43,7 @@ def batch() -> Samples:
 def adapted(folder: str) -> peft.PeftModel:
     """Load a policy that differs from its base model."""
     torch.manual_seed(4)
-    return drift(load_policy(folder, LoRA(4, "float32"), "cpu").eval())
+    return drift(load_policy(folder, LoRA(4, dtype="float32"), "cpu").eval())
 
 
 def drift(policy: peft.PeftModel) -> peft.PeftModel:
@@ -146,7 +146,7 @@ def test_the_loss_has_the_gradient_of_the_formula(
     tuner: Callable[..., PolicyTuner], folder: str, family: str
 ) -> None:
     """Compared with the logits of the model's own forward pass."""
-    module = tuner(algorithm="grpo", kl_coef=0.7, temperature=0.8)
+    module = tuner(algorithm="grpo", beta=0.7, temperature=0.8)
     module.log = lambda *_, **__: None  # type: ignore[method-assign]
     torch.manual_seed(4)
     module.configure_model()
@@ -192,7 +192,7 @@ def test_the_loss_has_the_gradient_of_the_formula(
 def test_learns_to_say_a_and_scores_the_completions_alone(
     tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], share, family: str
 ) -> None:
-    module = tuner(learning_rate=0.015, group_size=8, kl_coef=0.0)
+    module = tuner(learning_rate=0.015, num_generations=8, beta=0.0)
     pl.seed_everything(1, verbose=False)
     rewards: list[float] = []
     module.on_train_batch_end = lambda *_: rewards.append(  # type: ignore[method-assign]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from textbook import grpo_loss, reinforce_loss
 from torch import Tensor
 
-from ctrlreward.policy.experience import Experience, Updates
+from ctrlreward.policy.experience import Experience
 from ctrlreward.policy.objectives import (
     ALGORITHMS,
     NO_CLIP,
@@ -23,6 +23,7 @@ from ctrlreward.policy.objectives import (
     loss_terms,
     loss_weights,
 )
+from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Rollout
 
 LONGEST = 5
@@ -62,15 +63,15 @@ def tensors(rows: Completions, with_old: bool = True) -> tuple[Tensor, Experienc
     return current, Experience(rollout, advantages, mask, table[..., 2], old)
 
 
-def loss_and_gradient(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
+def loss_and_gradient(choices: Choices, rows: Completions, beta: float) -> dict[str, Any]:
     current, experience = tensors(rows)
     weights = loss_weights(choices, experience.mask, LONGEST)
-    terms = loss_terms(choices, current, experience, weights, kl_coef)
+    terms = loss_terms(choices, current, experience, weights, beta)
     (gradient,) = torch.autograd.grad(terms["loss"], current)
     return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
 
 
-def by_loops(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, Any]:
+def by_loops(choices: Choices, rows: Completions, beta: float) -> dict[str, Any]:
     """Compute the terms, and the gradient of the loss at each token, in plain Python."""
     n, all_tokens = len(rows), max(1, sum(length for _, _, length in rows))
     lower, upper = choices.clip
@@ -108,11 +109,11 @@ def by_loops(choices: Choices, rows: Completions, kl_coef: float) -> dict[str, A
                 "k3": (math.exp(d) - 1 - d, 1 - math.exp(d)),
             }[choices.kl_estimator]
             terms["kl"] += value / length / n
-            slopes[i][t] += kl_coef * slope / length / n
+            slopes[i][t] += beta * slope / length / n
             terms["entropy"] -= now / length / n
             terms["ratio"] += ratio_shown(choices, ratio, logs[t]) / all_tokens
             terms["update_kl"] += (math.exp(logs[t]) - 1 - logs[t]) / all_tokens
-    terms["loss"] += kl_coef * terms["kl"]
+    terms["loss"] += beta * terms["kl"]
     return {**terms, "gradient": slopes}
 
 
@@ -122,8 +123,8 @@ def ratio_shown(choices: Choices, ratio: float, log: float) -> float:
 
 @settings(max_examples=300)
 @given(objectives, completions, st.sampled_from([0.0, 0.3]))
-def test_terms_equal_the_loops(choices: Choices, rows: Completions, kl_coef: float) -> None:
-    ours, theirs = loss_and_gradient(choices, rows, kl_coef), by_loops(choices, rows, kl_coef)
+def test_terms_equal_the_loops(choices: Choices, rows: Completions, beta: float) -> None:
+    ours, theirs = loss_and_gradient(choices, rows, beta), by_loops(choices, rows, beta)
     gradient, slopes = ours.pop("gradient"), theirs.pop("gradient")
     assert ours == pytest.approx(theirs, rel=1e-6, abs=1e-6)
     expected = torch.tensor(slopes, dtype=torch.float64)
@@ -136,7 +137,7 @@ def test_microbatches_add_up_to_the_update(choices: Choices, rows: Completions, 
     weights = loss_weights(choices, experience.mask, LONGEST)
     whole = loss_terms(choices, current, experience, weights, 0.3)
     sums = dict.fromkeys(whole, 0.0)
-    for places in Updates(microbatch_size=size).microbatch_rows(len(rows)):
+    for places in OptimizerConfig(microbatch_size=size).microbatch_rows(len(rows)):
         part = {name: w[places] for name, w in weights.items()}
         terms = loss_terms(choices, current[places], experience[places], part, 0.3)
         sums = {name: sums[name] + terms[name].item() for name in terms}
@@ -287,15 +288,15 @@ def test_bad_choices(choices: dict[str, Any], message: str) -> None:
 
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(1, 4))
 def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int) -> None:
-    updates = Updates(epochs, minibatches)
+    optimizer = OptimizerConfig(epochs, minibatches)
     if n < minibatches:
         with pytest.raises(
-            ValueError, match=f"updates.minibatches = {minibatches}: this batch has only"
+            ValueError, match=f"optimizer.minibatches = {minibatches}: this batch has only"
         ):
-            list(updates.minibatch_rows(n))
+            list(optimizer.minibatch_rows(n))
         return
-    batches = [places.tolist() for places in updates.minibatch_rows(n)]
-    assert len(batches) == updates.per_rollout
+    batches = [places.tolist() for places in optimizer.minibatch_rows(n)]
+    assert len(batches) == optimizer.per_rollout
     sizes = {len(places) for places in batches}
     assert max(sizes) - min(sizes) <= 1
     for epoch in range(epochs):
@@ -304,9 +305,10 @@ def test_each_epoch_splits_all_completions(n: int, epochs: int, minibatches: int
 
 
 @pytest.mark.parametrize(
-    "changes", [{"epochs": 0}, {"minibatches": -1}, {"microbatch_size": 0}, {"gradient_clip": 0.0}]
+    "changes",
+    [{"num_iterations": 0}, {"minibatches": -1}, {"microbatch_size": 0}, {"max_grad_norm": 0.0}],
 )
 def test_counts_are_positive(changes: dict[str, Any]) -> None:
     (name,) = changes
-    with pytest.raises(ValueError, match=f"updates.{name} = .*: give a positive number"):
-        Updates(**changes)
+    with pytest.raises(ValueError, match=f"optimizer.{name} = .*: give a positive number"):
+        OptimizerConfig(**changes)

@@ -8,7 +8,7 @@ import pytest
 
 from ctrlreward import Reward
 from ctrlreward.commands.train import build
-from ctrlreward.policy import Critic, Generation, LoRA, Objective, PolicyTuner, Updates
+from ctrlreward.policy import Critic, Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 
 FILE = """
 model:
@@ -17,7 +17,7 @@ model:
     model: smollm2-135m
     reward: {class_path: ctrlreward.recipes.controlled_generation.relevance_reward}
     objective: {algorithm: dapo, clip: [0.1, 0.3]}
-    updates: {minibatches: 3, gradient_clip: 1.0}
+    optimizer: {minibatches: 3, max_grad_norm: 1.0}
     critic: {clip: null}
 """
 
@@ -47,23 +47,23 @@ def test_a_group_that_is_left_out_has_its_defaults(from_file) -> None:
 def test_a_group_in_a_file_keeps_the_defaults_of_its_other_options(from_file) -> None:
     module = from_file()
     assert module.objective == Objective("dapo", clip=(0.1, 0.3))
-    assert module.updates == Updates(minibatches=3, gradient_clip=1.0)
+    assert module.optimizer == OptimizerConfig(minibatches=3, max_grad_norm=1.0)
     assert module.critic == Critic(clip=None)
 
 
 @pytest.mark.parametrize("prefix", ["--model", "--model.init_args"])
 def test_the_command_line_overrides_single_options(from_file, prefix: str) -> None:
     module = from_file(
-        *(f"{prefix}.updates.epochs", "2"),
-        f"{prefix}.objective.kl_coef=0.5",
+        *(f"{prefix}.optimizer.num_iterations", "2"),
+        f"{prefix}.objective.beta=0.5",
         f"{prefix}.generation.stop=!",
-        f"{prefix}.lora.rank=4",
+        f"{prefix}.lora.r=4",
     )
-    assert module.updates == Updates(epochs=2, minibatches=3, gradient_clip=1.0)
-    assert module.objective == Objective("dapo", clip=(0.1, 0.3), kl_coef=0.5)
-    assert module.kl_coef == 0.5
+    assert module.optimizer == OptimizerConfig(num_iterations=2, minibatches=3, max_grad_norm=1.0)
+    assert module.objective == Objective("dapo", clip=(0.1, 0.3), beta=0.5)
+    assert module.beta == 0.5
     assert module.generation == Generation(stop="!")
-    assert module.lora == LoRA(rank=4)
+    assert module.lora == LoRA(r=4)
 
 
 def test_options_of_the_model_and_its_optimizer(from_file) -> None:
@@ -71,21 +71,21 @@ def test_options_of_the_model_and_its_optimizer(from_file) -> None:
         "--model.generation.chat=true",
         "--model.generation.system=Be brief.",
         "--model.generation.chat_template_kwargs={enable_thinking: false}",
-        "--model.lora.targets=[q_proj, v_proj]",
+        "--model.lora.target_modules=[q_proj, v_proj]",
         "--model.lora.quantization=nf4",
-        "--model.updates.schedule=cosine",
-        "--model.updates.gradient_checkpointing=true",
+        "--model.optimizer.lr_scheduler_type=cosine",
+        "--model.optimizer.gradient_checkpointing=true",
         "--model.objective.reference=base",
     )
     assert module.generation == Generation(
         chat=True, system="Be brief.", chat_template_kwargs={"enable_thinking": False}
     )
-    assert module.lora == LoRA(targets=["q_proj", "v_proj"], quantization="nf4")
-    assert module.updates == Updates(
-        minibatches=3, gradient_clip=1.0, schedule="cosine", gradient_checkpointing=True
+    assert module.lora == LoRA(target_modules=["q_proj", "v_proj"], quantization="nf4")
+    assert module.optimizer == OptimizerConfig(
+        minibatches=3, max_grad_norm=1.0, lr_scheduler_type="cosine", gradient_checkpointing=True
     )
     assert module.objective.reference == "base"
-    assert from_file("--model.lora.targets=q_proj").lora == LoRA(targets="q_proj")
+    assert from_file("--model.lora.target_modules=q_proj").lora == LoRA(target_modules="q_proj")
     assert from_file("--model.lora.adapter=runs/first").lora == LoRA(adapter="runs/first")
 
 
@@ -97,16 +97,19 @@ def test_choices_are_checked_together_not_one_by_one(from_file) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("updates.epochs=0", "updates.epochs = 0: give a positive number"),
+        ("optimizer.num_iterations=0", "optimizer.num_iterations = 0: give a positive number"),
         ("critic.gamma=2", "critic.gamma = 2.0: give a number in [0, 1]"),
-        ("generation.group_size=1", "generation.group_size = 1: dapo compares the completions"),
-        ("lora.rank=0", "lora.rank = 0: give a positive number"),
+        (
+            "generation.num_generations=1",
+            "generation.num_generations = 1: dapo compares the completions",
+        ),
+        ("lora.r=0", "lora.r = 0: give a positive number"),
         ("objective.algorithm=trpo", "Got value: trpo"),
-        ("updates.schedule=cos", "Got value: cos"),
-        ("updates.learning_rate=0", "updates.learning_rate = 0.0: give a positive number"),
+        ("optimizer.lr_scheduler_type=cos", "Got value: cos"),
+        ("optimizer.learning_rate=0", "optimizer.learning_rate = 0.0: give a positive number"),
         ("generation.temperature=0", "generation.temperature = 0.0: give a positive number"),
         ("generation.system=Hi", "generation.system = 'Hi' is part of a chat: set generation.chat"),
-        ("lora.dropout=1", "lora.dropout = 1.0: give a number from 0 to below 1"),
+        ("lora.lora_dropout=1", "lora.lora_dropout = 1.0: give a number from 0 to below 1"),
     ],
 )
 def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> None:
@@ -118,9 +121,10 @@ def test_a_bad_option_is_named(from_file, capsys, option: str, message: str) -> 
 def test_groups_in_python(share) -> None:
     reward = Reward({"share": share["share"]})
     assert PolicyTuner("smollm2-135m", reward).objective == Objective("grpo")
-    module = PolicyTuner("smollm2-135m", reward, Objective("rloo"), updates=Updates(warmup_steps=9))
+    warm_up = OptimizerConfig(warmup_steps=9)
+    module = PolicyTuner("smollm2-135m", reward, Objective("rloo"), optimizer=warm_up)
     assert module.objective.choices.baseline == "leave_one_out"
-    assert module.updates == Updates(warmup_steps=9)
+    assert module.optimizer is warm_up
     assert module.automatic_optimization  # the optimizer's settings do not change this
     with pytest.raises(TypeError, match="epochs"):
         PolicyTuner("smollm2-135m", reward, epochs=2)  # type: ignore[call-arg]

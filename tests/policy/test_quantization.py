@@ -107,10 +107,10 @@ def test_a_quantised_policy_samples_learns_and_exports(
 def test_a_quantised_policy_continues_a_trained_adapter(
     bitsandbytes, tuner, wide: str, tmp_path: Path, quantization: str
 ) -> None:
-    first: PolicyTuner = tuner(model=wide, rank=3)
+    first: PolicyTuner = tuner(model=wide, r=3)
     first.configure_model()
     first.export_adapter(tmp_path / "first")
-    options = {"rank": None, "adapter": str(tmp_path / "first"), "quantization": quantization}
+    options = {"r": None, "adapter": str(tmp_path / "first"), "quantization": quantization}
     module = tuner(model=wide, gradient_checkpointing=True, **options)
     logged: dict[str, float] = {}
     module.log = lambda name, value, **_: logged.update({name: value})
@@ -164,4 +164,6 @@ def test_the_dtype_is_that_of_the_computations(bitsandbytes, tuner, wide: str) -
     module.configure_model()
     layer = module.policy.base_model.model.model.layers[0].mlp.up_proj.base_layer
     assert layer.compute_dtype == torch.bfloat16
-    assert LoRA(quantization="nf4", dtype="bfloat16") == LoRA(None, "bfloat16", quantization="nf4")
+    assert LoRA(quantization="nf4", dtype="bfloat16") == LoRA(
+        None, dtype="bfloat16", quantization="nf4"
+    )

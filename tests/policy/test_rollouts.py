@@ -23,7 +23,7 @@ def model(folder: str) -> LlamaForCausalLM:
 @pytest.fixture
 def rollout(model: LlamaForCausalLM, folder: str) -> Rollout:
     torch.manual_seed(3)
-    return sample(model, load_tokenizer(folder), PROMPTS, max_new_tokens=8, temperature=1.0)
+    return sample(model, load_tokenizer(folder), PROMPTS, max_completion_length=8, temperature=1.0)
 
 
 def rows_without_padding(folder: str, rollout: Rollout) -> list[tuple[list[int], list[int]]]:
@@ -107,7 +107,9 @@ def test_a_model_may_have_several_end_tokens_or_none(
 ) -> None:
     model.generation_config.eos_token_id = ends
     torch.manual_seed(0)
-    rollout = sample(model, load_tokenizer(folder), PROMPTS, max_new_tokens=8, temperature=1.0)
+    rollout = sample(
+        model, load_tokenizer(folder), PROMPTS, max_completion_length=8, temperature=1.0
+    )
     new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
     lengths = [
         next((t + 1 for t, token in enumerate(row) if token in (ends or [])), len(row))

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from lightning_choice import MisconfigurationException, PolicyTuner, Updates, pl
+from lightning_choice import MisconfigurationException, OptimizerConfig, PolicyTuner, pl
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import get_scheduler
 
 from ctrlreward import Samples
-from ctrlreward.policy.optimizer import rate
+from ctrlreward.policy.optimizer import Schedule, rate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BATCH = Samples(texts=["ab", "cd", "f"])
-THEIRS = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
 class Stream(IterableDataset[Samples]):
@@ -65,12 +64,12 @@ def with_rates(module: PolicyTuner) -> list[float]:
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(1, 10), (3, 10), (9, 10), (12, 10), (0, 10)])
-@pytest.mark.parametrize("schedule", list(THEIRS))
+@pytest.mark.parametrize("schedule", get_args(Schedule))
 def test_rates_are_those_of_transformers_a_step_ahead(
     schedule: Any, warmup: int, steps: int
 ) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = get_scheduler(THEIRS[schedule], optimizer, max(1, warmup), steps + 1)
+    theirs = get_scheduler(schedule, optimizer, max(1, warmup), steps + 1)
     expected = []
     for _ in range(steps):
         optimizer.step()
@@ -88,16 +87,16 @@ def test_rates_are_those_of_transformers_a_step_ahead(
         ({}, {"max_epochs": 1, "max_steps": 100}, 5),
         ({}, {"max_epochs": 2, "limit_train_batches": 3}, 6),
         ({}, {"max_epochs": 1, "accumulate_grad_batches": 2}, 3),
-        ({"epochs": 2, "minibatches": 3}, {"max_epochs": 1}, 30),
-        ({"epochs": 2, "minibatches": 3}, {"max_steps": 8}, 12),  # of whole rollouts
-        ({"epochs": 2}, {"max_epochs": 1, "max_steps": 100}, 10),
+        ({"num_iterations": 2, "minibatches": 3}, {"max_epochs": 1}, 30),
+        ({"num_iterations": 2, "minibatches": 3}, {"max_steps": 8}, 12),  # of whole rollouts
+        ({"num_iterations": 2}, {"max_epochs": 1, "max_steps": 100}, 10),
         ({"microbatch_size": 4}, {"max_epochs": 1}, 5),
     ],
 )
 def test_the_rate_falls_until_the_last_update(
     tuner, train, options: dict[str, Any], limits: dict[str, Any], updates: int
 ) -> None:
-    module = tuner(schedule="linear", warmup_steps=2, learning_rate=1.0e-3, **options)
+    module = tuner(lr_scheduler_type="linear", warmup_steps=2, learning_rate=1.0e-3, **options)
     rates = with_rates(module)
     train(module, **limits)
     assert rates == pytest.approx([1e-3 * rate("linear", k, 2, updates) for k in range(updates)])
@@ -105,16 +104,16 @@ def test_the_rate_falls_until_the_last_update(
 
 
 def test_a_stream_needs_a_number_of_steps(tuner, train) -> None:
-    trainer = train(tuner(schedule="cosine"), Stream(), max_steps=3)
+    trainer = train(tuner(lr_scheduler_type="cosine"), Stream(), max_steps=3)
     assert trainer.global_step == 3
-    message = "updates.schedule = 'cosine' needs the number of training steps, which is unknown"
+    message = "lr_scheduler_type = 'cosine' needs the number of training steps, which is unknown"
     for limits in ({"max_epochs": 1}, {"max_epochs": -1}):
         with pytest.raises(MisconfigurationException, match=message):
-            train(tuner(schedule="cosine"), Stream(), **limits)
+            train(tuner(lr_scheduler_type="cosine"), Stream(), **limits)
     train(tuner(), Stream(), max_epochs=1)  # a constant rate needs none
 
 
-@pytest.mark.parametrize("options", [{}, {"epochs": 2}])
+@pytest.mark.parametrize("options", [{}, {"num_iterations": 2}])
 def test_resumes_exactly(tuner, train, tmp_path: Path, options: dict[str, Any]) -> None:
     per_rollout = 2 if options else 1
 
@@ -122,7 +121,7 @@ def test_resumes_exactly(tuner, train, tmp_path: Path, options: dict[str, Any]) 
         stop: int | None, ckpt_path: str | None = None
     ) -> tuple[list[float], dict[str, torch.Tensor], pl.Trainer]:
         torch.manual_seed(0)  # of a new adapter
-        module = tuner(schedule="cosine", learning_rate=0.05, warmup_steps=2, **options)
+        module = tuner(lr_scheduler_type="cosine", learning_rate=0.05, warmup_steps=2, **options)
         rates = with_rates(module)
 
         def seed(batch: Samples, batch_idx: int) -> None:
@@ -148,4 +147,4 @@ def test_resumes_exactly(tuner, train, tmp_path: Path, options: dict[str, Any]) 
 
 def test_an_unknown_schedule() -> None:
     with pytest.raises(ValueError, match="did you mean 'cosine'"):
-        Updates(schedule="cosin")  # type: ignore[arg-type]
+        OptimizerConfig(lr_scheduler_type="cosin")  # type: ignore[arg-type]

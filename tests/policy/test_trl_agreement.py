@@ -1,7 +1,7 @@
 """Comparison with the loss of TRL 1.16 on the same tensors, where the definitions agree.
 
 `GRPOTrainer._compute_loss` is called with a namespace as the trainer and with given
-log-probabilities. Not compared: `kl_coef` with aggregations other than `sequence`, since TRL
+log-probabilities. Not compared: `beta` with aggregations other than `sequence`, since TRL
 aggregates its KL term like the loss; and DAPO over several updates per rollout, where TRL divides
 each update by their mean number of tokens.
 """

@@ -124,7 +124,7 @@ def test_logs_the_documented_metrics(tuner, share) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_loss_and_gradient_are_those_of_the_formulas(tuner, monkeypatch, algorithm: str) -> None:
     """Computed from the rollout alone, with a separately loaded base model as the reference."""
-    module = tuner(algorithm=algorithm, kl_coef=0.7, temperature=0.8)
+    module = tuner(algorithm=algorithm, beta=0.7, temperature=0.8)
     drift(module)
     logged = with_log(module)
     rollouts: list[Rollout] = []
@@ -214,14 +214,14 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
     GenerationConfig(
         eos_token_id=[0, 3], repetition_penalty=5.0, min_new_tokens=5, top_k=1, do_sample=True
     ).save_pretrained(advised)
-    module = tuner(model=str(advised), max_new_tokens=1)
+    module = tuner(model=str(advised), max_completion_length=1)
     torch.manual_seed(0)
     drawn = module._sample(["ab"] * 1000)
     with torch.no_grad():
         logits = module.policy(drawn.ids[:1, :-1]).logits[0, -1]
     frequencies = drawn.ids[:, -1].bincount(minlength=8) / 1000
     torch.testing.assert_close(frequencies, logits.softmax(dim=-1), rtol=0, atol=0.07)
-    module.generation = Generation(max_new_tokens=6)
+    module.generation = Generation(max_completion_length=6)
     ends = module._sample(["ab"] * 50)
     lengths = ends.mask.sum(dim=1)
     last = ends.ids[:, -ends.mask.shape[1] :].gather(1, lengths.long()[:, None] - 1).squeeze(1)
@@ -279,10 +279,13 @@ def test_completes_at_a_temperature_of_its_own(tuner) -> None:
     ("changes", "message"),
     [
         ({"algorithm": "trpo"}, "objective.algorithm = 'trpo': give one of grpo, rloo, reinforce"),
-        ({"group_size": 1}, "generation.group_size = 1: grpo compares the completions of a "),
         (
-            {"group_size": 1, "algorithm": "rloo"},
-            "generation.group_size = 1: rloo compares the completions of a ",
+            {"num_generations": 1},
+            "generation.num_generations = 1: grpo compares the completions of a ",
+        ),
+        (
+            {"num_generations": 1, "algorithm": "rloo"},
+            "generation.num_generations = 1: rloo compares the completions of a ",
         ),
     ],
 )
@@ -292,7 +295,7 @@ def test_bad_arguments(tuner, changes, message: str) -> None:
 
 
 def test_reinforce_needs_no_group(tuner) -> None:
-    module = tuner(algorithm="reinforce", group_size=1)
+    module = tuner(algorithm="reinforce", num_generations=1)
     with_log(module)
     assert torch.isfinite(step(module))
 
@@ -302,7 +305,7 @@ def test_reinforce_needs_no_group(tuner) -> None:
 
 @pytest.mark.parametrize("algorithm", ALL_ALGORITHMS)
 def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
-    module = tuner(algorithm=algorithm, learning_rate=0.03, group_size=8, kl_coef=0.0)
+    module = tuner(algorithm=algorithm, learning_rate=0.03, num_generations=8, beta=0.0)
     pl.seed_everything(1, verbose=False)
     rewards: list[float] = []
     module.on_train_batch_end = lambda *_: rewards.append(
@@ -316,8 +319,8 @@ def test_learns_to_say_a(tuner, fit, share, algorithm: str) -> None:
 
 def test_the_kl_term_keeps_the_policy_close(tuner, fit) -> None:
     drifts = []
-    for kl_coef in (0.0, 5.0):
-        module = tuner(learning_rate=0.03, group_size=8, kl_coef=kl_coef)
+    for beta in (0.0, 5.0):
+        module = tuner(learning_rate=0.03, num_generations=8, beta=beta)
         pl.seed_everything(1, verbose=False)
         trainer = fit(module, 15)
         drifts.append(trainer.callback_metrics["policy/kl"].item())
@@ -390,7 +393,7 @@ def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) 
 
 
 def test_number_of_updates(tuner, fit) -> None:
-    module = tuner(epochs=2, minibatches=3, microbatch_size=3, gradient_clip=1.0)
+    module = tuner(num_iterations=2, minibatches=3, microbatch_size=3, max_grad_norm=1.0)
     logged = with_log(module)
     trainer = fit(module, 6)
     assert trainer.global_step == 6  # of one rollout
@@ -412,7 +415,7 @@ def test_microbatches_change_no_update(tuner, fit, microbatch_size: int) -> None
 
 
 def test_truncated_completions_can_be_masked(tuner) -> None:
-    module = tuner(mask_truncated=True)
+    module = tuner(mask_truncated_completions=True)
     module.configure_model()
     rollout = module._sample(["ab"] * 12)
     experience = module.learner.experience(rollout, torch.zeros(12))
@@ -421,7 +424,7 @@ def test_truncated_completions_can_be_masked(tuner) -> None:
         assert row.tolist() == (whole.tolist() if ended else [0.0] * len(row))
 
 
-@pytest.mark.parametrize("count", ["epochs", "minibatches"])
+@pytest.mark.parametrize("count", ["num_iterations", "minibatches"])
 def test_several_updates_need_a_ratio(tuner, count: str) -> None:
     with pytest.raises(ValueError, match="2 updates per rollout need a ratio to the policy"):
         tuner(algorithm="rloo", **{count: 2})

@@ -75,7 +75,7 @@ def test_one_update_has_the_gradient_of_the_plain_policy_gradient_and_of_the_val
     ppo: Callable[..., PolicyTuner], scale: str
 ) -> None:
     """Computed by loops over tokens; the gradient of the value loss reaches the adapter."""
-    module = ppo(kl_coef=0.0, scale=scale, critic=Critic(0.9, 0.8, 0.5))
+    module = ppo(beta=0.0, scale=scale, critic=Critic(0.9, 0.8, 0.5))
     loss, experience = run_step(module)
     log_probs, values = logits_and_values(module, experience)
     raw: dict[tuple[int, int], float] = {}
@@ -120,7 +120,7 @@ def test_a_ratio_of_1_and_none_have_the_same_gradient(ppo: Callable[..., PolicyT
 def test_a_failed_sample_trains_neither_policy_nor_values(
     ppo: Callable[..., PolicyTuner], scale: str
 ) -> None:
-    module = ppo(kl_coef=0.0, scale=scale)
+    module = ppo(beta=0.0, scale=scale)
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 8)
     rewards = torch.rand(8)
@@ -138,7 +138,7 @@ def test_a_failed_sample_trains_neither_policy_nor_values(
 def test_truncated_completions_do_not_train_the_values(
     ppo: Callable[..., PolicyTuner],
 ) -> None:
-    module = ppo(mask_truncated=True)
+    module = ppo(mask_truncated_completions=True)
     torch.manual_seed(0)
     rollout = module._sample(["ab"] * 12)
     experience = module.learner.experience(rollout, torch.rand(12))
@@ -157,9 +157,9 @@ def trained(
     """Return the logged metrics of each step; later updates clip ratios and values."""
     module = tuner(
         algorithm="ppo",
-        group_size=1,
+        num_generations=1,
         learning_rate=0.03,
-        kl_coef=0.0,
+        beta=0.0,
         minibatches=2,
         critic=Critic(coef=0.5),
     )

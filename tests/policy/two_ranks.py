@@ -36,12 +36,12 @@ BATCHES = [[["ab", "ba"], ["cd", "dc"]], [["ac", "ca"], ["bd", "db"]], [["ef", "
 FORMS: dict[str, dict[str, Any]] = {
     "one update": {"algorithm": "grpo"},
     "batch baseline": {"algorithm": "reinforce++"},
-    "token mean, parts": {"algorithm": "dapo", "epochs": 2, "microbatch_size": 3},
+    "token mean, parts": {"algorithm": "dapo", "num_iterations": 2, "microbatch_size": 3},
     "greedy": {"algorithm": "self_critical"},
     "values": {"algorithm": "ppo"},
     "overlap": {"algorithm": "dapo", "overlap": True},
     "checkpointed layers": {"algorithm": "grpo", "gradient_checkpointing": True},
-    "trained adapter": {"algorithm": "grpo", "continued": True, "schedule": "linear"},
+    "trained adapter": {"algorithm": "grpo", "continued": True, "lr_scheduler_type": "linear"},
 }
 
 
@@ -53,7 +53,7 @@ class FixedCompletions(PolicyTuner):
         self.policy.eval()
         rows, lengths = [], []
         for i, prompt in enumerate(prompts):
-            place = -1 if temperature == 0 else i % self.generation.group_size
+            place = -1 if temperature == 0 else i % self.generation.num_generations
             draw = random.Random(zlib.crc32(f"{prompt} {place}".encode()))
             rows.append(
                 [*self.tokenizer.encode(prompt), *(draw.randint(2, 7) for _ in range(LONGEST))]
@@ -110,7 +110,9 @@ def tune(folder: str, ranks: int, scorer: shared.Share, **choices: Any) -> dict[
     module = FixedCompletions(
         folder,
         Reward({"share": scorer["share"]}),
-        **shared.grouped(group_size=4, max_new_tokens=LONGEST, rank=2, kl_coef=0.1, **choices),
+        **shared.grouped(
+            num_generations=4, max_completion_length=LONGEST, r=2, beta=0.1, **choices
+        ),
     )
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     own = [step[rank] if ranks > 1 else step[0] + step[1] for step in BATCHES]

@@ -221,8 +221,8 @@ def test_a_small_run_writes_all_results(
     small = tiny_llama(LETTERS)
     model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
     model["init_args"]["model"] = small
-    model["init_args"]["generation"] |= {"group_size": 2, "max_new_tokens": 8}
-    warm_up = PolicyTuner(small, Reward({"length": Distinct()["distinct_1"]}), lora=LoRA(rank=2))
+    model["init_args"]["generation"] |= {"num_generations": 2, "max_completion_length": 8}
+    warm_up = PolicyTuner(small, Reward({"length": Distinct()["distinct_1"]}), lora=LoRA(r=2))
     warm_up.export_adapter(tmp_path / "adapter")
     model["init_args"]["lora"]["adapter"] = str(tmp_path / "adapter")
     jobs = [c["init_args"] for c in trainer["callbacks"] if "style_transfer." in c["class_path"]]

@@ -13,14 +13,14 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Distinct, Reward
-from ctrlreward.policy import Generation, LoRA, PolicyTuner, Updates
+from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
 from ctrlreward.recipes.pseudo_pairs import PseudoPairs
 from ctrlreward.recipes.seeded_steps import SeededSteps
 from ctrlreward.recipes.style_transfer import Judges, Sentences
 from ctrlreward.recipes.supervised_tuning import PairData, SupervisedTuner
 
 LETTERS = "\n abcdefghijklmnopqrstuvwxyz.:"
-GENERATION = Generation(max_new_tokens=12, eval_temperature=0.0, stop="\n")
+GENERATION = Generation(max_completion_length=12, eval_temperature=0.0, stop="\n")
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -46,8 +46,8 @@ def tuned(
         str(folder / "adapter"),
         model,
         GENERATION,
-        Updates(learning_rate=0.02, warmup_steps=3),
-        LoRA(rank=8, dropout=0.1, dtype="float32"),
+        OptimizerConfig(learning_rate=0.02, warmup_steps=3),
+        LoRA(r=8, lora_dropout=0.1, dtype="float32"),
     )
     trainer = pl.Trainer(max_epochs=1, max_steps=steps, logger=False, accelerator="cpu",
                          enable_progress_bar=False, enable_model_summary=False,

@@ -17,8 +17,8 @@ from lightning_choice import (
     HistoryLogger,
     LoRA,
     Objective,
+    OptimizerConfig,
     PolicyTuner,
-    Updates,
     pl,
 )
 from torch.utils.data import DataLoader
@@ -178,9 +178,9 @@ def test_a_policy_learns_from_it_as_from_the_same_reward_in_process(
             tiny_llama("abcdef"),
             reward,
             objective=Objective("grpo"),
-            generation=Generation(group_size=4, max_new_tokens=6),
-            updates=Updates(learning_rate=0.01, overlap=overlap),
-            lora=LoRA(rank=4),
+            generation=Generation(num_generations=4, max_completion_length=6),
+            optimizer=OptimizerConfig(learning_rate=0.01, overlap=overlap),
+            lora=LoRA(r=4),
         )
         trainer = pl.Trainer(
             accelerator="cpu",
