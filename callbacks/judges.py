@@ -15,7 +15,8 @@ from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component
+from ctrlreward.scorers.base import Component, Scorer, Scores
+from ctrlreward.scorers.components import as_component
 
 _UNDEFINED = Estimate(nan, nan, nan)
 

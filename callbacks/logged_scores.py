@@ -9,7 +9,8 @@ import numpy as np
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, as_component
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec
+from ctrlreward.scorers.components import as_component
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"

@@ -17,7 +17,8 @@ from ctrlreward.functional.shaping import (
 )
 from ctrlreward.reward import Reward, check_direction
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.components import as_component
 
 
 @dataclass(frozen=True)

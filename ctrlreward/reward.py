@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias, cast, get_args
+from typing import Literal, TypeAlias, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,9 @@ from ctrlreward.arguments import one_of
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
-from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.components import as_component
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
 
@@ -159,7 +160,7 @@ class Reward:
                 scorer.to(device)
         self._worker = Worker()
 
-    def __call__(self, samples: SamplesLike, **columns: Column) -> RewardBatch:
+    def __call__(self, samples: SamplesLike, **columns: Unpack[SampleKeywords]) -> RewardBatch:
         """Score samples in the calling thread.
 
         Args:
@@ -178,7 +179,9 @@ class Reward:
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
 
-    def submit(self, samples: SamplesLike, **columns: Column) -> Future[RewardBatch]:
+    def submit(
+        self, samples: SamplesLike, **columns: Unpack[SampleKeywords]
+    ) -> Future[RewardBatch]:
         """Score samples on the background thread; the future returns or raises as a call does."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,8 +26,9 @@ from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, as_component, score
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, score
+from ctrlreward.scorers.components import as_component
 
 
 class _ComponentRef:
@@ -100,7 +101,7 @@ class _ScoreSums(_ScoreMetric):
         self,
         data: SamplesLike,
         ids: Sequence[int] | None = None,
-        **columns: Column,
+        **columns: Unpack[SampleKeywords],
     ) -> None:
         """Score n samples and add them up; repeated samples are scored once.
 
@@ -217,7 +218,7 @@ class ScoreOfAll(_ScoreMetric):
         self,
         data: SamplesLike,
         ids: Sequence[int] | None = None,
-        **columns: Column,
+        **columns: Unpack[SampleKeywords],
     ) -> None:
         """Keep samples until `compute`.
 
