@@ -28,7 +28,7 @@ from ctrlreward.columns import JSON_KEYS
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, score
-from ctrlreward.scorers.components import as_component
+from ctrlreward.scorers.components import ComponentLike, as_component
 
 
 class _ComponentRef:
@@ -47,7 +47,7 @@ class _ScoreMetric(Metric):
     is_differentiable = False
     full_state_update = False
 
-    def __init__(self, component: Component | Scorer) -> None:
+    def __init__(self, component: ComponentLike) -> None:
         super().__init__()
         self._component_ref = _ComponentRef(as_component("component", component))
 
@@ -79,7 +79,7 @@ class _ScoreSums(_ScoreMetric):
     seen: Tensor
     scorer_id: Tensor
 
-    def __init__(self, component: Component | Scorer) -> None:
+    def __init__(self, component: ComponentLike) -> None:
         super().__init__(component)
         scorer, name = self.component.scorer, self.component.name
         if not scorer.pointwise:
@@ -204,7 +204,7 @@ class ScoreOfAll(_ScoreMetric):
 
     records: list[Tensor] | Tensor
 
-    def __init__(self, component: Component | Scorer) -> None:
+    def __init__(self, component: ComponentLike) -> None:
         super().__init__(component)
         # JSON lines in UTF-8, because torchmetrics gathers only tensors.
         self.add_state("records", [], dist_reduce_fx="cat")
