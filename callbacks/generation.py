@@ -38,7 +38,8 @@ from ctrlreward.lightning_package import (
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns, score
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, check_columns, score
+from ctrlreward.scorers.components import ComponentLike
 
 
 class GenerationScorerMixin(CallbackMixin):
@@ -115,7 +116,7 @@ class GenerationScorerMixin(CallbackMixin):
 
     def __init__(
         self,
-        scores: Mapping[str, Component | Scorer],
+        scores: Mapping[str, ComponentLike],
         samples: SamplesLike,
         every_n_validations: int = 1,
         generations_per_prompt: int = 1,

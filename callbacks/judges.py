@@ -15,7 +15,8 @@ from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component
+from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.scorers.components import ComponentLike, as_component
 
 _UNDEFINED = Estimate(nan, nan, nan)
 
@@ -72,7 +73,7 @@ class AUC:
         1.0
     """
 
-    component: Component | Scorer
+    component: ComponentLike
     positive: str
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ Judge: TypeAlias = Mean | AUC
 
 
 def judges_by_name(
-    judges: Mapping[str, Component | Scorer | AUC], scores: Collection[str]
+    judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
     """Return the `judges` of `BeforeAfter`, with the mean for those that are scores.
 

@@ -9,7 +9,8 @@ import numpy as np
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, as_component
+from ctrlreward.scorers.base import Component, Scores, ScoreSpec
+from ctrlreward.scorers.components import ComponentLike, as_component
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
@@ -17,7 +18,7 @@ SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 
 
-def components_by_name(scores: Mapping[str, Component | Scorer]) -> dict[str, Component]:
+def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:
     """Return the `scores` of a callback as components.
 
     Raises:

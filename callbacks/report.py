@@ -36,7 +36,8 @@ from ctrlreward.plots.curves import draw_curves
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, check_columns, score
+from ctrlreward.scorers.base import Component, Scores, check_columns, score
+from ctrlreward.scorers.components import ComponentLike
 
 log = logging.getLogger(__name__)
 
@@ -127,12 +128,12 @@ class BeforeAfterMixin(CallbackMixin):
 
     def __init__(
         self,
-        scores: Mapping[str, Component | Scorer],
+        scores: Mapping[str, ComponentLike],
         samples: SamplesLike,
         generations_per_prompt: int = 4,
         seed: int = 1,
         others: Mapping[str, Samples] | None = None,
-        judges: Mapping[str, Component | Scorer | AUC] | None = None,
+        judges: Mapping[str, ComponentLike | AUC] | None = None,
     ) -> None:
         super().__init__()
         self.scores = components_by_name(scores)

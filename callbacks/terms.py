@@ -17,7 +17,8 @@ from ctrlreward.functional.shaping import (
 )
 from ctrlreward.reward import Reward, check_direction
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
+from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.components import ComponentLike, as_component
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Potential:
         array([0.4])
     """
 
-    component: Component | Scorer
+    component: ComponentLike
     weight: float = 1.0
     discount: float = 1.0
     start: Literal["prefixes", "sources"] = "prefixes"

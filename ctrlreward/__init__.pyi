@@ -22,6 +22,7 @@ from .scorers import CompositeScorer as CompositeScorer
 from .scorers import CorpusFold as CorpusFold
 from .scorers import CTRLEval as CTRLEval
 from .scorers import Distinct as Distinct
+from .scorers import FunctionScorer as FunctionScorer
 from .scorers import InfillingPerplexity as InfillingPerplexity
 from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer

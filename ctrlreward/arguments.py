@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from functools import wraps
+from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 Class = TypeVar("Class")
 Name = TypeVar("Name", bound=str)
@@ -36,7 +36,7 @@ def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
 
 
 def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) -> tuple[Name, ...]:
-    """Return one or more known names as a tuple; a single string is one name.
+    """Return one or more known names as a tuple; a string is one name, or `"all"`.
 
     Args:
         argument: Name of the argument, for the error.
@@ -48,12 +48,14 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
             known.
     """
     names = list(known)
+    if given == "all":
+        return tuple(names)
     chosen = (given,) if isinstance(given, str) else tuple(given)
     unknown = [name for name in chosen if name not in names]
     if unknown or not chosen or len(set(chosen)) < len(chosen):
         hint = did_you_mean(unknown[0], names) if unknown else ""
         raise ValueError(
-            f"{argument} = {list(chosen)}: give one or more of {', '.join(names)}{hint}"
+            f"{argument} = {list(chosen)}: give 'all', or one or more of {', '.join(names)}{hint}"
         )
     return cast("tuple[Name, ...]", chosen)
 
@@ -123,6 +125,7 @@ def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
 
     Args:
         instead: Old keywords and those of other libraries; for each, what to type in its place.
+            The constructor may take `**options: Unpack[SomeTypedDict]`.
 
     Examples:
         >>> @checked_keywords(rank="r")
@@ -139,11 +142,16 @@ def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
     def decorate(cls: type[Class]) -> type[Class]:
         build: Callable[..., None] = cls.__init__
         _, *parameters = signature(build).parameters.values()
-        known = [p.name for p in parameters if p.kind is not Parameter.VAR_POSITIONAL]
+        variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+        named = [p.name for p in parameters if p.kind not in variable]
+        options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
 
         @wraps(build)
         def __init__(self: object, *arguments: Any, **keywords: Any) -> None:
             for name in keywords:
+                if name in named:
+                    continue
+                known = [*named, *(key for each in options for key in _options(build, each))]
                 if name in known:
                     continue
                 problem = f"{type(self).__name__}() has no argument {name!r}"
@@ -157,3 +165,10 @@ def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
         return cls
 
     return decorate
+
+
+@cache
+def _options(build: Callable[..., None], name: str) -> tuple[str, ...]:
+    """Return the keywords of `**name: Unpack[SomeTypedDict]`."""
+    (keywords,) = get_args(get_type_hints(build)[name])
+    return tuple(get_type_hints(keywords))

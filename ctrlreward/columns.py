@@ -19,6 +19,9 @@ JSON_KEYS = {
     "groups": "group",
 }
 
+# Column of `Samples`, by its own name and by its key in a record.
+COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in JSON_KEYS.items()}}
+
 
 class MissingColumn(ValueError):
     """Samples lack a column that something needs.

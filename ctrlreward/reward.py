@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, TypeAlias, cast, get_args
+from numbers import Real
+from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import one_of
+from ctrlreward.columns import shortened
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
-from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, as_component, score
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, Scores, score
+from ctrlreward.scorers.components import ComponentLike, as_component
 
 Aggregate = Callable[[Mapping[str, Scores]], Scores]
 
-# A component, or a scorer with a single score.
-Given: TypeAlias = Component | Scorer
+# A component, or what becomes one, with its weight where it has one.
+Given: TypeAlias = ComponentLike | tuple[ComponentLike, float]
+Components: TypeAlias = Mapping[str, Given] | Sequence[Given] | ComponentLike
 
 Thresholds: TypeAlias = tuple[float, float, float, float]
 AccuracyScore: TypeAlias = Literal["accuracy", "label_probability"]
@@ -88,8 +92,9 @@ class Reward:
     share its forward passes.
 
     Args:
-        components: Name → component (`scorer["coherence"]`, or a scorer with a single score) or
-            (component, weight).
+        components: Name → component or (component, weight). A component is `scorer["coherence"]`,
+            a scorer with a single score, or a plain function (`FunctionScorer` says how it is
+            called). Also one component, or a list of them, which are named by their scores.
         aggregate: `"weighted"`: the sum of weight × score. The default weight is 1, or -1 for a
             score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
             similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
@@ -108,10 +113,11 @@ class Reward:
         accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
 
     Raises:
-        TypeError: `components` is not a mapping of components.
-        ValueError: No components, a scorer with several scores, a weight that rewards the wrong
-            direction, weights with another aggregate than `"weighted"`, components that `"gm"`
-            can't combine, thresholds with another aggregate than `"gm"`, or not four of them.
+        TypeError: `components` is none of these.
+        ValueError: No components, two of one name, a scorer with several scores, a weight that
+            rewards the wrong direction, weights with another aggregate than `"weighted"`,
+            components that `"gm"` can't combine, thresholds with another aggregate than `"gm"`, or
+            not four of them.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -121,6 +127,10 @@ class Reward:
         >>> reward = Reward({"content": content, "fluency": (Perplexity()["log_likelihood"], 0.1)})
         >>> reward.weights
         {'content': 1.0, 'fluency': 0.1}
+        >>> def brevity(texts):
+        ...     return [-float(len(text)) for text in texts]
+        >>> Reward(brevity)(["Good soup."]).total  # as is Reward({"brevity": brevity})
+        array([-10.])
         >>> squared = Reward({"content": content}, aggregate=lambda scores: scores["content"] ** 2)
         >>> squared(["broth"], sources=["soup"]).total.round(2)
         array([0.36])
@@ -134,7 +144,7 @@ class Reward:
 
     def __init__(
         self,
-        components: Mapping[str, Given | tuple[Given, float]],
+        components: Components,
         aggregate: Literal["weighted", "gm"] | Aggregate = "weighted",
         device: str | None = None,
         thresholds: Thresholds | None = None,
@@ -159,7 +169,9 @@ class Reward:
                 scorer.to(device)
         self._worker = Worker()
 
-    def __call__(self, samples: SamplesLike, **columns: Column) -> RewardBatch:
+    def __call__(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> RewardBatch:
         """Score samples in the calling thread.
 
         Args:
@@ -178,7 +190,9 @@ class Reward:
             raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
         return self.components[name]
 
-    def submit(self, samples: SamplesLike, **columns: Column) -> Future[RewardBatch]:
+    def submit(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> Future[RewardBatch]:
         """Score samples on the background thread; the future returns or raises as a call does."""
         return self._worker.submit(self._score, as_samples(samples, **columns))
 
@@ -224,31 +238,66 @@ class Reward:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))
 
 
+RewardLike: TypeAlias = Reward | Components
+
+
+def as_reward(given: RewardLike) -> Reward:
+    """Return a reward as it is, or `Reward(given)`.
+
+    Args:
+        given: A reward, or what `Reward` takes for its components.
+
+    Raises:
+        TypeError: As in `Reward`.
+        ValueError: As in `Reward`.
+
+    Examples:
+        >>> def brevity(texts):
+        ...     return [-float(len(text)) for text in texts]
+        >>> as_reward(brevity)(["Soup.", "Good soup."]).total
+        array([ -5., -10.])
+    """
+    return given if isinstance(given, Reward) else Reward(given)
+
+
 def _split(
-    components: Mapping[str, Given | tuple[Given, float]],
+    components: Components,
 ) -> tuple[dict[str, Component], dict[str, float]]:
     """Return the components and the weights that were given, by name."""
-    if not isinstance(components, Mapping):
-        raise TypeError(
-            f"components is a {type(components).__name__}: give a mapping, "
-            "{'coherence': ctrleval['coherence']}"
-        )
-    if not components:
-        raise ValueError("components is empty: give at least one scorer['name']")
     split: dict[str, Component] = {}
     weights: dict[str, float] = {}
-    for name, given in components.items():
-        component = given
-        if isinstance(given, tuple):
-            if len(given) != 2:
-                raise TypeError(
-                    f"components[{name!r}] has {len(given)} items: give a component, or "
-                    "(component, weight)"
-                )
-            component, weight = given
+    for place, name, given in _places(components):
+        component, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if isinstance(component, tuple) or not isinstance(weight, Real | None):
+            raise TypeError(f"{place} = {shortened(given)}, must be (component, weight)")
+        if isinstance(component, Reward):
+            raise TypeError(f"{place} is a Reward: give its components, such as reward['name']")
+        component = as_component(place, component)
+        name = component.name if name is None else name
+        if name in split:
+            raise ValueError(
+                f"{place} is the second component named {name!r}: give a mapping, name → component"
+            )
+        split[name] = component
+        if weight is not None:
             weights[name] = float(weight)
-        split[name] = as_component(f"components[{name!r}]", component)
+    if not split:
+        raise ValueError("components is empty: give at least one scorer['name'] or function")
     return split, weights
+
+
+def _places(
+    components: Components,
+) -> Iterator[tuple[str, str | None, Any]]:
+    """Yield the place of each component for errors, its name if it has one, and what was given."""
+    if isinstance(components, Mapping):
+        for name, given in components.items():
+            yield f"components[{name!r}]", name, given
+    elif isinstance(components, list):
+        for i, given in enumerate(components):
+            yield f"components[{i}]", None, given
+    else:
+        yield "components", None, components
 
 
 def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from os import PathLike
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.columns import (
+    COLUMN_OF,
     JSON_KEYS,
     MissingColumn,
     columns_from,
@@ -32,8 +36,39 @@ class Table(Protocol):
         """Return all columns."""
 
 
-# A column to add: one string per sample, or one for all.
-Column: TypeAlias = str | Iterable[str] | None
+# A column to add: one string per sample, or one for all. Labels and groups may be integers.
+Column: TypeAlias = str | int | Iterable[str] | Iterable[int] | None
+
+
+class SampleKeywords(TypedDict, total=False):
+    """Keywords of `as_samples` and of all that score samples: columns, and a map of their labels.
+
+    A column has a plural and a singular name; one string or integer stands for all samples.
+
+    Attributes:
+        label_map: Label in the data → label of the scorer, `{0: "negative", 1: "positive"}`.
+    """
+
+    texts: Column
+    prefixes: Column
+    labels: Column
+    sources: Column
+    references: Column
+    contexts: Column
+    histories: Column
+    prompts: Column
+    groups: Column
+    text: Column
+    prefix: Column
+    label: Column
+    source: Column
+    reference: Column
+    context: Column
+    history: Column
+    prompt: Column
+    group: Column
+    label_map: Mapping[Any, str] | None
+
 
 # Everything that `as_samples` converts. The types of pandas give records keys that are `Hashable`.
 SamplesLike: TypeAlias = (
@@ -41,6 +76,10 @@ SamplesLike: TypeAlias = (
 )
 
 _READ_AS_TEXT = ("texts", "prefixes", "sources", "references", "contexts", "histories")
+_MAY_BE_INTEGERS = ("labels", "groups")
+
+# Keywords of other libraries for the texts, which are our first argument.
+_TEXTS_ELSEWHERE = ("predictions", "preds", "candidates", "completions", "generations", "outputs")
 
 
 @dataclass(frozen=True)
@@ -48,7 +87,7 @@ class Samples:
     """Texts to score, with optional columns that some scorers need.
 
     Every column is a sequence of n strings, one per sample. Columns are validated here and kept as
-    tuples.
+    tuples. Labels and groups may be integers, which are kept as strings.
 
     Args:
         texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
@@ -129,6 +168,28 @@ class Samples:
         if name not in columns:
             raise MissingColumn(name, scorer, columns)
         return columns[name]
+
+    def require_labels(self, known: Sequence[str], reader: str, owner: str) -> tuple[str, ...]:
+        """Return the labels, or raise an error that names one that is unknown.
+
+        Args:
+            known: The labels that there are.
+            reader: Name of what needs the labels.
+            owner: Name of what has the known labels (`"the classifier"`).
+
+        Raises:
+            MissingColumn: There are no labels.
+            ValueError: A label is not one of those known.
+        """
+        labels = self.require("labels", reader)
+        for i, label in enumerate(labels):
+            if label not in known:
+                raise ValueError(
+                    f"labels[{i}] = {label!r} is not a label of {owner}, which has "
+                    f"{', '.join(known)}{did_you_mean(label, known)}: use one of them, or map "
+                    f"yours, label_map={{{label!r}: {known[0]!r}, ...}}"
+                )
+        return labels
 
     def replace(self, **columns: Iterable[str] | None) -> Samples:
         """Return the samples with some columns replaced, added or (None) removed."""
@@ -253,15 +314,15 @@ class Samples:
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
 
 
-def as_samples(data: SamplesLike, **columns: Column) -> Samples:
+def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords]) -> Samples:
     """Return the samples that some data describes.
 
     Args:
         data: `Samples`; a list of texts; a list of records (`{"text": …, "label": …}`); a mapping
             of columns (`{"texts": [...], "labels": [...]}`), a pandas DataFrame or a
             `datasets.Dataset`. Columns and keys may have the plural or the singular name; those
-            that `Samples` doesn't have are ignored.
-        columns: Columns of `Samples` to add or replace; a single string stands for all samples.
+            that `Samples` doesn't have are ignored. None if the texts are a keyword.
+        columns: Columns to add or replace, and a map of the labels; see `SampleKeywords`.
 
     Returns:
         n samples, in the order of the data. `Samples` without `columns` are returned as they are.
@@ -269,38 +330,77 @@ def as_samples(data: SamplesLike, **columns: Column) -> Samples:
     Raises:
         TypeError: The data is of another type, an item is not a string, or a keyword is not a
             column of `Samples`.
-        ValueError: There are no texts, a record lacks a key of the first one, or `Samples` rejects
-            the columns.
+        ValueError: There are no texts, a record lacks a key of the first one, a label is not in
+            `label_map`, or `Samples` rejects the columns.
 
     Examples:
-        >>> as_samples(["Good soup.", "Cold soup."], labels="positive").labels
+        >>> as_samples(["Good soup.", "Cold soup."], label="positive").labels
         ('positive', 'positive')
         >>> as_samples([{"text": "Good soup.", "source": "Cold soup."}]).sources
         ('Cold soup.',)
+        >>> as_samples(["Good soup."], labels=[1], label_map={0: "cold", 1: "good"}).labels
+        ('good',)
     """
+    added = _plural(columns)
+    label_map = added.pop("label_map", None)
+    if data is None and added.get("texts") is None:
+        raise TypeError("there are no texts: give them as the first argument, in a list")
+    if data is None:
+        data = {"texts": added.pop("texts")}
     samples = data if isinstance(data, Samples) else Samples(**columns_from(data))
-    if not columns:
-        return samples
-    for name in columns:
-        if name not in JSON_KEYS:
-            raise TypeError(
-                f"{name} = {shortened(columns[name])} is not a column of Samples: give "
-                f"{', '.join(JSON_KEYS)}"
-            )
-    return samples.replace(
-        **{
-            name: [column] * len(samples) if isinstance(column, str) else column
-            for name, column in columns.items()
+    if added:
+        repeated = {
+            n: [c] * len(samples) for n, c in added.items() if isinstance(c, str | Integral)
         }
-    )
+        samples = samples.replace(**{**added, **repeated})
+    if label_map is not None:
+        targets = {str(label): target for label, target in label_map.items()}
+        labels = samples.require("labels", "label_map")
+        for i, label in enumerate(labels):
+            if label not in targets:
+                raise ValueError(
+                    f"labels[{i}] = {label!r} is not a key of label_map, which has "
+                    f"{', '.join(targets)}: map every label"
+                )
+        samples = samples.replace(labels=[targets[label] for label in labels])
+    return samples
+
+
+def _plural(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `as_samples` with plural names of columns."""
+    columns: dict[str, Any] = {}
+    for name, given in keywords.items():
+        if name in _TEXTS_ELSEWHERE:
+            raise TypeError(
+                f"{name} = {shortened(given)} is not a column of Samples: give the texts as the "
+                "first argument"
+            )
+        if name != "label_map" and name not in COLUMN_OF:
+            raise TypeError(
+                f"{name} = {shortened(given)} is not a column of Samples: give "
+                f"{', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
+            )
+        plural = COLUMN_OF.get(name, name)
+        if plural in columns:
+            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column: leave one out")
+        columns[plural] = given
+    return columns
 
 
 def _strings(name: str, column: object) -> tuple[str, ...]:
+    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
+    if torch is not None and isinstance(column, torch.Tensor):
+        column = column.tolist()
     if isinstance(column, str) or not isinstance(column, Iterable):
         raise TypeError(
             f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of strings"
         )
     items = tuple(column)
+    if name in _MAY_BE_INTEGERS:
+        items = tuple(
+            str(int(item)) if isinstance(item, Integral) and not isinstance(item, bool) else item
+            for item in items
+        )
     for i, item in enumerate(items):
         if not isinstance(item, str):
             raise TypeError(

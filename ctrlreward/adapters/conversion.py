@@ -14,23 +14,6 @@ from ctrlreward.samples import Samples
 _FILLED_IN = ("texts", "prompts")
 
 
-def check_reward(reward: object) -> None:
-    """Raise if an object is not a reward.
-
-    Raises:
-        TypeError: It is a scorer, a component or anything else.
-
-    Examples:
-        >>> check_reward({"similarity": 1.0})
-        Traceback (most recent call last):
-        TypeError: reward is a dict: give Reward({name: scorer[score]})
-    """
-    if not isinstance(reward, Reward):
-        raise TypeError(
-            f"reward is a {type(reward).__name__}: give Reward({{name: scorer[score]}})"
-        )
-
-
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """Return the mapping from columns of `Samples` to the trainer's column names.
 
@@ -77,7 +60,8 @@ def check_pointwise(reward: Reward, caller: str) -> None:
         if not component.scorer.pointwise:
             raise ValueError(
                 f"{name} is computed over several samples at once, but {caller} gets one sample at "
-                "a time: leave it out, or monitor it in validation"
+                "a time: leave it out, or monitor it in validation. A function that reads each "
+                "text alone: FunctionScorer(function, pointwise=True)"
             )
 
 

@@ -26,15 +26,14 @@ from ctrlreward.adapters.conversion import (
     check_columns,
     check_failed_score,
     check_pointwise,
-    check_reward,
     completions_of,
     without,
 )
-from ctrlreward.reward import Reward
+from ctrlreward.reward import Reward, RewardLike, as_reward
 
 
 def as_reward_func(
-    reward: Reward,
+    reward: RewardLike,
     special_tokens: str | Sequence[str],
     failed_score: float,
     columns: Mapping[str, str] | None = None,
@@ -47,7 +46,7 @@ def as_reward_func(
     sample gets `failed_score`; its components are NaN in `extra_logs`.
 
     Args:
-        reward: Reward whose scores depend on one sample alone.
+        reward: Reward whose scores depend on one sample alone, or what `Reward` takes.
         special_tokens: Tokens to remove from completions, since OpenRLHF decodes with special
             tokens: the tokenizer's `all_special_tokens`. A string is one token.
         failed_score: Score of a failed sample, a finite number.
@@ -55,7 +54,7 @@ def as_reward_func(
             `prefixes` is mapped, else the completion alone.
 
     Raises:
-        TypeError: `reward` is a scorer or a component, not a `Reward`.
+        TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
         ValueError: An unknown column, a score that is not finite, a component named `failed`, or
             a component that depends on several samples. When called: a query that does not start
             with its prompt.
@@ -68,7 +67,7 @@ def as_reward_func(
         >>> reward_func(["Reword: broth<eos>"], ["Reword: "], ["soup"])["rewards"]
         tensor([0.6000])
     """
-    check_reward(reward)
+    reward = as_reward(reward)
     check_pointwise(reward, "OpenRLHF's reward_func")
     check_failed_score(reward, failed_score, ["failed"])
     tokens = (special_tokens,) if isinstance(special_tokens, str) else tuple(special_tokens)

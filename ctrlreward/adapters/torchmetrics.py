@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -26,8 +26,9 @@ from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, Scorer, as_component, score
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, score
+from ctrlreward.scorers.components import ComponentLike, as_component
 
 
 class _ComponentRef:
@@ -46,7 +47,7 @@ class _ScoreMetric(Metric):
     is_differentiable = False
     full_state_update = False
 
-    def __init__(self, component: Component | Scorer) -> None:
+    def __init__(self, component: ComponentLike) -> None:
         super().__init__()
         self._component_ref = _ComponentRef(as_component("component", component))
 
@@ -78,7 +79,7 @@ class _ScoreSums(_ScoreMetric):
     seen: Tensor
     scorer_id: Tensor
 
-    def __init__(self, component: Component | Scorer) -> None:
+    def __init__(self, component: ComponentLike) -> None:
         super().__init__(component)
         scorer, name = self.component.scorer, self.component.name
         if not scorer.pointwise:
@@ -100,7 +101,7 @@ class _ScoreSums(_ScoreMetric):
         self,
         data: SamplesLike,
         ids: Sequence[int] | None = None,
-        **columns: Column,
+        **columns: Unpack[SampleKeywords],
     ) -> None:
         """Score n samples and add them up; repeated samples are scored once.
 
@@ -203,7 +204,7 @@ class ScoreOfAll(_ScoreMetric):
 
     records: list[Tensor] | Tensor
 
-    def __init__(self, component: Component | Scorer) -> None:
+    def __init__(self, component: ComponentLike) -> None:
         super().__init__(component)
         # JSON lines in UTF-8, because torchmetrics gathers only tensors.
         self.add_state("records", [], dist_reduce_fx="cat")
@@ -217,7 +218,7 @@ class ScoreOfAll(_ScoreMetric):
         self,
         data: SamplesLike,
         ids: Sequence[int] | None = None,
-        **columns: Column,
+        **columns: Unpack[SampleKeywords],
     ) -> None:
         """Keep samples until `compute`.
 

@@ -12,7 +12,6 @@ from ctrlreward.adapters.conversion import (
     check_columns,
     check_failed_score,
     check_pointwise,
-    check_reward,
     without,
 )
 from ctrlreward.arguments import one_of
@@ -145,12 +144,10 @@ class TrainerRoutes:
         """Raise if the routes can't serve a reward; loads no model.
 
         Raises:
-            TypeError: It is not a reward.
             ValueError: A score depends on several samples, a component has the name of a key of
                 the replies, `failed_score` is not finite, or a column that a component needs is
                 neither mapped nor constant.
         """
-        check_reward(reward)
         check_pointwise(reward, "a route of a trainer")
         check_failed_score(reward, self.failed_score, ["failed", "total"])
         try:

@@ -73,7 +73,6 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         reward: Reward of the application, for the checks.
 
     Raises:
-        TypeError: As in `TrainerRoutes.check`.
         ValueError: As in `TrainerRoutes.check`.
 
     Examples:

@@ -22,11 +22,10 @@ from typing import Any, NamedTuple
 from ctrlreward.adapters.conversion import (
     build_samples,
     check_columns,
-    check_reward,
     plain_text,
 )
 from ctrlreward.engine.sharing import exclusive
-from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -59,7 +58,7 @@ class ComponentFuncs(NamedTuple):
 
 
 def as_reward_funcs(
-    reward: Reward, columns: Mapping[str, str] | None = None, name: str = "reward"
+    reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
 ) -> list[RewardFunc]:
     """Return one function that gives the reward's total; it needs no `reward_weights`.
 
@@ -68,15 +67,15 @@ def as_reward_funcs(
     samples.
 
     Args:
-        reward: The reward. Each rank scores its own samples, so a score over whole groups
-            (`Distinct`) sees only the part of a group that is on its rank.
+        reward: The reward, or what `Reward` takes. Each rank scores its own samples, so a score
+            over whole groups (`Distinct`) sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
             `{"prefixes": "prompt"}` each text is prompt + completion; without `prefixes` it is the
             completion alone.
         name: Name of the function in TRL's log; give each reward its own.
 
     Raises:
-        TypeError: `reward` is a scorer or a component, not a `Reward`.
+        TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
         ValueError: A column that `Samples` doesn't have. When called: a column that the dataset
             doesn't have.
 
@@ -88,12 +87,12 @@ def as_reward_funcs(
         >>> function(["Reword."] * 2, ["broth", ""], original=["soup", "soup"])  # as TRL calls it
         [0.6, None]
     """
-    check_reward(reward)
+    reward = as_reward(reward)
     return [_Total(check_columns(columns), name, reward)]
 
 
 def as_async_reward_funcs(
-    reward: Reward, columns: Mapping[str, str] | None = None, name: str = "reward"
+    reward: RewardLike, columns: Mapping[str, str] | None = None, name: str = "reward"
 ) -> list[AsyncRewardFunc]:
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
@@ -108,11 +107,13 @@ def as_async_reward_funcs(
         >>> asyncio.run(function(["Reword."], ["broth"], original=["soup"]))
         [0.6]
     """
-    check_reward(reward)
+    reward = as_reward(reward)
     return [_AsyncTotal(check_columns(columns), name, reward)]
 
 
-def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None) -> ComponentFuncs:
+def as_component_funcs(
+    reward: RewardLike, columns: Mapping[str, str] | None = None
+) -> ComponentFuncs:
     """Return one function per component, for TRL to combine.
 
     Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
@@ -121,7 +122,7 @@ def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None)
     sum the others.
 
     Args:
-        reward: A reward with `aggregate="weighted"`.
+        reward: A reward with `aggregate="weighted"`, or what `Reward` takes.
         columns: As in `as_reward_funcs`.
 
     Raises:
@@ -135,7 +136,7 @@ def as_component_funcs(reward: Reward, columns: Mapping[str, str] | None = None)
         >>> [function.__name__ for function in functions], weights
         (['coherence', 'perplexity'], [1.0, -0.001])
     """
-    check_reward(reward)
+    reward = as_reward(reward)
     if reward.weights is None:
         raise ValueError(
             "the reward is not a weighted sum, and TRL can combine components in no other way: "

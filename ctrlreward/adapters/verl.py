@@ -34,9 +34,8 @@ from ctrlreward.adapters.conversion import (
     check_columns,
     check_failed_score,
     check_pointwise,
-    check_reward,
 )
-from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
 Result = dict[str, float | None]
@@ -45,19 +44,19 @@ _KEYS = ("score", "failed")
 
 
 def as_batch_compute_score(
-    reward: Reward, failed_score: float, columns: Mapping[str, str] | None = None
+    reward: RewardLike, failed_score: float, columns: Mapping[str, str] | None = None
 ) -> Callable[..., list[Result]]:
     """Return a function for the `batch` reward manager, which scores a batch per call.
 
     Args:
-        reward: The reward.
+        reward: The reward, or what `Reward` takes.
         failed_score: Score of a failed sample, a finite number no better than a bad text's score.
         columns: Column of `Samples` → `"ground_truth"`, `"data_source"` or a key of `extra_info`,
             such as `{"labels": "ground_truth", "sources": "text"}`. Texts are prefix + solution if
             `prefixes` is mapped, else the solution alone.
 
     Raises:
-        TypeError: `reward` is a scorer or a component, not a `Reward`.
+        TypeError: `reward` is neither a `Reward` nor what `Reward` takes.
         ValueError: A column that `Samples` doesn't have, a score that is not finite, or a
             component named `score` or `failed`. When called: a key that the sample doesn't have.
 
@@ -69,11 +68,12 @@ def as_batch_compute_score(
         >>> compute_score(["menu"], ["broth"], [""], [{"original": "soup"}])
         [{'score': 0.6, 'failed': 0.0, 'similarity': 0.6}]
     """
+    reward = as_reward(reward)
     return _BatchComputeScore(reward, failed_score, _check(reward, failed_score, columns))
 
 
 def as_compute_score(
-    reward: Reward, failed_score: float, columns: Mapping[str, str] | None = None
+    reward: RewardLike, failed_score: float, columns: Mapping[str, str] | None = None
 ) -> Callable[..., Result]:
     """Return a function for managers that wait for one sample at a time.
 
@@ -96,13 +96,14 @@ def as_compute_score(
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
         {'score': -1.0, 'failed': 1.0, 'similarity': None}
     """
+    reward = as_reward(reward)
     mapping = _check(reward, failed_score, columns)
     check_pointwise(reward, "as_compute_score")
     return _ComputeScore(_BatchComputeScore(reward, failed_score, mapping))
 
 
 def as_async_compute_score(
-    reward: Reward,
+    reward: RewardLike,
     failed_score: float,
     columns: Mapping[str, str] | None = None,
     wait: float = 0.05,
@@ -129,6 +130,7 @@ def as_async_compute_score(
         >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
         {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
     """
+    reward = as_reward(reward)
     mapping = _check(reward, failed_score, columns)
     check_pointwise(reward, "as_async_compute_score")
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
@@ -235,7 +237,6 @@ class _Batcher:
 def _check(
     reward: Reward, failed_score: float, columns: Mapping[str, str] | None
 ) -> dict[str, str]:
-    check_reward(reward)
     check_failed_score(reward, failed_score, _KEYS)
     return check_columns(columns)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ Probabilities = npt.NDArray[np.float64]
 _HEAD = TrainedHead(AutoModelForSequenceClassification, "sequence classifier")
 
 
+@runtime_checkable
 class LabelProbabilities(Protocol):
     """Classifier of texts: a `Classifier`, a `TextCNNClassifier`, a `CTRLEval`, or your own."""
 

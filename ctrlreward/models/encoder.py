@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ Vectors = npt.NDArray[np.float64]
 Row = TypeVar("Row")
 
 
+@runtime_checkable
 class SentenceEncoder(Protocol):
     """Sentence encoder: an `Encoder`, `WordVectors`, or your own."""
 

@@ -5,6 +5,7 @@ from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
 from ctrlreward.scorers.bartscore import BARTScore
 from ctrlreward.scorers.base import Component, CorpusFold, Scorer, ScoreSpec
+from ctrlreward.scorers.components import ComponentLike, FunctionScorer
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.distinct import Distinct
@@ -23,9 +24,11 @@ __all__ = [
     "BARTScore",
     "CTRLEval",
     "Component",
+    "ComponentLike",
     "CompositeScorer",
     "CorpusFold",
     "Distinct",
+    "FunctionScorer",
     "InfillingPerplexity",
     "LexiconSentiment",
     "ModelOptions",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import LabelProbabilities, load_classifier
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.empty_texts import nonempty, scatter
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
 
 
+@checked_keywords(**NEIGHBOURS)
 class Accuracy(ModelScorer[LabelProbabilities]):
     """Decision of a classifier on the target label of each text. Needs `labels`.
 
@@ -26,7 +29,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     Args:
         model: Local folder or Hugging Face id of a sequence classifier, folder of a `TextCNN`
             that the text_cnn recipe wrote, or an object with `labels` and `probabilities`, such
-            as a `CTRLEval` scorer, which needs no trained classifier.
+            as a `CTRLEval` scorer, which needs no trained classifier. None takes `CTRLEval()` with
+            its built-in weights, which knows the labels `negative` and `positive`.
         **options: See `ModelOptions`.
 
     Examples:
@@ -36,16 +40,18 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         >>> scores = scorer.score(["The soup was good.", "Cold soup."], labels="POSITIVE")
         >>> {name: values.shape for name, values in scores.items()}
         {'accuracy': (2,), 'label_probability': (2,)}
-        >>> from ctrlreward import CTRLEval
-        >>> Accuracy(CTRLEval(task="sentiment")).labels  # without a trained classifier
+        >>> Accuracy().labels  # without a trained classifier
         ('negative', 'positive')
     """
 
     def __init__(
         self,
-        model: str | LabelProbabilities,
+        model: str | LabelProbabilities | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
+        if model is None:
+            model = CTRLEval(aspects="attribute_relevance", **options)
+        check_loaded(model, LabelProbabilities, "labels", "probabilities")
         super().__init__(model, **options)
 
     @property
@@ -75,7 +81,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         Raises:
             ValueError: The column `labels` is absent, or the classifier lacks a label.
         """
-        targets = self._columns(samples.require("labels", "Accuracy"))
+        targets = self._columns(samples)
         kept = nonempty("accuracy", texts=samples.texts)
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
@@ -89,14 +95,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             "label_probability": scatter(target_probabilities, kept, len(samples)),
         }
 
-    def _columns(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:
+    def _columns(self, samples: Samples) -> npt.NDArray[np.int64]:
         """Return the classifier's output column of each label."""
         known = self.labels
-        for i, label in enumerate(labels):
-            if label not in known:
-                raise ValueError(
-                    f"labels[{i}] = {label!r} is not a label of the classifier, which has "
-                    f"{', '.join(known)}: use one of them, or name its outputs with "
-                    "Classifier(..., labels=[...])"
-                )
+        labels = samples.require_labels(known, "Accuracy", "the classifier")
         return np.array([known.index(label) for label in labels], dtype=np.int64)

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import one_of, some_of
+from ctrlreward.arguments import checked_keywords, one_of, some_of
 from ctrlreward.columns import shortened
 from ctrlreward.engine.requests import Requests
 from ctrlreward.engine.sharing import shared_model
@@ -29,7 +29,7 @@ from ctrlreward.scorers.alignment_aspects import ASPECTS, Aspect
 from ctrlreward.scorers.alignment_explanation import AlignedText, aligned_text
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ _VALUES: dict[Method, tuple[float, float]] = {
 _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
 
+@checked_keywords(**NEIGHBOURS)
 class Alignment(ModelScorer[Aligner]):
     """Aspects of a text, by the alignment of its tokens with the input it was generated from.
 
@@ -68,7 +69,7 @@ class Alignment(ModelScorer[Aligner]):
     Args:
         model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
             aligner trained for the method otherwise.
-        aspects: Score or scores to compute.
+        aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
         stop_words: Words that engagingness and groundedness leave out: a file with one word per
@@ -93,13 +94,14 @@ class Alignment(ModelScorer[Aligner]):
     def __init__(
         self,
         model: str = "minilm-l6",
-        aspects: AspectName | Sequence[AspectName] = ("preservation",),
+        aspects: AspectName | Literal["all"] | Sequence[AspectName] = "preservation",
         method: Method = "embedding",
         stop_words: str | PathLike[str] | Sequence[str] | None = None,
         aggregate: Literal["mean", "sum"] | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
+        self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
         self.stop_words = _read_stop_words(stop_words)
@@ -177,14 +179,16 @@ class Alignment(ModelScorer[Aligner]):
             ValueError: See `requests`.
         """
         samples = as_samples(samples)
+        aspects = self._wanted(self.computable(samples))
         explained: dict[tuple[int, str], AlignedText] = {}
 
         def keep(job: _Job, aligned: AlignedText) -> None:
             explained[job.sample, job.direction] = aligned
 
-        self._align_each(samples, self.aspects, keep)
+        self._align_each(samples, aspects, keep)
+        directions = [direction for aspect in aspects for direction in ASPECTS[aspect].directions]
         return [
-            {direction: explained[i, direction] for direction in self._directions}
+            {direction: explained[i, direction] for direction in directions}
             for i in range(len(samples))
         ]
 
@@ -214,10 +218,6 @@ class Alignment(ModelScorer[Aligner]):
         if names is None:
             return list(self.aspects)
         return [a for a in self.aspects if not {a, *ASPECTS[a].directions}.isdisjoint(names)]
-
-    @property
-    def _directions(self) -> list[str]:
-        return [direction for aspect in self.aspects for direction in ASPECTS[aspect].directions]
 
     def _aggregate(self, aspect: Aspect) -> str:
         return self.aggregate or aspect.aggregate

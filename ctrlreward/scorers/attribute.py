@@ -10,15 +10,16 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import one_of
+from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.columns import shortened
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.composite import CompositeScorer
+from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.empty_texts import nonempty, scatter
-from ctrlreward.scorers.model_scorer import ModelOptions
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class AttributeReport:
     failed: int
 
 
+@checked_keywords(**NEIGHBOURS | {"model": "models"})
 class AttributeClassifier(CompositeScorer):
     """Decisions of one classifier per attribute on the target labels. Needs `labels`.
 
@@ -74,7 +76,8 @@ class AttributeClassifier(CompositeScorer):
     Args:
         models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
             (`"world"` and the text, as AG News classifiers of control studies do) is passed as
-            an object with `labels` and `probabilities`.
+            an object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
+            weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
 
     Attributes:
@@ -85,9 +88,7 @@ class AttributeClassifier(CompositeScorer):
             space or "=".
 
     Examples:
-        >>> from ctrlreward import CTRLEval
-        >>> judges = {name: CTRLEval(task=name) for name in ("sentiment", "topic")}
-        >>> scorer = AttributeClassifier(judges)
+        >>> scorer = AttributeClassifier()
         >>> scores = scorer.score(["The vote failed."], labels="sentiment=negative topic=politics")
         >>> list(scores)
         ['accuracy', 'label_probability', 'accuracy_sentiment', 'label_probability_sentiment',
@@ -96,9 +97,11 @@ class AttributeClassifier(CompositeScorer):
 
     def __init__(
         self,
-        models: Mapping[str, str | LabelProbabilities],
+        models: Mapping[str, str | LabelProbabilities] | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
+        if models is None:
+            models = {name: CTRLEval(task=name, **options) for name in ("sentiment", "topic")}
         if not isinstance(models, Mapping) or not models:
             raise ValueError(f"models = {shortened(models)}: give {{attribute: classifier}}")
         for attribute in models:
@@ -229,7 +232,8 @@ class AttributeClassifier(CompositeScorer):
         if target not in known:
             raise ValueError(
                 f"{item}: {target!r} is not a label of the classifier for {attribute!r}, which "
-                f"has {', '.join(known)}"
+                f"has {', '.join(known)}: use one of them, or map yours, label_map={{{target!r}: "
+                f"{known[0]!r}, ...}}"
             )
 
 

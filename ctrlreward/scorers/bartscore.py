@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import some_of
+from ctrlreward.arguments import checked_keywords, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Requests
 from ctrlreward.engine.sharing import shared_model
@@ -16,7 +16,7 @@ from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.weights.loading import load_config
 
 AspectName: TypeAlias = Literal["faithfulness", "precision", "recall", "f_score"]
@@ -35,6 +35,7 @@ _PARTS: Mapping[AspectName, tuple[str, ...]] = {
 }
 
 
+@checked_keywords(**NEIGHBOURS, checkpoint="model")
 class BARTScore(ModelScorer[Seq2SeqInfiller]):
     """Mean token log-probability of one text given another under an encoder-decoder.
 
@@ -52,7 +53,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     Args:
         model: Local folder or Hugging Face id of an encoder-decoder: BART, PEGASUS, T5 and related
             families. The published scores are those of BART fine-tuned on CNN/DailyMail.
-        aspects: Score or scores to compute.
+        aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         **options: See `ModelOptions`.
 
     Raises:
@@ -69,10 +70,11 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     def __init__(
         self,
         model: str = "facebook/bart-large-cnn",
-        aspects: AspectName | Sequence[AspectName] = "faithfulness",
+        aspects: AspectName | Literal["all"] | Sequence[AspectName] = "faithfulness",
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
+        self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, _PARTS)
 
     @property
@@ -91,11 +93,19 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
         Raises:
             ValueError: The model is not an encoder-decoder.
+            OSError: There is no such model here, and the hub cannot be reached.
         """
-        if not load_config(name).is_encoder_decoder:
+        try:
+            config = load_config(name)
+        except OSError as error:
+            raise OSError(
+                f"{error}. BARTScore needs an encoder-decoder, and no built-in model is one: where "
+                "the hub can't be reached, give a folder, BARTScore('models/bart-large-cnn')"
+            ) from error
+        if not config.is_encoder_decoder:
             raise ValueError(
                 f"model = {name!r} has no encoder, which reads the source: give an encoder-decoder "
-                "such as facebook/bart-large-cnn, or use Perplexity"
+                "such as BARTScore('facebook/bart-large-cnn'), or use Perplexity"
             )
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TypeAlias
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from ctrlreward.columns import shortened
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.engine.sharing import exclusive
-from ctrlreward.samples import Column, Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 
 log = logging.getLogger(__name__)
 
 Scores: TypeAlias = npt.NDArray[np.float64]
+
+# Share of a range's end by which a score may exceed it: the rounding of bfloat16.
+_ROUNDING = 2.0**-7
+
+# Methods of metrics in torchmetrics and evaluate, which a scorer doesn't have.
+_METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,10 @@ class Scorer(ABC):
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 
+    # True if `score` leaves out the scores whose columns are absent, and those that it has named.
+    _leaves_out: bool = False
+    _left_out: tuple[str, ...] = ()
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         computes = cls.score_samples, cls.requests
@@ -97,25 +110,60 @@ class Scorer(ABC):
         """Folds of the scores whose value for a corpus is not the mean over its samples."""
         return {}
 
-    def score(self, samples: SamplesLike, **columns: Column) -> dict[str, Scores]:
+    def score(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> dict[str, Scores]:
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
-        A sample with text that is not valid Unicode fails, with a warning.
+        A sample fails if its text is not valid Unicode or its score is infinite, with a warning.
 
         Args:
             samples: n samples, in any form that `as_samples` converts: a list of texts, records,
                 a DataFrame, …
-            columns: Columns of the samples to add or replace: `labels="positive"`.
+            columns: Columns of the samples to add or replace: `labels="positive"`; or other
+                keywords of `as_samples`.
 
         Raises:
             TypeError: The data is of another type, or a keyword is not a column of `Samples`.
             ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
         """
-        return run_requests([checked_requests(self, as_samples(samples, **columns))])[0]
+        samples = as_samples(samples, **columns)
+        return run_requests([checked_requests(self, samples, self.computable(samples))])[0]
 
-    def __call__(self, samples: SamplesLike, **columns: Column) -> dict[str, Scores]:
+    def __call__(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> dict[str, Scores]:
         """See `score`."""
         return self.score(samples, **columns)
+
+    def computable(self, samples: Samples) -> tuple[str, ...]:
+        """Return the names of the scores that `score` computes for some samples.
+
+        These are all scores, or with `aspects="all"` all whose columns are there; a warning names
+        the others once.
+
+        Raises:
+            MissingColumn: The samples lack a column that every score needs, or one of a score that
+                was asked for by name.
+        """
+        present = samples.columns()
+        lacking = {
+            name: [column for column in self.required_columns([name]) if column not in present]
+            for name in (self.specs if self._leaves_out else ())
+        }
+        names = tuple(name for name in self.specs if not lacking.get(name))
+        left_out = tuple(name for name in lacking if lacking[name])
+        for column, reader in self.required_columns(names or None).items():
+            samples.require(column, reader)
+        if left_out and left_out != self._left_out:
+            self._left_out = left_out
+            log.warning(
+                "%s leaves out %s: these samples have %s",
+                type(self).__name__,
+                ", ".join(f"{name} (needs {', '.join(lacking[name])})" for name in left_out),
+                ", ".join(present),
+            )
+        return names
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return an array of shape (n,) per score, NaN for a failed sample.
@@ -171,6 +219,17 @@ class Scorer(ABC):
     def release(self) -> None:  # noqa: B027 — a scorer without a model has nothing to free
         """Free the models; the next `score` loads them again."""
 
+    if not TYPE_CHECKING:  # to a type checker, a class with this method has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _METHODS_OF_METRICS:
+                raise AttributeError(
+                    f"{type(self).__name__} has no method {name!r}: call score(texts, labels=..., "
+                    "references=..., ...), or wrap one score for torchmetrics, "
+                    "ctrlreward.adapters.torchmetrics.ScoreMean(scorer['name'])"
+                )
+            return object.__getattribute__(self, name)  # raises the error again
+
     def __getitem__(self, name: str) -> Component:
         """Return one score as a component of a `Reward` or a callback.
 
@@ -198,7 +257,9 @@ class Component:
     scorer: Scorer
     name: str
 
-    def __call__(self, samples: SamplesLike, **columns: Column) -> Scores:
+    def __call__(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> Scores:
         """Return this score of n samples, float64 of shape (n,); see `Scorer.score`."""
         return score({self.name: self}, as_samples(samples, **columns))[self.name]
 
@@ -213,33 +274,6 @@ class Component:
         return self.scorer.corpus_folds.get(self.name)
 
 
-def as_component(name: str, given: object) -> Component:
-    """Return a component as it is, or the score of a scorer that has a single one.
-
-    Args:
-        name: Name of the argument, for errors (`"components['fluency']"`).
-        given: `scorer["coherence"]`, or a scorer.
-
-    Raises:
-        ValueError: The scorer has several scores; lists them.
-        TypeError: It is neither a component nor a scorer.
-    """
-    if isinstance(given, Component):
-        return given
-    if not isinstance(given, Scorer):
-        kind = f"a {type(given).__name__}"
-        kind = f"the class {given.__name__}" if isinstance(given, type) else kind
-        raise TypeError(
-            f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity']"
-        )
-    scores = list(given.specs)
-    if len(scores) > 1:
-        scorer = type(given).__name__
-        options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
-        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores: give one of {options}")
-    return given[scores[0]]
-
-
 def checked_requests(
     scorer: Scorer, samples: Samples, names: Collection[str] | None = None
 ) -> Requests[dict[str, Scores]]:
@@ -247,15 +281,100 @@ def checked_requests(
 
     A tokenizer would fail on the whole batch. Such samples are scored as empty texts, so that the
     others keep their places in warnings and errors.
+
+    Returns:
+        The scores in `names`, all for None, as `checked_scores` returns them.
     """
+    wanted = tuple(scorer.specs if names is None else names)
     invalid = samples.invalid_unicode()
-    if not invalid:
-        return (yield from scorer.requests(samples, names))
     for i, column in invalid.items():
         log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
-    scores = yield from scorer.requests(samples.blanked(invalid), names)
-    rows = list(invalid)
-    return {name: _with_nan(values, rows) for name, values in scores.items()}
+    readable = samples.blanked(invalid) if invalid else samples
+    returned = yield from scorer.requests(readable, names)
+    scores = checked_scores(scorer, readable, returned, wanted)
+    for values in scores.values() if invalid else ():
+        values[list(invalid)] = np.nan
+    return scores
+
+
+def checked_scores(
+    scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
+) -> dict[str, Scores]:
+    """Return what a scorer has computed as float64 arrays of shape (n,), whoever wrote it.
+
+    None and infinite scores become NaN, the latter with a warning.
+
+    Args:
+        scorer: The scorer.
+        samples: The n samples that it was given.
+        returned: What its `requests` or `score_samples` returned.
+        names: The scores that are wanted.
+
+    Raises:
+        TypeError: It is not a mapping, or a score is not a number.
+        ValueError: A score is absent, has another shape than (n,), or lies outside its range by
+            more than the rounding of bfloat16.
+    """
+    owner = type(scorer).__name__
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"{owner} returned a {type(returned).__name__}, must be a mapping from the name of "
+            "each score to an array of one number per sample"
+        )
+    specs = scorer.specs
+    scores = {}
+    for name in names:
+        if name not in returned:
+            raise ValueError(
+                f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}: return "
+                "every score of specs"
+            )
+        values = _numbers(f"{owner} returned {name!r}", returned[name], samples.texts)
+        infinite = np.isinf(values)
+        if infinite.any():
+            count = np.count_nonzero(infinite)
+            log.warning("%s: %d infinite scores %r are NaN", owner, count, name)
+            values[infinite] = np.nan
+        if name in specs:
+            low, high = specs[name].range
+            outside = (values < low - _ROUNDING * max(1.0, abs(low))) | (
+                values > high + _ROUNDING * max(1.0, abs(high))
+            )
+            if outside.any():
+                i = int(outside.argmax())
+                raise ValueError(
+                    f"{owner} returned {name!r} = {values[i]} for texts[{i}] = "
+                    f"{shortened(samples.texts[i])}, outside its range [{low}, {high}]: correct "
+                    "the score, or the range in specs"
+                )
+        scores[name] = values
+    return scores
+
+
+def _numbers(subject: str, given: Any, texts: Sequence[str]) -> Scores:
+    """Return one float64 per text from what a scorer returned for one score, None as NaN."""
+    if isinstance(given, torch.Tensor):
+        given = given.detach().double().cpu().numpy()
+    if not isinstance(given, np.ndarray) or given.dtype.kind not in "biuf":
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(
+                f"{subject} = {shortened(given)}, a {type(given).__name__}, must be one number per "
+                "sample"
+            )
+        given = list(given)
+        for i, (item, text) in enumerate(zip(given, texts, strict=False)):
+            if not isinstance(item, float | Real | np.bool_ | np.ndarray | torch.Tensor | None):
+                raise TypeError(
+                    f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
+                    f"{type(item).__name__}, must be a number, or None for a failed sample"
+                )
+    values = np.array(given, dtype=np.float64)
+    if values.shape != (len(texts),):
+        raise ValueError(
+            f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of shape "
+            f"({len(texts)},)"
+        )
+    return values
 
 
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
@@ -285,14 +404,8 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     scores = {}
     for name, component in components.items():
         scorer = component.scorer
-        rows, places = (distinct, inverse) if scorer.pointwise else (samples, slice(None))
-        values = np.asarray(outputs[scorer][component.name], dtype=np.float64)
-        if values.shape != (len(rows),):
-            raise ValueError(
-                f"{type(scorer).__name__} returned {component.name!r} of shape {values.shape} for "
-                f"{len(rows)} samples: return an array of shape ({len(rows)},)"
-            )
-        scores[name] = values[places]
+        places = inverse if scorer.pointwise else slice(None)
+        scores[name] = outputs[scorer][component.name][places]
     return scores
 
 
@@ -312,9 +425,3 @@ def _names_by_scorer(components: Mapping[str, Component]) -> dict[Scorer, set[st
     for component in components.values():
         wanted.setdefault(component.scorer, set()).add(component.name)
     return wanted
-
-
-def _with_nan(values: Scores, rows: Sequence[int]) -> Scores:
-    copy = np.array(values, dtype=np.float64)
-    copy[rows] = np.nan
-    return copy

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import one_of, positive, some_of
+from ctrlreward.arguments import checked_keywords, one_of, positive, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.functional.calibration import label_bias
@@ -32,7 +32,7 @@ from ctrlreward.scorers.ctrleval_explanation import (
     explain_likelihood,
     explain_relevance,
 )
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.patterns import aspect_blanks, reason_for_nan, score_words, word_log_probs
 from ctrlreward.scorers.task import Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
@@ -49,6 +49,7 @@ SPECS: dict[AspectName, ScoreSpec] = {
 }
 
 
+@checked_keywords(**NEIGHBOURS, max_length="max_tokens")
 class CTRLEval(ModelScorer[Infiller]):
     """Coherence, consistency and attribute relevance of controlled text, by text infilling.
 
@@ -65,7 +66,7 @@ class CTRLEval(ModelScorer[Infiller]):
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
         task: `"sentiment"`, `"topic"`, a YAML file, or a `Task`.
-        aspects: Score or scores to compute.
+        aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         iwf: Inverse word frequencies, weights of coherence and consistency: a file with a weight
             per token id, an `InverseFrequency`, or None for frequencies of the `wordfreq` package.
         sentence_splitter: A callable, a name, or None for the default.
@@ -98,11 +99,7 @@ class CTRLEval(ModelScorer[Infiller]):
         self,
         model: str = "smollm2-135m",
         task: str | PathLike[str] | Task = "sentiment",
-        aspects: AspectName | Sequence[AspectName] = (
-            "coherence",
-            "consistency",
-            "attribute_relevance",
-        ),
+        aspects: AspectName | Literal["all"] | Sequence[AspectName] = "all",
         iwf: str | PathLike[str] | InverseFrequency | None = None,
         sentence_splitter: str | Callable[[str], list[str]] | None = None,
         weights: Literal["beta", "mean", "max", "min"] | None = None,
@@ -114,6 +111,7 @@ class CTRLEval(ModelScorer[Infiller]):
     ) -> None:
         super().__init__(model, **options)
         self.task = task if isinstance(task, Task) else Task.load(task)
+        self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
         self.weights = None if weights is None else one_of("weights", weights, WEIGHTINGS)
         self.max_tokens = positive("max_tokens", max_tokens)
@@ -201,12 +199,14 @@ class CTRLEval(ModelScorer[Infiller]):
             ValueError: See `requests`.
         """
         samples = as_samples(samples)
+        computable = self.computable(samples)
+        aspects = [aspect for aspect in self.aspects if aspect in computable]
         explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
 
         def keep(i: int, explanation: Explanation) -> None:
             explained[i][explanation.aspect] = explanation
 
-        run_requests([self._explain_each(samples, self.aspects, keep)])
+        run_requests([self._explain_each(samples, aspects, keep)])
         return explained
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
@@ -266,12 +266,7 @@ class CTRLEval(ModelScorer[Infiller]):
         for column, reader in self.required_columns(aspects).items():
             samples.require(column, reader)
         if "attribute_relevance" in aspects:
-            for i, label in enumerate(samples.labels or ()):
-                if label not in self.labels:
-                    raise ValueError(
-                        f"labels[{i}] = {label!r} is not a label of the task: "
-                        f"it has {', '.join(self.labels)}"
-                    )
+            samples.require_labels(self.labels, "CTRLEval attribute_relevance", "the task")
 
     def _blanks(self, aspect: str, samples: Samples, i: int) -> list[Blank]:
         """Return the patterns of a sample for an aspect, with a warning if there are none."""

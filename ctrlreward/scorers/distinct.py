@@ -8,13 +8,16 @@ from functools import cached_property
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.diversity import distinct_by_group
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.model_scorer import NEIGHBOURS
 from ctrlreward.weights.loading import load_tokenizer
 
 
+@checked_keywords(**NEIGHBOURS)
 class Distinct(Scorer):
     """Distinct-n over all texts of a sample's group, prefix included (see `distinct_n`).
 
@@ -22,9 +25,9 @@ class Distinct(Scorer):
       to 1; higher is more diverse. All texts of a group get the value of the group.
     - `distinct`: mean of the three, as studies of multi-aspect control report it in one number.
 
-    Groups are the column `groups` or, if it is absent, `prefixes`. The value depends on all texts
-    of the group and decreases with its size: score whole groups, repeated texts included, and
-    only compare groups of the same size.
+    Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
+    call are one group. The value depends on all texts of the group and decreases with its size:
+    score whole groups, repeated texts included, and only compare groups of the same size.
 
     Args:
         model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
@@ -59,13 +62,10 @@ class Distinct(Scorer):
         """Return the values of each sample's group, float64 of shape (n,).
 
         NaN, with a warning, if the sample's own text is empty.
-
-        Raises:
-            ValueError: The samples have neither `groups` nor `prefixes`.
         """
         column = samples.prefixes if samples.groups is None else samples.groups
         if column is None:
-            column = samples.require("groups", "Distinct")
+            column = [""] * len(samples)
         kept = nonempty("distinct_n", texts=samples.texts)
         texts = [samples.texts[i] for i in kept]
         ids: list[list[int]] = []

@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Requests
 from ctrlreward.models.infill import Infiller, load_infiller
@@ -16,12 +16,13 @@ from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.patterns import coherence_blanks
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.text.sentences import find_splitter
 
 
+@checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
 class InfillingPerplexity(ModelScorer[Infiller]):
     """Perplexity of each text under an infilling model, prefix included.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ctrlreward.arguments import some_of
+from ctrlreward.arguments import checked_keywords, some_of
 from ctrlreward.engine.requests import Requests
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
@@ -26,6 +26,7 @@ SPECS: Mapping[AspectName, ScoreSpec] = {
 _NEUTRAL = 0.05
 
 
+@checked_keywords()
 class LexiconSentiment(Scorer):
     """Sentiment of a text by VADER (Hutto & Gilbert, 2014), a lexicon with rules for negation.
 
@@ -39,7 +40,8 @@ class LexiconSentiment(Scorer):
       size, else 0.0; higher is better. Needs `labels`. A neutral text is wrong for both labels.
 
     Args:
-        aspects: The scores to compute, one or both.
+        aspects: The score or scores to compute; `"all"` leaves out the accuracy where there are
+            no labels.
         labels: Names of the negative and of the positive label.
 
     Examples:
@@ -52,9 +54,10 @@ class LexiconSentiment(Scorer):
 
     def __init__(
         self,
-        aspects: AspectName | Sequence[AspectName] = ("polarity", "accuracy"),
+        aspects: AspectName | Literal["all"] | Sequence[AspectName] = "all",
         labels: Sequence[str] = ("negative", "positive"),
     ) -> None:
+        self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
         if isinstance(labels, str) or len(labels) != 2 or labels[0] == labels[1]:
             raise ValueError(
@@ -110,12 +113,6 @@ class LexiconSentiment(Scorer):
 
     def _signs(self, samples: Samples) -> Scores:
         """Return -1 for the negative label and 1 for the positive one, shape (n,)."""
-        targets = samples.require("labels", "LexiconSentiment accuracy")
-        for i, label in enumerate(targets):
-            if label not in self.labels:
-                raise ValueError(
-                    f"labels[{i}] = {label!r} is neither {self.labels[0]!r} nor "
-                    f"{self.labels[1]!r}: use them, or name yours with "
-                    "LexiconSentiment(labels=[negative, positive])"
-                )
+        reader = "LexiconSentiment accuracy"
+        targets = samples.require_labels(self.labels, reader, "the lexicon")
         return np.array([1.0 if label == self.labels[1] else -1.0 for label in targets])

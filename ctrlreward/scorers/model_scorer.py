@@ -18,6 +18,18 @@ from ctrlreward.weights.dtypes import DTYPES, Dtype
 
 Model = TypeVar("Model")
 
+# Keywords of other libraries, with ours for `checked_keywords`.
+NEIGHBOURS = {
+    "model_name": "model",
+    "model_name_or_path": "model",
+    "model_type": "model",
+    "pretrained_model_name_or_path": "model",
+    "tokenizer": "model, a folder that also holds the tokenizer",
+    "batch_size": "batch_tokens",
+    "device_map": "device",
+    "torch_dtype": "dtype",
+}
+
 
 class ModelOptions(TypedDict, total=False):
     """Keyword arguments of every scorer that loads a model.
@@ -146,3 +158,21 @@ class ModelScorer(Scorer, Generic[Model]):
             free_unused()  # some models are cycles of objects, such as Mamba
         if isinstance(self.model, Scorer):
             self.model.release()
+
+
+def check_loaded(model: object, kind: type, *members: str) -> None:
+    """Raise unless a model is a name, or an object of a protocol.
+
+    Args:
+        model: What was given.
+        kind: The protocol.
+        members: Names of what it asks for.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if not isinstance(model, str | PathLike | kind):
+        raise TypeError(
+            f"model = {shortened(model)} is a {type(model).__name__}, must be a folder, a Hugging "
+            f"Face id, a short name or an object with {' and '.join(members)}"
+        )

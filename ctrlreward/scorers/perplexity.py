@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Request, Requests, run_requests
 from ctrlreward.engine.sharing import shared_model
@@ -17,12 +17,13 @@ from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
-from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
+from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.
 TOKENS = "tokens"
 
 
+@checked_keywords(**NEIGHBOURS, model_id="model", max_length="max_tokens")
 class Perplexity(ModelScorer[CausalLM]):
     """Perplexity of each text, prefix included.
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
@@ -18,7 +19,7 @@ from ctrlreward.functional.transfer import (
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
-from ctrlreward.scorers.composite import CompositeScorer
+from ctrlreward.scorers.composite import CompositeScorer, check_part
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
@@ -45,6 +46,7 @@ class CorpusTransfer:
     failed: int
 
 
+@checked_keywords(classifier="accuracy", fluency="perplexity")
 class TransferQuality(CompositeScorer):
     """Adjusted geometric mean of Pang & Gimpel (2019), eq. 1. Needs `labels` and `sources`.
 
@@ -57,11 +59,15 @@ class TransferQuality(CompositeScorer):
     figures of a corpus beside the means.
 
     Args:
-        accuracy: Scores the style.
-        similarity: Scores the content.
-        perplexity: Scores the fluency.
+        accuracy: Scores the style; None takes `Accuracy()`.
+        similarity: Scores the content; None takes `Similarity()`.
+        perplexity: Scores the fluency; None takes `Perplexity()`.
         thresholds: t1 to t4 of eq. 1. The paper's values fit its own classifier, word vectors and
             language model.
+
+    Raises:
+        TypeError: A part is not a scorer.
+        ValueError: A part lacks the scores that it stands for.
 
     Examples:
         >>> from ctrlreward import Accuracy, CTRLEval, Perplexity, Similarity
@@ -76,14 +82,18 @@ class TransferQuality(CompositeScorer):
 
     def __init__(
         self,
-        accuracy: Accuracy,
-        similarity: Similarity,
-        perplexity: Perplexity,
+        accuracy: Accuracy | None = None,
+        similarity: Similarity | None = None,
+        perplexity: Perplexity | None = None,
         thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
     ) -> None:
-        self.accuracy = accuracy
-        self.similarity = similarity
-        self.perplexity = perplexity
+        self.accuracy = Accuracy() if accuracy is None else accuracy
+        self.similarity = Similarity() if similarity is None else similarity
+        self.perplexity = Perplexity() if perplexity is None else perplexity
+        style, fluency = ("accuracy", "label_probability"), ("perplexity", "log_likelihood")
+        check_part("accuracy", self.accuracy, style, "Accuracy(...)")
+        check_part("similarity", self.similarity, ("similarity",), "Similarity(...)")
+        check_part("perplexity", self.perplexity, fluency, "Perplexity(...)")
         self.thresholds = thresholds
 
     @property

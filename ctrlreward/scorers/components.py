@@ -1,0 +1,175 @@
+"""What may stand as a component: a score of a scorer, a scorer with one score, a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, iscoroutinefunction, signature
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.columns import COLUMN_OF, JSON_KEYS, MissingColumn, shortened
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
+
+# What a `Reward`, a callback or an adapter takes for a component.
+ComponentLike: TypeAlias = Component | Scorer | Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionScorer(Scorer):
+    """A plain function as a scorer with one score, named like the function.
+
+    `Reward`, callbacks and adapters make one of a function that they are given. The names of its
+    parameters decide how it is called:
+
+    - `completions` is one of them: as TRL calls it, by keywords, `f(prompts=..., completions=...)`,
+      with strings. Prompts are the column `prompts`, or else `prefixes`; completions are what
+      follows the prefix in each text, or the whole text.
+    - `samples` is the first one: `f(samples)`, with the `Samples`.
+    - Otherwise `f(texts)`, with a list of strings.
+
+    In the first and the third case, further parameters get the columns that they name, in the
+    plural or the singular (`labels`, `label`), and `**kwargs` all of them. The function returns
+    one number per sample, in their order; None or NaN for a sample that failed.
+
+    Args:
+        function: The function. It has to pickle where the reward does.
+        higher_is_better: Direction of the score.
+        pointwise: True if the score of a text does not depend on the other texts. Repeated texts
+            are then scored once, and those of several clients together. False by default, since a
+            function may compare the completions of a prompt, and would silently be wrong.
+
+    Raises:
+        TypeError: It is not a function, it is a coroutine function, or it needs an argument that
+            is not a column of `Samples`.
+
+    Examples:
+        >>> def brevity(texts):
+        ...     return [-float(len(text.split())) for text in texts]
+        >>> def overlap(completions, sources, **kwargs):
+        ...     pairs = zip(completions, sources)
+        ...     return [len(set(c.split()) & set(s.split())) or None for c, s in pairs]
+        >>> FunctionScorer(brevity).score(["Good soup.", "Soup."])
+        {'brevity': array([-2., -1.])}
+        >>> FunctionScorer(overlap).score(["Good soup.", "Cold."], sources="Bad soup.")
+        {'overlap': array([ 1., nan])}
+    """
+
+    function: Callable[..., Any]
+    higher_is_better: bool = True
+    pointwise: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or isinstance(self.function, type):
+            raise TypeError(f"function = {shortened(self.function)} is not a function")
+        if iscoroutinefunction(self.function):
+            raise TypeError(f"{self.name} is a coroutine function, must be a plain one")
+        for name, parameter in self._column_parameters().items():
+            if name not in COLUMN_OF and _is_required(parameter):
+                raise TypeError(
+                    f"{self.name} needs the argument {name!r}, which is not a column of Samples: "
+                    f"use one of {', '.join(JSON_KEYS)}, or give it a default"
+                    f"{did_you_mean(name, COLUMN_OF)}"
+                )
+
+    @property
+    def name(self) -> str:
+        """Name of the score: the function's, or its class's, or `"reward"` for a lambda."""
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        name: str = getattr(function, "__name__", type(function).__name__)
+        return "reward" if name == "<lambda>" else name
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction of the score; its range is open."""
+        return {self.name: ScoreSpec(self.higher_is_better, (-np.inf, np.inf))}
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that the function names without a default; prompts may also be prefixes."""
+        parameters = self._column_parameters()
+        required = [COLUMN_OF[name] for name, p in parameters.items() if _is_required(p)]
+        return {column: self.name for column in required if column not in ("texts", "prompts")}
+
+    def score_samples(self, samples: Samples) -> dict[str, Any]:
+        """Return what the function returns, by its name.
+
+        Raises:
+            MissingColumn: The function needs a column that is absent.
+        """
+        return {self.name: self._call(samples)}
+
+    def _call(self, samples: Samples) -> Any:
+        parameters = self._parameters()
+        if next(iter(parameters), None) == "samples":
+            return self.function(samples)
+        columns = {name: [*column] for name, column in samples.columns().items()}
+        if samples.prefixes is not None:
+            columns.setdefault("prompts", columns["prefixes"])
+        keywords: dict[str, Any] = {}
+        for name, parameter in self._column_parameters().items():
+            if parameter.kind is Parameter.VAR_KEYWORD:
+                taken = {COLUMN_OF[name] for name in keywords}
+                keywords |= {n: c for n, c in columns.items() if n not in (*taken, "texts")}
+            elif name in COLUMN_OF and COLUMN_OF[name] in columns:
+                keywords[name] = columns[COLUMN_OF[name]]
+            elif _is_required(parameter):
+                raise MissingColumn(COLUMN_OF[name], self.name, samples.columns())
+        if "completions" not in parameters:
+            return self.function(columns["texts"], **keywords)
+        prefixes = samples.prefixes or [""] * len(samples)
+        pairs = zip(samples.texts, prefixes, strict=True)
+        return self.function(completions=[text[len(p) :] for text, p in pairs], **keywords)
+
+    def _parameters(self) -> dict[str, Parameter]:
+        try:
+            return dict(signature(self.function).parameters)
+        except ValueError:  # some built-in functions
+            return {}
+
+    def _column_parameters(self) -> dict[str, Parameter]:
+        """Return the parameters that get columns: all but completions, samples or texts."""
+        parameters = self._parameters()
+        first = next(iter(parameters), None)
+        if first == "samples":
+            return {}
+        read = "completions" if "completions" in parameters else first
+        return {name: p for name, p in parameters.items() if name != read}
+
+
+def _is_required(parameter: Parameter) -> bool:
+    variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is Parameter.empty and parameter.kind not in variable
+
+
+def as_component(name: str, given: object) -> Component:
+    """Return a component as it is, or the score of a scorer that has a single one.
+
+    Args:
+        name: Name of the argument, for errors (`"components['fluency']"`).
+        given: `scorer["coherence"]`, a scorer, or a function as `FunctionScorer` takes it.
+
+    Raises:
+        ValueError: The scorer has several scores; lists them.
+        TypeError: It is none of these, or a function that `FunctionScorer` refuses.
+    """
+    if isinstance(given, Component):
+        return given
+    if callable(given) and not isinstance(given, Scorer | type):
+        given = FunctionScorer(given)
+    if not isinstance(given, Scorer):
+        kind = f"a {type(given).__name__}"
+        kind = f"the class {given.__name__}" if isinstance(given, type) else kind
+        raise TypeError(
+            f"{name} is {kind}: give one score of a scorer, such as Perplexity()['perplexity'], or "
+            "a function of texts"
+        )
+    scores = list(given.specs)
+    if len(scores) > 1:
+        scorer = type(given).__name__
+        options = ", ".join(f"{scorer}(...)[{score!r}]" for score in scores)
+        raise ValueError(f"{name} is a {scorer} with {len(scores)} scores: give one of {options}")
+    return given[scores[0]]
