@@ -18,6 +18,7 @@ from ctrlreward.policy.chat import conversations
 from ctrlreward.policy.model import LoRA, export_adapter
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, Rollout, sample
+from ctrlreward.ranks import rank_and_ranks
 from ctrlreward.samples import Samples
 
 _PROMPTS_PER_BATCH = 128  # in `complete`
@@ -28,6 +29,10 @@ class AdaptedModuleMixin(LightningModule):
 
     Checkpoints hold what is trained, without the frozen base weights. A subclass defines
     `configure_model`, which sets `policy` and `tokenizer`, and the training.
+
+    The random numbers of a batch follow from the seed of the run (`seed_everything`, or
+    `torch.manual_seed`; random without one), the rank, the epoch and the batch. The seed is in the
+    checkpoint, so a resumed run samples what an uninterrupted one would have sampled.
 
     Args:
         model: Local folder, Hugging Face id or short name of the base model.
@@ -53,10 +58,24 @@ class AdaptedModuleMixin(LightningModule):
         self.lora = lora
         # A checkpoint has the adapter only; the base weights are loaded from `model`.
         self.strict_loading = False
+        self._seed = 0  # of the run
+        self._resumed_seed: int | None = None
 
     def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
         """Return the batch; text needs no device."""
         return batch
+
+    def on_fit_start(self) -> None:
+        """Take the seed of the run: the checkpoint's, else that of PyTorch's generator."""
+        seed = torch.initial_seed() if self._resumed_seed is None else self._resumed_seed
+        self._seed = self.trainer.strategy.broadcast(seed)
+        self._resumed_seed = None
+
+    def on_train_batch_start(self, batch: Samples, batch_idx: int) -> None:
+        """Seed PyTorch by run, rank, epoch and batch."""
+        rank, _ = rank_and_ranks()
+        run = (self._seed * 1_009 + rank) * 10_007 + self.current_epoch
+        torch.manual_seed((run * 1_000_003 + batch_idx) % 2**63)
 
     def validation_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
         """Do nothing: `GenerationScorer` scores held-out generations at each validation."""
@@ -80,11 +99,16 @@ class AdaptedModuleMixin(LightningModule):
         export_adapter(self.policy, str(folder))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Remove the frozen base model from the checkpoint."""
+        """Remove the frozen base model from the checkpoint, and add the seed of the run."""
+        checkpoint["ctrlreward_seed"] = self._seed
         trained = {name for name, p in self.named_parameters() if p.requires_grad}
         checkpoint["state_dict"] = {
             name: value for name, value in checkpoint["state_dict"].items() if name in trained
         }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the seed of the run."""
+        self._resumed_seed = checkpoint.get("ctrlreward_seed")
 
     def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
         self.configure_model()

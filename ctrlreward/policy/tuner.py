@@ -32,7 +32,7 @@ from ctrlreward.policy.objectives import Objective, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates, step_optimizer
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
-from ctrlreward.ranks import fail_together, rank_and_ranks
+from ctrlreward.ranks import fail_together
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
@@ -203,10 +203,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         return terms["loss"]
 
     def on_fit_start(self) -> None:
-        """Seed each rank differently, and load the scorers if they run beside training."""
-        rank, _ = rank_and_ranks()
-        if rank > 0:
-            torch.manual_seed(torch.initial_seed() + rank)
+        """Take the seed of the run, and load the scorers if they run beside training."""
+        super().on_fit_start()
         if self.optimizer.overlap:
             if self.device.type == "cpu":
                 self.reward.yield_cpu()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning_choice import Generation, PolicyTuner, pl
 from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
+from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples
@@ -364,6 +365,25 @@ def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path) -> Non
     assert steps == [4, 5]
     for name, parameter in adapter.items():
         torch.testing.assert_close(loaded[name], parameter.detach())
+
+
+def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_path: Path) -> None:
+    """Neither a callback nor `seed_everything`: the checkpoint has the seed of the run."""
+
+    def fit(seed: int, **options: object) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        saver = pl.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = pl.Trainer(accelerator="cpu", max_steps=5, logger=False, callbacks=[saver],
+                             enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+        module = tuner(learning_rate=0.1)
+        trainer.fit(module, DataLoader([BATCH] * 9, batch_size=None), **options)
+        return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+    uncut = fit(1)
+    resumed = fit(2, ckpt_path=str(tmp_path / "step=3.ckpt"))
+    torch.testing.assert_close(resumed, uncut, rtol=0, atol=0)
+    other = fit(2)
+    assert any(not torch.equal(uncut[name], other[name]) for name in uncut)
 
 
 def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) -> None:

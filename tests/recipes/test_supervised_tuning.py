@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ctrlreward import Distinct, Reward
 from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
 from ctrlreward.recipes.pseudo_pairs import PseudoPairs
-from ctrlreward.recipes.seeded_steps import SeededSteps
 from ctrlreward.recipes.style_transfer import Judges, Sentences
 from ctrlreward.recipes.supervised_tuning import PairData, SupervisedTuner
 
@@ -51,7 +50,6 @@ def tuned(
     )
     trainer = pl.Trainer(max_epochs=1, max_steps=steps, logger=False, accelerator="cpu",
                          enable_progress_bar=False, enable_model_summary=False,
-                         callbacks=[SeededSteps(1), *options.pop("callbacks", [])],
                          limit_val_batches=0, default_root_dir=folder, **options)  # fmt: skip
     trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
     return module
