@@ -68,8 +68,7 @@ def judged(run: Path) -> list[dict[str, float]]:
         texts, _ = read_scored_samples(path)
         wanted = [label == "positive" for label in texts.require("labels", "guards.py")]
         value = auc(judge.score(texts)["polarity"], wanted)
-        # Lightning logs under the step before the one that the trainer counts.
-        rows.append({"step": int(path.stem.removeprefix("step=")) - 1, JUDGE: value})
+        rows.append({"step": int(path.stem.removeprefix("step=")), JUDGE: value})
     return sorted(rows, key=lambda row: row["step"])
 
 
@@ -111,7 +110,7 @@ def main() -> None:
     for name, rows in runs.items():
         curves = {key: dict(zip(*curve(rows, key), strict=True)) for key in SHOWN}
         for step in curves[JUDGE]:
-            print(f"{name:10}{step + 1:6}" + "".join(f"{c[step]:22.3f}" for c in curves.values()))
+            print(f"{name:10}{step:6}" + "".join(f"{c[step]:22.3f}" for c in curves.values()))
     if options.draw:
         draw(runs, options.draw)
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from ctrlreward.arguments import positive
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
     fixed_randomness,
     generate_across_ranks,
 )
-from ctrlreward.callbacks.lightning_internals import logged_step, state_key
+from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.logged_scores import (
     SCORED_STEP,
     TABLE,
@@ -28,7 +29,6 @@ from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
 from ctrlreward.lightning_package import (
-    CallbackMixin,
     LightningModule,
     ModelCheckpoint,
     Trainer,
@@ -231,7 +231,7 @@ class GenerationScorerMixin(CallbackMixin):
             return
         row = {f"{self.name}/{key}": value for key, value in values.items()}
         for logger in trainer.loggers:
-            logger.log_metrics(row, step=logged_step(trainer))
+            logger.log_metrics(row, step=trainer.global_step)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End the background thread and free the scorers' models."""

@@ -7,6 +7,7 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import Mode, check_direction
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
@@ -18,7 +19,6 @@ from ctrlreward.callbacks.monitoring import (
 )
 from ctrlreward.lightning_package import (
     Callback,
-    CallbackMixin,
     LightningModule,
     Trainer,
     misconfigured,

@@ -13,7 +13,8 @@ has one of these names.
   choice of checkpoints, which Lightning makes in one private method.
 - `Callback._generate_state_key` names a callback's state in a checkpoint. Lightning's documentation
   recommends it.
-- `_TrainingEpochLoop._batches_that_stepped` is the step under which the trainer logs.
+- `Trainer._logger_connector`, its `log_metrics` and `_TrainingEpochLoop._batches_that_stepped`: the
+  trainer logs under a number of batches, counted from 0, and has no option for another step.
 - `WandbLogger._wandb_init` and `_id` hold the id of the run to start or continue, which is known
   only when a checkpoint has been read; `_offline` tells that the run stays on this machine, and
   `_prefix` is put before each logged key.
@@ -29,7 +30,6 @@ import torch
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import (
     Callback,
-    CallbackMixin,
     ModelCheckpoint,
     Trainer,
     WandbLogger,
@@ -46,9 +46,26 @@ def state_key(callback: Callback, **identity: Any) -> str:
     return callback._generate_state_key(**identity)
 
 
-def logged_step(trainer: Trainer) -> int:
-    """Return the step under which the trainer logs metrics now, in batches that stepped."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+def log_at_global_step(trainer: Trainer) -> None:
+    """Make a trainer log at `trainer.global_step`; a second call changes nothing.
+
+    Lightning logs at the number of batches before this one: after the fourth optimizer step its
+    step is 3 while `global_step`, file names and checkpoints say 4, and with several updates per
+    batch they have little in common. A step that a module logs itself (`self.log("step", …)`)
+    has priority, as in Lightning.
+    """
+    connector = trainer._logger_connector
+    log_metrics = type(connector).log_metrics
+
+    def log(metrics: dict[str, Any], step: int | None = None) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        batches, loop._batches_that_stepped = loop._batches_that_stepped, trainer.global_step
+        try:
+            log_metrics(connector, metrics, step)
+        finally:
+            loop._batches_that_stepped = batches
+
+    connector.log_metrics = log  # type: ignore[method-assign]
 
 
 def wandb_key(logger: WandbLogger, key: str) -> str:
@@ -77,7 +94,7 @@ def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
         arguments["settings"] = wandb.Settings(silent=True, x_transaction_log_flush_interval=1.0)
 
 
-class CheckpointStepsMixin(CallbackMixin, ModelCheckpoint):
+class CheckpointStepsMixin(ModelCheckpoint):
     """`ModelCheckpoint` with the steps of saving under public names.
 
     Subclasses override `before_saving` and `after_removal`, which run for every checkpoint.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from ctrlreward.arguments import positive
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
@@ -27,7 +28,6 @@ from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.lightning_package import (
-    CallbackMixin,
     LightningModule,
     Trainer,
     misconfigured,

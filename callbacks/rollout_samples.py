@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ctrlreward.arguments import positive
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
 from ctrlreward.lightning_package import (
-    CallbackMixin,
     LightningModule,
     Trainer,
     misconfigured,
@@ -34,8 +34,8 @@ class RolloutSamplesMixin(CallbackMixin):
 
     All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each reward
     component and `total`. Some of them go to a Weights & Biases table (`rollout/samples`) if the
-    trainer has such a logger. The step is the one before the update. With several ranks, only the
-    rollouts of rank 0 are written; with `fast_dev_run`, none.
+    trainer has such a logger. The step is the one after the update, as in the log of the rewards.
+    With several ranks, only the rollouts of rank 0 are written; with `fast_dev_run`, none.
 
     Args:
         every_n_batches: Interval in training batches.
@@ -60,14 +60,13 @@ class RolloutSamplesMixin(CallbackMixin):
         >>> trainer.fit(policy, prompts)
         >>> (file,) = (Path(trainer.log_dir) / "samples" / "rollout").iterdir()
         >>> file.name, len(file.read_text().splitlines())
-        ('step=000000.jsonl', 4)
+        ('step=000001.jsonl', 4)
     """
 
     def __init__(self, every_n_batches: int = 10, table_rows: int = 16) -> None:
         super().__init__()
         self.every_n_batches = positive("every_n_batches", every_n_batches)
         self.table_rows = positive("table_rows", table_rows)
-        self._step = 0
         self._folder = Path()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -82,12 +81,6 @@ class RolloutSamplesMixin(CallbackMixin):
             )
         # On every rank, since the trainer broadcasts its `log_dir`.
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"
-
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Remember the step before the update."""
-        self._step = trainer.global_step
 
     def on_train_batch_end(
         self,
@@ -105,5 +98,6 @@ class RolloutSamplesMixin(CallbackMixin):
             return
         samples, rewards = pl_module.last_rollout
         scores = {**rewards.components, "total": rewards.total}
-        write_scored_samples(self._folder / f"step={self._step:06d}.jsonl", samples, scores)
+        path = self._folder / f"step={trainer.global_step:06d}.jsonl"
+        write_scored_samples(path, samples, scores)
         log_sample_table(trainer, "rollout/samples", samples, scores, self.table_rows)

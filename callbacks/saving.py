@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.lightning_package import (
@@ -71,7 +72,7 @@ class WholeCheckpointIOMixin(TorchCheckpointIO):
         write_whole(Path(path), content.getvalue())
 
 
-class SelectingCheckpointMixin(CheckpointStepsMixin, ABC):
+class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
     """Checkpoint callback whose subclasses choose by a rule of `ctrlreward.selection`.
 
     Writes `last.ckpt` at every validation, and exports and removes adapters with their checkpoints.

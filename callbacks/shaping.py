@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.shaped_module import KLWeighted, ShapedModule
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import Moments, adaptive_kl_coef, standardise_rewards
-from ctrlreward.lightning_package import CallbackMixin, LightningModule, Trainer, misconfigured
+from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
 from ctrlreward.samples import Samples

@@ -8,10 +8,10 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import Mode
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import check_mode, is_fitting, read_metrics, rule_errors
 from ctrlreward.lightning_package import (
-    CallbackMixin,
     EarlyStopping,
     LightningModule,
     Trainer,

@@ -25,7 +25,6 @@ else:
 
 __all__ = [
     "Callback",
-    "CallbackMixin",
     "EarlyStopping",
     "LightningModule",
     "LightningPackage",
@@ -128,23 +127,3 @@ def check_strategy(trainer: Trainer) -> None:
             "PolicyTuner has optimizer.gradient_checkpointing, optimizer.microbatch_size and "
             "lora.quantization",
         )
-
-
-class CallbackMixin(Callback):
-    """Base of all callbacks: checks that the package and the strategy are those they work with."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the packages of trainer and callback, and the strategy.
-
-        Raises:
-            MisconfigurationException: The packages differ, or the strategy splits the model.
-        """
-        super().setup(trainer, pl_module, stage)
-        ours, theirs = package_of(self), package_of(trainer)
-        if ours is not theirs:
-            name = type(self).__name__
-            raise theirs.misconfiguration(
-                f"this {name} is a callback of {ours.name}, but the trainer is one of "
-                f"{theirs.name}: use `from {theirs.ours} import {name}`"
-            )
-        check_strategy(trainer)

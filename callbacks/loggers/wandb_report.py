@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
@@ -22,7 +23,6 @@ from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import (
-    CallbackMixin,
     LightningModule,
     Trainer,
     WandbLogger,

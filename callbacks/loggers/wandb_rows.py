@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from ctrlreward.callbacks.lightning_internals import logged_step, wandb_key
+from ctrlreward.callbacks.lightning_internals import wandb_key
 from ctrlreward.callbacks.loggers.records import sample_table
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import Trainer, WandbLogger, is_instance
@@ -30,7 +30,7 @@ def log_sample_table(
     """Log the `sample_table` to each Weights & Biases logger. Call this on rank 0.
 
     Args:
-        trainer: The trainer; the table is logged at the step of the metrics logged now.
+        trainer: The trainer; the table is logged at its `global_step`.
         key: Key of the table.
         samples: n samples.
         scores: Name → array of shape (n,).
@@ -41,7 +41,7 @@ def log_sample_table(
         wandb = import_extra("wandb", "WandbLogger")
         columns, data = sample_table(samples, scores, rows)
         row = {key: wandb.Table(columns=columns, data=data), **(steps or {})}
-        logger.log_metrics(row, step=logged_step(trainer))
+        logger.log_metrics(row, step=trainer.global_step)
 
 
 def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: str) -> None:

@@ -25,8 +25,8 @@ from ctrlreward.plots.tradeoff import (
 
 _DESCRIPTION = """Show how style transfer develops over training (Pang & Gimpel 2019, Figure 1 and
 Table 2): accuracy, similarity, perplexity and GM of each run at its validation
-nearest to a given accuracy and at its best by GM. Steps are those of the log,
-which count from 0: the checkpoint of step 9 is named step=000010."""
+nearest to a given accuracy and at its best by GM. A step is the number of
+optimizer steps done, as in the names of checkpoints."""
 
 _EXAMPLES = (
     "ctrlreward trajectories runs/seed0 runs/seed1 --plot trajectories.png",

@@ -254,7 +254,7 @@ def replay_stop(
         state, decision = rule.update(state, step, {monitor: value})
         kept = state.best
         if decision.stop:
-            stopped = step + 1  # a logged step counts from 0
+            stopped = step
             break
     best = max((value for value in values if math.isfinite(value)), default=-math.inf)
     return {

@@ -31,8 +31,7 @@ class TransferRun(GMPath):
         folder: Folder of the run's `HistoryLogger`.
         name: Name of the folder, `m2_seed0`.
         model: Model of the paper, `M2`; "" if the name has none.
-        points: n validations, in the order of their steps, which are counted from 1 as in the names
-            of checkpoints and sample files.
+        points: n validations, in the order of their steps.
         gm: GM of each, NaN where it was not logged.
         test: Content of `test.json`; empty without one.
         scorer: Name of the `GenerationScorer`.
@@ -95,8 +94,7 @@ def read_transfer_run(folder: Path, scorer: str = "score", first_step: int = 0) 
     history = JsonLog(folder / "metrics.jsonl").read()
 
     def values(name: str) -> dict[int, float]:
-        steps, found = curve(history, f"{scorer}/corpus/{name}")
-        return {step + 1: value for step, value in zip(steps, found, strict=True)}
+        return dict(zip(*curve(history, f"{scorer}/corpus/{name}"), strict=True))
 
     path = transfer_path(*map(values, ("accuracy", "similarity", "perplexity")))
     points = [point for point in path if point.step >= first_step]

@@ -98,5 +98,5 @@ def test_a_resumed_run_has_no_gaps_and_no_duplicates(
     run(fit, counter, curve, held_out, broken, stop)
     assert run(fit, counter, curve, held_out, broken, 10, ckpt_path="last") == whole
     steps = [row["step"] for row in whole if "loss" in row]
-    assert steps == list(range(10))
-    assert [row["step"] for row in whole if "score/v" in row] == [1, 3, 5, 7, 9]
+    assert steps == list(range(1, 11))
+    assert [row["step"] for row in whole if "score/v" in row] == [2, 4, 6, 8, 10]

@@ -8,21 +8,28 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lightning_choice import (
     FABRIC,
     LIGHTNING,
+    CSVLogger,
     EarlyStopping,
+    GenerationScorer,
+    HistoryLogger,
     Logger,
     ModelCheckpoint,
     RewardCheckpoint,
+    RolloutSamples,
     WandbLogger,
     pl,
 )
 
+from ctrlreward import RewardBatch
 from ctrlreward.callbacks import lightning_internals
+from ctrlreward.commands.formats.runs import read_run
+from ctrlreward.files import JsonLog
 
-DummyLogger = import_module(f"{LIGHTNING}.loggers.logger").DummyLogger
 TrainingEpochLoop = import_module(f"{LIGHTNING}.loops.training_epoch_loop")._TrainingEpochLoop
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +45,14 @@ USED = {
     "_should_remove_checkpoint": ModelCheckpoint,
     "_should_skip_saving_checkpoint": ModelCheckpoint,
 }
-ATTRIBUTES = {"_batches_that_stepped", "_id", "_offline", "_prefix", "_wandb_init"}
+ATTRIBUTES = {
+    "_batches_that_stepped",
+    "_id",
+    "_logger_connector",
+    "_offline",
+    "_prefix",
+    "_wandb_init",
+}
 
 
 def private_names(path: Path) -> set[str]:
@@ -84,22 +98,58 @@ def test_lightning_still_has_the_name(name: str) -> None:
     assert inspect.isfunction(getattr(USED[name], name))
 
 
-def test_lightning_logs_validations_under_the_step(fit, counter) -> None:
-    class Logging(counter):
-        def validation_step(self, batch: object, batch_idx: int) -> None:
-            self.log("weight", self.weight)
+@pytest.mark.parametrize("updates", [1, 3])
+def test_every_record_of_a_validation_has_the_number_of_its_optimizer_steps(
+    fit, counter, curve, held_out, tmp_path: Path, updates: int
+) -> None:
+    """Under manual optimisation with several updates per batch, too, and across a resume."""
 
-        def on_validation_end(self) -> None:
-            steps.append(lightning_internals.logged_step(self.trainer))
+    class Manual(counter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = updates == 1
+            self.last_rollout = None
 
-    class Steps(DummyLogger):
-        def log_metrics(self, metrics: object, step: int | None = None) -> None:
-            logged.append(step)
+        def training_step(self, batch: object, batch_idx: int) -> object:
+            self.log("before_update", self.weight.detach())
+            for _ in range(0 if updates == 1 else updates):
+                self.optimizers().zero_grad()
+                self.manual_backward(-self.weight)
+                self.optimizers().step()
+            self.last_rollout = (held_out, rewards)
+            return super().training_step(batch, batch_idx) if updates == 1 else None
 
-    steps: list[int] = []
-    logged: list[int | None] = []
-    fit(Logging(), [], max_steps=3, logger=Steps())
-    assert steps == logged == [0, 1, 2]
+    def train(batches: int, ckpt_path: str | None) -> None:
+        scorer = GenerationScorer({"v": curve([0.1 * i for i in range(20)])["value"]}, held_out)
+        keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=-1)
+        fit(
+            Manual(),
+            [scorer, keeper, RolloutSamples(every_n_batches=1)],
+            logger=[HistoryLogger(str(tmp_path)), CSVLogger(tmp_path, "csv", version=batches)],
+            log_every_n_steps=1,
+            max_steps=batches * updates,
+            val_check_interval=2,
+            ckpt_path=ckpt_path,
+        )
+
+    total = np.zeros(len(held_out))
+    rewards = RewardBatch(total, {"v": total}, total > 0, 0.0)
+    train(4, None)
+    train(6, "last")
+    ends = [2 * updates, 4 * updates, 6 * updates]
+    rows = JsonLog(tmp_path / "metrics.jsonl").read()
+    csv = read_run(str(tmp_path / "csv" / "version_6")).curves["score/v"]
+    names = [path.name for path in sorted((tmp_path / "kept").glob("step=*.ckpt"))]
+    assert [row["step"] for row in rows if "score/v" in row] == ends
+    assert list(csv) == ends[2:]
+    assert [int(name[5:11]) for name in names] == ends
+    files = sorted((tmp_path / "samples" / "score").iterdir())
+    assert [int(path.stem[5:]) for path in files] == ends
+    # The row of a training step has the number that is reached by its updates.
+    trained = {row["step"]: row["before_update"] for row in rows if "before_update" in row}
+    assert trained == {updates * (i + 1): float(updates * i) for i in range(6)}
+    files = sorted((tmp_path / "samples" / "rollout").iterdir())
+    assert [int(path.stem[5:]) for path in files] == list(trained)
 
 
 def test_hooks_run_for_every_checkpoint(fit, counter, tmp_path) -> None:

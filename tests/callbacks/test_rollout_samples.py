@@ -37,10 +37,10 @@ def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tm
     fit(writer(), [RolloutSamples(every_n_batches=3)], max_steps=8)
     folder = tmp_path / "samples" / "rollout"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "step=000003.jsonl",
-        "step=000006.jsonl",
+        "step=000004.jsonl",
+        "step=000007.jsonl",
     ]
-    samples, scores = read_scored_samples(folder / "step=000006.jsonl")
+    samples, scores = read_scored_samples(folder / "step=000007.jsonl")
     assert samples.texts == ("text 0 of 6", "text 1 of 6", "text 2 of 6")
     np.testing.assert_array_equal(scores["total"], [6.0, np.nan, 0.5])
     np.testing.assert_array_equal(scores["v"], [12.0, np.nan, 1.0])

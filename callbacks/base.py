@@ -1,0 +1,37 @@
+"""Base of all callbacks."""
+
+from __future__ import annotations
+
+from ctrlreward.callbacks.lightning_internals import log_at_global_step
+from ctrlreward.lightning_package import (
+    Callback,
+    LightningModule,
+    Trainer,
+    check_strategy,
+    package_of,
+)
+
+
+class CallbackMixin(Callback):
+    """Checks that the package and the strategy are those that the callbacks work with.
+
+    The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps that the
+    weights have made: a validation has one number in every log, file name and checkpoint.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the packages of trainer and callback, and the strategy.
+
+        Raises:
+            MisconfigurationException: The packages differ, or the strategy splits the model.
+        """
+        super().setup(trainer, pl_module, stage)
+        ours, theirs = package_of(self), package_of(trainer)
+        if ours is not theirs:
+            name = type(self).__name__
+            raise theirs.misconfiguration(
+                f"this {name} is a callback of {ours.name}, but the trainer is one of "
+                f"{theirs.name}: use `from {theirs.ours} import {name}`"
+            )
+        check_strategy(trainer)
+        log_at_global_step(trainer)
