@@ -372,7 +372,9 @@ def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_pa
 
     def fit(seed: int, **options: object) -> dict[str, torch.Tensor]:
         torch.manual_seed(seed)
-        saver = pl.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+        saver = pl.callbacks.ModelCheckpoint(
+            tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1
+        )
         trainer = pl.Trainer(accelerator="cpu", max_steps=5, logger=False, callbacks=[saver],
                              enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
         module = tuner(learning_rate=0.1)
