@@ -132,7 +132,9 @@ def rendered_chat(
     names = {token_id: token for token, token_id in control.items()}
     shown = re.compile(f"{_OPEN}{_DRAWN}=(\\d+){_CLOSE}")
     text = shown.sub(lambda found: names[int(found[1])], text)
-    if text.count(_DRAWN) != len(re.findall(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}", text)):
+    rest = re.sub(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}", "", text)
+    given = "".join(turn["content"] for turn in messages)
+    if any(part in rest and part not in given for part in (_OPEN, _DRAWN, _CLOSE)):
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
             f"token: remove {' and '.join(_found(literals, messages))} from the message"
