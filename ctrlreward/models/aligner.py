@@ -13,6 +13,7 @@ from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.functional.alignment import best_cosines
+from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
 
 Spans = tuple[tuple[int, int], ...]
@@ -80,7 +81,7 @@ class EmbeddingAligner:
         """Encode texts; drop their special tokens."""
         with exclusive(self.encoder):
             embedded = self.encoder.token_embeddings(texts, lambda i: shortened(texts[i]))
-            encoded = self.encoder.tokenizer(
+            encoded = text_reader(self.encoder.tokenizer, texts)(
                 texts,
                 truncation=True,
                 max_length=max(1, *map(len, embedded)),  # truncate as the encoder did

@@ -17,6 +17,7 @@ from ctrlreward.engine.output_layer import (
     target_log_probs,
 )
 from ctrlreward.engine.prefix_tree import PrefixTree, ancestor_mask, build_prefix_trees, depths
+from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.models.tasks import Continuation, TokenScores, empty_scores
 from ctrlreward.models.tokenization import start_token, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
@@ -83,12 +84,14 @@ class CausalLM:
     def _encode(self, continuations: Sequence[Continuation]) -> list[tuple[list[int], int]]:
         """Encode context and target as one text; also return where the target starts."""
         distinct = list(dict.fromkeys(c.context + c.target for c in continuations))
-        batch = self.tokenizer(
+        reader = text_reader(self.tokenizer, distinct)
+        batch = reader(
             distinct, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
-        rows = dict(
-            zip(distinct, zip(batch.input_ids, batch.offset_mapping, strict=True), strict=True)
-        )
+        ids = batch.input_ids
+        if reader is not self.tokenizer:
+            ids = [real_ids(self.tokenizer, row) for row in ids]
+        rows = dict(zip(distinct, zip(ids, batch.offset_mapping, strict=True), strict=True))
         encoded = []
         for context, target in continuations:
             ids, offsets = rows[context + target]

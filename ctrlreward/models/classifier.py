@@ -14,11 +14,9 @@ from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
 from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
 from ctrlreward.models.tokenization import encode_texts, max_tokens
-from ctrlreward.weights.loading import TrainedHead, load_frozen, load_tokenizer
+from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 Probabilities = npt.NDArray[np.float64]
-
-_HEAD = TrainedHead(AutoModelForSequenceClassification, "sequence classifier")
 
 
 @runtime_checkable
@@ -67,7 +65,7 @@ class Classifier:
         labels: Sequence[str] | None = None,
     ) -> None:
         self.name = model
-        self.model = load_frozen(_HEAD, model, device, dtype)
+        self.model = load_frozen(AutoModelForSequenceClassification, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)

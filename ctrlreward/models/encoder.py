@@ -87,7 +87,7 @@ class Encoder:
     ) -> list[npt.NDArray[np.float32]]:
         """Return the last hidden states of each text, one per token, not normalised.
 
-        Row j of a text belongs to `tokenizer(text).input_ids[j]`, special tokens included.
+        Row j of a text belongs to token j of `text_reader`, special tokens included.
 
         Args:
             texts: Texts to embed; longer ones are truncated, with a warning.

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.files import write_whole
 from ctrlreward.functional.frequency import inverse_frequency, log_inverse_frequency
+from ctrlreward.models.control_tokens import text_reader
 
 # Sentences tokenized per call: enough for a fast tokenizer, and small in memory.
 _CHUNK = 10_000
@@ -101,7 +102,8 @@ class InverseFrequency:
         counts = np.zeros(len(tokenizer), dtype=np.int64)
         total = 0
         for chunk in _chunks(sentences):
-            ids = tokenizer(chunk, add_special_tokens=False, verbose=False)["input_ids"]
+            reader = text_reader(tokenizer, chunk)
+            ids = reader(chunk, add_special_tokens=False, verbose=False)["input_ids"]
             for row in ids:
                 counts[np.unique(np.asarray(row, dtype=np.int64))] += 1
             total += len(chunk)

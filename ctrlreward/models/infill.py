@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.engine.requests import Request, Requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.tasks import Blank, Continuation, TokenScores
 from ctrlreward.models.tokenization import start_token
@@ -116,9 +117,10 @@ def _suffix_first(left: str, right: str) -> str:
 
 def _infix_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
     """Return the fill-in-the-middle format, or None if the vocabulary lacks its tokens."""
-    vocabulary = tokenizer.get_vocab()
-    for prefix, suffix, middle in _MIDDLE_TOKENS:
-        if prefix in vocabulary and suffix in vocabulary and middle in vocabulary:
+    control = control_tokens(tokenizer)
+    for tokens in _MIDDLE_TOKENS:
+        if all(token in control for token in tokens):
+            prefix, suffix, middle = (mark(control[token]) for token in tokens)
             return lambda left, right: f"{prefix}{left}{suffix} {right}{middle}"
     return None
 
@@ -135,13 +137,11 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
     earlier = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
     later = [*earlier, {"role": "user", "content": slot}]
     try:
-        begun = str(tokenizer.apply_chat_template(earlier, tokenize=False))
-        whole = str(
-            tokenizer.apply_chat_template(later, tokenize=False, add_generation_prompt=True)
-        )
+        begun = rendered_chat(tokenizer, earlier, {}, add_generation_prompt=False)
+        whole = rendered_chat(tokenizer, later, {}, add_generation_prompt=True)
     except (TemplateError, ValueError) as error:
         begun, whole = "", f"({error})"
-    start = "".join(tokenizer.convert_ids_to_tokens(start_token(tokenizer)))
+    start = "".join(map(mark, start_token(tokenizer)))
     turn = whole.removeprefix(begun).removeprefix(
         start
     )  # the start token is added to every text anyway

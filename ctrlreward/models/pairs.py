@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows
+from ctrlreward.models.control_tokens import text_reader
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,8 @@ def encode_pairs(
     """
     if not pairs:
         return []
-    batch = tokenizer(
+    reader = text_reader(tokenizer, chain.from_iterable(pairs))
+    batch = reader(
         [a for a, _ in pairs],
         [b for _, b in pairs],
         return_offsets_mapping=True,
@@ -65,7 +68,7 @@ def encode_pairs(
             continue
         a, b = pairs[i]
         room = limit - tokenizer.num_special_tokens_to_add(pair=True) - len(pair.places)
-        truncated = tokenizer(
+        truncated = reader(
             [a],
             [b],
             truncation="only_second" if room > 0 else "longest_first",
@@ -117,13 +120,14 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
 
 def _pair(batch: object, row: int) -> EncodedPair:
     encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
-    sides = encoding.sequence_ids
+    # Each of these properties builds a list of all tokens: they are read once.
+    sides, offsets = encoding.sequence_ids, encoding.offsets
     places = tuple(place for place, side in enumerate(sides) if side == 0)
     has_types = "token_type_ids" in batch  # type: ignore[operator]
     return EncodedPair(
         tuple(encoding.ids),
         tuple(encoding.type_ids) if has_types else (),
         places,
-        tuple((int(start), int(end)) for start, end in (encoding.offsets[i] for i in places)),
+        tuple((int(start), int(end)) for start, end in (offsets[i] for i in places)),
         1 in sides,
     )

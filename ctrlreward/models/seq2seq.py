@@ -19,12 +19,15 @@ from ctrlreward.engine.output_layer import (
     target_log_probs,
 )
 from ctrlreward.engine.requests import Request, Requests
+from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
 from ctrlreward.models.tasks import Blank, TokenScores, empty_scores
 from ctrlreward.models.tokenization import max_tokens, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 # Decoder states per call of the output layer, since each call reads all weights of the vocabulary.
 _STATES_PER_CALL = 2**13
+
+_NO_MASK = -1  # of a tokenizer that cannot mark blanks
 
 
 class Filling(NamedTuple):
@@ -89,23 +92,28 @@ class Seq2SeqInfiller:
         """Return the scores of each target of each blank, in the given order."""
         if not blanks:
             return []
-        masked = [blank.left + self._mask + blank.right for blank in blanks]
-        sources = self.tokenizer(masked, verbose=False).input_ids
+        if self._mask == _NO_MASK:
+            raise ValueError(
+                f"the tokenizer of model = {self.name!r} has no mask token for blanks: give the "
+                "tokenizer that the model was pretrained with"
+            )
+        masked = [blank.left + mark(self._mask) + blank.right for blank in blanks]
+        rows = text_reader(self.tokenizer, masked)(masked, verbose=False).input_ids
+        sources = [real_ids(self.tokenizer, row) for row in rows]
         fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
         lengths = [len(ids) for ids in sources]
         read = [len(filling.read) for group in fillings for filling in group]
         warn_truncated("patterns", lengths, self.source_limit, "tokens farthest from the blank")
         warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
         return self.fill(
-            [self._around_mask(tuple(ids)) for ids in sources],
+            [self._around_mask(tuple(ids), self._mask) for ids in sources],
             [[filling.truncate(self.decoder_limit) for filling in group] for group in fillings],
         )
 
-    def _around_mask(self, ids: Ids) -> Ids:
+    def _around_mask(self, ids: Ids, mask: int) -> Ids:
         """Truncate a masked text around its mask to the model's context."""
         if len(ids) <= self.source_limit:
             return ids
-        mask = self.tokenizer.convert_tokens_to_ids(self._mask)
         start = min(max(0, ids.index(mask) - self.source_limit // 2), len(ids) - self.source_limit)
         return (*ids[start : start + self.source_limit - 1], ids[-1])
 
@@ -225,13 +233,16 @@ def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:
 
 def _family(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[str, Callable[[Blank, str], Filling]]:
-    """Return the mask token of a model family, and its decoder sequence for a filled blank."""
+) -> tuple[int, Callable[[Blank, str], Filling]]:
+    """Return the mask token of a model family, if the tokenizer has it, and the decoder sequence.
+
+    The latter is a function of a blank and its filling.
+    """
     start = config.decoder_start_token_id
 
     @lru_cache(maxsize=256)  # for the words of a task, shared by all texts
     def ids(text: str) -> Ids:
-        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+        return tuple(text_reader(tokenizer, [text])(text, add_special_tokens=False).input_ids)
 
     def gap_sentence(blank: Blank, target: str) -> Filling:
         """PEGASUS: the decoder generates the missing text, then the end token."""
@@ -240,7 +251,7 @@ def _family(
 
     def sentinel(blank: Blank, target: str) -> Filling:
         """T5: the sentinel, then the missing text; the closing sentinel is not scored."""
-        return Filling((start, *ids("<extra_id_0>")), ids(target.strip()))
+        return Filling((start, mask), ids(target.strip()))
 
     def whole_text(blank: Blank, target: str) -> Filling:
         """BART: the decoder generates the whole text; it is given up to the blank, then scored."""
@@ -260,4 +271,6 @@ def _family(
             f"{config.model_type} models are not supported for infilling: give an encoder-decoder "
             f"of {', '.join(families)}, or a decoder-only model"
         )
-    return families[config.model_type]
+    token, filling = families[config.model_type]
+    mask = control_tokens(tokenizer).get(token, _NO_MASK)
+    return mask, filling

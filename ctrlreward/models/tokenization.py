@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from ctrlreward.models.control_tokens import text_reader
+
 log = logging.getLogger(__name__)
 
 Ids = tuple[int, ...]
@@ -45,6 +47,8 @@ def encode_texts(
 ) -> list[Ids]:
     """Return the token ids of each text, special tokens included.
 
+    A control token in a text is text (`text_reader`).
+
     Args:
         tokenizer: Tokenizer of the model.
         texts: Texts of any length.
@@ -53,7 +57,8 @@ def encode_texts(
     """
     if not texts:
         return []
-    rows = [tuple(ids) for ids in tokenizer(list(texts), verbose=False).input_ids]
+    reader = text_reader(tokenizer, texts)
+    rows = [tuple(ids) for ids in reader(list(texts), verbose=False).input_ids]
     long = [i for i, ids in enumerate(rows) if len(ids) > limit]
     if long:
         others = f" (and {len(long) - 1} more texts)" if len(long) > 1 else ""
@@ -62,7 +67,7 @@ def encode_texts(
             *(name(long[0]), len(rows[long[0]]), limit, others),
         )
         # The tokenizer puts the special tokens of a truncated text where they belong.
-        truncated = tokenizer([texts[i] for i in long], truncation=True, max_length=limit)
+        truncated = reader([texts[i] for i in long], truncation=True, max_length=limit)
         for i, ids in zip(long, truncated.input_ids, strict=True):
             rows[i] = tuple(ids)
     return rows
@@ -85,7 +90,7 @@ def first_tokens(
     for i, text in enumerate(texts):
         if len(text.encode()) <= limit:  # no token is shorter than a byte
             continue
-        offsets = tokenizer(
+        offsets = text_reader(tokenizer, [text])(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         ).offset_mapping
         if len(offsets) > limit:

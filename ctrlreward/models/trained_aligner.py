@@ -20,7 +20,7 @@ from ctrlreward.engine.batching import run_batched, token_budget, windows
 from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_truncated_pairs
 from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.weights.loading import TrainedHead, load_frozen, load_tokenizer
+from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 Values = npt.NDArray[np.float64]
 
@@ -55,8 +55,7 @@ class TokenAligner:
         dtype: str | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        head = TrainedHead(AutoModelForTokenClassification, "token classifier")
-        self.model = load_frozen(head, model, device, dtype)
+        self.model = load_frozen(AutoModelForTokenClassification, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self._aligned = _aligned_label(model, self.model.config)
@@ -102,8 +101,7 @@ class RegressionAligner:
         dtype: str | None = None,
         batch_tokens: int | None = None,
     ) -> None:
-        head = TrainedHead(AutoModelForSequenceClassification, "regression of one output")
-        self.model = load_frozen(head, model, device, dtype)
+        self.model = load_frozen(AutoModelForSequenceClassification, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
         self.batch_tokens = token_budget(self.model, batch_tokens)
         if self.model.config.num_labels != 1:

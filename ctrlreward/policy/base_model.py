@@ -19,8 +19,7 @@ from transformers import (
 
 from ctrlreward.extras import import_extra
 from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.loading import load_config
-from ctrlreward.weights.sources import resolve
+from ctrlreward.weights.loading import load_config, load_weights
 
 Quantization: TypeAlias = Literal["nf4", "int8"]
 
@@ -38,20 +37,19 @@ def load_base(
             others to the CPU.
 
     Raises:
-        ValueError: An encoder-decoder does not define the token that its decoder starts with.
+        ValueError: An encoder-decoder does not define the token that its decoder starts with; or
+            see `load_weights`.
         ImportError: bitsandbytes is needed and not installed.
     """
     torch_dtype = pick_dtype(dtype, device)
-    placing: dict[str, Any] = {}
-    if quantization is not None:
-        # int8 weights cannot be moved to another kind of device later.
-        config = _quantization_config(quantization, torch_dtype)
-        placing = {"quantization_config": config, "device_map": {"": device}}
     plain = _without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
-    base: PreTrainedModel = auto_class.from_pretrained(
-        resolve(model), config=plain, dtype=torch_dtype, use_safetensors=True, **placing
-    )
+    if quantization is None:
+        base = load_weights(auto_class, model, plain, torch_dtype)
+    else:
+        # int8 weights cannot be moved to another kind of device later.
+        config = _quantization_config(quantization, torch_dtype)
+        base = load_weights(auto_class, model, plain, torch_dtype, config, {"": device})
     base.generation_config = _plain_generation_config(model, base)
     if quantization is not None:
         _keep_in_training_mode(base)

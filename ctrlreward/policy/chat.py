@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
+
+from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +24,7 @@ def conversations(
     """Return the texts that the model reads for some prompts.
 
     Each prompt is one user message, after the system message if there is one; the template's
-    start of an answer follows. The texts have all special tokens.
+    start of an answer follows. The texts have the marks of all control tokens (`rendered_chat`).
     """
     return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
 
@@ -54,8 +56,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
             f"{options.system!r}: leave it out, and put it into the prompts"
         )
     after = text.rpartition(_ANSWER)[2].lstrip()
-    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return [i for i in tokenizer.encode(after, add_special_tokens=False)[:1] if i in special]
+    return [i for i in control_tokens(tokenizer).values() if after.startswith(mark(i))]
 
 
 def check_beginnings(prompts: Samples) -> None:
@@ -84,8 +85,5 @@ def _rendered(
     messages: list[dict[str, str]],
     add_generation_prompt: bool = True,
 ) -> str:
-    extra: Mapping[str, Any] = options.chat_template_kwargs or {}
-    text = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=add_generation_prompt, **extra
-    )
-    return cast(str, text)  # since it is not tokenised
+    variables = options.chat_template_kwargs or {}
+    return rendered_chat(tokenizer, messages, variables, add_generation_prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.output_layer import hidden_states, token_log_probs
 from ctrlreward.functional.policy import completion_mask, ended
+from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.decoding import (
     CausalDecoder,
     Decoder,
@@ -24,7 +25,9 @@ from ctrlreward.policy.decoding import (
 from ctrlreward.policy.keywords import GENERATION
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
+
+Rows: TypeAlias = list[list[int]]
 
 
 @checked_keywords(**GENERATION)
@@ -135,7 +138,8 @@ def sample(
             no type. Its generation config has the end tokens and the decoder's start token, and
             no setting that changes the distribution.
         tokenizer: The model's tokenizer.
-        prompts: n prompts, which a causal model continues or an encoder reads.
+        prompts: n prompts, which a causal model continues or an encoder reads. Control tokens in
+            them are text, except for those that have marks (`chat.conversations`).
         max_completion_length: Longest completion.
         temperature: Sampling temperature; 0 decodes greedily.
         special_tokens: Whether an encoder reads the tokenizer's special tokens too; False if a chat
@@ -143,9 +147,8 @@ def sample(
     """
     family = _family(model)
     distinct = list(dict.fromkeys(prompts))  # read once each
-    batch = family.encode(tokenizer, distinct, special_tokens)
-    ids = torch.tensor(batch.input_ids, device=model.device)
-    attention = torch.tensor(batch.attention_mask, device=model.device)
+    encoded = family.encode(tokenizer, distinct, special_tokens)
+    ids, attention = (torch.tensor(rows, device=model.device) for rows in encoded)
     rows = [distinct.index(prompt) for prompt in prompts]
     end = _end_tokens(model).to(ids.device)
     new = decode(
@@ -186,15 +189,16 @@ def given(
         special_tokens: As in `sample`.
     """
     family = _family(model)
-    batch = family.encode(tokenizer, list(prompts), special_tokens)
+    encoded = family.encode(tokenizer, list(prompts), special_tokens)
+    ids, attention = (torch.tensor(rows, device=model.device) for rows in encoded)
     end = int(_end_tokens(model)[-1])
-    rows = tokenizer(list(completions), add_special_tokens=False).input_ids
+    reader = text_reader(tokenizer, completions)
+    rows = reader(list(completions), add_special_tokens=False).input_ids
     ends = [torch.tensor([*row, end]) for row in rows]
     new = pad_sequence(ends, batch_first=True, padding_value=end).to(model.device)
     lengths = torch.tensor([len(row) for row in ends], device=model.device)
     mask = (torch.arange(new.shape[1], device=model.device) < lengths[:, None]).float()
-    ids = torch.cat([torch.tensor(batch.input_ids, device=model.device), new], dim=1)
-    attention = torch.tensor(batch.attention_mask, device=model.device)
+    ids = torch.cat([ids, new], dim=1)
     attention = torch.cat([attention, mask.long()], dim=1)
     done = torch.ones(len(rows), dtype=torch.bool, device=model.device)
     return Rollout(list(completions), ids, attention, mask, done)
@@ -233,11 +237,12 @@ class _Family(NamedTuple):
 
     Attributes:
         encode: Tokenizes prompts, with special tokens if asked to and if the model reads them.
+            Returns ids and attention.
         decoder: Returns a new decoder of a model.
         states: See `states_before`.
     """
 
-    encode: Callable[[PreTrainedTokenizerBase, list[str], bool], BatchEncoding]
+    encode: Callable[[PreTrainedTokenizerBase, list[str], bool], tuple[Rows, Rows]]
     decoder: Callable[[Any], Decoder]
     states: Callable[[Any, Rollout], Tensor]
 
@@ -268,19 +273,25 @@ def _decoder_states(model: Any, rollout: Rollout) -> Tensor:
     )
 
 
+def _padded(
+    tokenizer: PreTrainedTokenizerBase, prompts: list[str], special_tokens: bool, side: str
+) -> tuple[Rows, Rows]:
+    """Return ids and attention of prompts, which may have marks of control tokens."""
+    batch = text_reader(tokenizer, prompts)(
+        prompts, add_special_tokens=special_tokens, padding=True, padding_side=side
+    )
+    return [real_ids(tokenizer, row) for row in batch.input_ids], batch.attention_mask
+
+
 _CAUSAL = _Family(
     # No special tokens: an end token after the prompt would end the text.
-    lambda tokenizer, prompts, _: tokenizer(
-        prompts, add_special_tokens=False, padding=True, padding_side="left"
-    ),
+    lambda tokenizer, prompts, _: _padded(tokenizer, prompts, False, "left"),
     CausalDecoder,
     _causal_states,
 )
 _ENCODER_DECODER = _Family(
     # BART counts positions from the left, padding included.
-    lambda tokenizer, prompts, special: tokenizer(
-        prompts, add_special_tokens=special, padding=True, padding_side="right"
-    ),
+    lambda tokenizer, prompts, special: _padded(tokenizer, prompts, special, "right"),
     EncoderDecoder,
     _decoder_states,
 )

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.diversity import distinct_by_group
+from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty, scatter
@@ -70,7 +71,8 @@ class Distinct(Scorer):
         texts = [samples.texts[i] for i in kept]
         ids: list[list[int]] = []
         if texts:  # a transformers tokenizer fails on an empty list
-            ids = self.tokenizer(texts, add_special_tokens=False, verbose=False).input_ids
+            reader = text_reader(self.tokenizer, texts)
+            ids = reader(texts, add_special_tokens=False, verbose=False).input_ids
         groups = [column[i] for i in kept]
         scores = {}
         for n in (1, 2, 3):

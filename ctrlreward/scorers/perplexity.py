@@ -12,6 +12,7 @@ from ctrlreward.engine.batching import windows
 from ctrlreward.engine.requests import Request, Requests, run_requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.control_tokens import mark
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -122,14 +123,14 @@ class Perplexity(ModelScorer[CausalLM]):
         return total, tokens
 
     def _end(self) -> str:
-        """Return the end token, which tokenizers recognise in a text."""
-        end = self.loaded_model.tokenizer.eos_token
+        """Return the mark of the end token."""
+        end = self.loaded_model.tokenizer.eos_token_id
         if end is None:
             raise ValueError(
                 f"score_end = True, but the tokenizer of {self.model!r} has no end token: "
                 "leave it False"
             )
-        return str(end)
+        return mark(end)
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:

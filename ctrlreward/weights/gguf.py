@@ -15,6 +15,7 @@ from ctrlreward.displays import Phase
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import show
 from ctrlreward.weights.cache import build_once, cache_folder
+from ctrlreward.weights.completeness import check_complete
 
 
 def convert_once(file: Path) -> Path:
@@ -37,15 +38,24 @@ def require_package(model: str) -> None:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write a GGUF file as a transformers folder: float32 weights and the tokenizer."""
+    """Write a GGUF file as a transformers folder: float32 weights and the tokenizer.
+
+    Raises:
+        ValueError: The file lacks weights of the model.
+    """
     with (
         show(Phase(f"converting {file.name} to float32 safetensors in {cache_folder()}")),
         contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
     ):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent, gguf_file=file.name, dtype=torch.float32
+        model, report = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported, and refused
         )
+        check_complete(str(file), model, report, "a GGUF file")
         # transformers refuses to save a model that it considers quantised, although these weights
         # no longer are. A new model from the same config saves them.
         del model.config.quantization_config

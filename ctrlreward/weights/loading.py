@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -19,6 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.processor.onednn import adapt
+from ctrlreward.weights.completeness import check_complete
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
 
@@ -30,33 +44,26 @@ class AutoClass(Protocol):
         """Load the model of a folder or hub id."""
 
 
-class TrainedHead(NamedTuple):
-    """An `AutoClass` that refuses models without trained weights for their head.
+# Kind of model of an `AutoClass` in errors.
+_KINDS: Mapping[object, str] = {
+    AutoModel: "an encoder",
+    AutoModelForCausalLM: "a decoder-only language model",
+    AutoModelForSeq2SeqLM: "an encoder-decoder",
+    AutoModelForSequenceClassification: "a sequence classifier or a regression",
+    AutoModelForTokenClassification: "a token classifier",
+}
 
-    transformers alone would initialise such a head at random, with a warning.
+# Configurations of an `AutoClass`.
+_MAPPINGS: Mapping[object, Container[object]] = {
+    AutoModelForCausalLM: MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoModelForSeq2SeqLM: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    AutoModelForSequenceClassification: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoModelForTokenClassification: MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+}
 
-    Attributes:
-        auto_class: The class of the head, such as `AutoModelForSequenceClassification`.
-        kind: Name of such a model in the error.
-    """
-
-    auto_class: AutoClass
-    kind: str
-
-    def from_pretrained(self, *args: Any, **kwargs: Any) -> PreTrainedModel:
-        """Load a model as `auto_class` does.
-
-        Raises:
-            ValueError: Weights are missing; names them.
-        """
-        model: PreTrainedModel
-        model, report = self.auto_class.from_pretrained(*args, **kwargs, output_loading_info=True)
-        if report["missing_keys"]:
-            raise ValueError(
-                f"{args[0]} has no weights for {', '.join(sorted(report['missing_keys']))}: "
-                f"give a model that was trained as a {self.kind}"
-            )
-        return model
+# Parts of a model that nothing reads, so that a checkpoint may lack them: `AutoModel` is read at
+# its last layer, and its pooler is the input of a head.
+_UNUSED: Mapping[object, re.Pattern[str]] = {AutoModel: re.compile(r"(^|\.)pooler\.")}
 
 
 def load_config(model: str) -> PretrainedConfig:
@@ -110,18 +117,80 @@ def load_frozen(
         dtype: As in `pick_dtype`.
 
     Raises:
-        ValueError: See `resolve` and `pick_dtype`.
+        ValueError: See `resolve`, `pick_dtype` and `load_weights`.
         OSError: The hub cannot be reached, or the repository has no safetensors.
     """
-    location = resolve(model)
     torch_dtype = pick_dtype(dtype, device)
-    with _hub_errors(model, location), _no_progress_bar(location):
-        loaded = auto_class.from_pretrained(
-            location, use_safetensors=True, trust_remote_code=False, dtype=torch_dtype
-        )
-    frozen: PreTrainedModel = loaded.eval().requires_grad_(False).to(torch.device(device))
+    loaded = load_weights(auto_class, model, load_config(model), torch_dtype)
+    frozen = loaded.eval().requires_grad_(False).to(torch.device(device))
     adapt(frozen)
     return frozen
+
+
+def load_weights(
+    auto_class: AutoClass,
+    model: str,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    quantization_config: BitsAndBytesConfig | None = None,
+    device_map: Mapping[str, str] | None = None,
+) -> PreTrainedModel:
+    """Load a pretrained model of which every weight comes from its checkpoint.
+
+    transformers alone would fill what is missing with random numbers, with a warning.
+
+    Args:
+        auto_class: The head to load.
+        model: A name that `resolve` takes.
+        config: Configuration of the model.
+        dtype: Data type of the weights.
+        quantization_config: As in transformers.
+        device_map: As in transformers.
+
+    Raises:
+        ValueError: The model is of another kind; weights are missing or have another shape, or the
+            checkpoint has more layers than the configuration. Names the weights.
+        OSError: The hub cannot be reached, or the repository has no safetensors.
+    """
+    _check_kind(auto_class, model, config)
+    location = resolve(model)
+    with _hub_errors(model, location), _quiet_loading(location):
+        loaded, report = auto_class.from_pretrained(
+            location,
+            config=config,
+            dtype=dtype,
+            quantization_config=quantization_config,
+            device_map=device_map,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below
+        )
+    kind = _KINDS.get(auto_class, "a model")
+    check_complete(model, loaded, report, kind, _UNUSED.get(auto_class))
+    return cast(PreTrainedModel, loaded)
+
+
+def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> None:
+    """Raise if the class would read a model of another kind, such as an encoder as a decoder."""
+    is_causal = auto_class is AutoModelForCausalLM
+    # These have a causal head in transformers, for which they are not trained.
+    is_encoder = (
+        is_causal
+        and type(config) in MODEL_FOR_MASKED_LM_MAPPING
+        and not getattr(config, "is_decoder", False)
+        and not getattr(config, "causal", False)
+    )
+    known = _MAPPINGS.get(auto_class)
+    if config.is_encoder_decoder and is_causal:
+        found = "an encoder-decoder"
+    elif is_encoder:
+        found = "an encoder, whose tokens read the ones after them"
+    elif known is not None and type(config) not in known:
+        found = f"of type {config.model_type}"
+    else:
+        return
+    raise ValueError(f"model = {model!r} is {found}: give {_KINDS[auto_class]}")
 
 
 @contextlib.contextmanager
@@ -141,13 +210,23 @@ def _hub_errors(model: str, location: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_progress_bar(location: str) -> Iterator[None]:
-    """Hide the progress bar of a local folder, which loads in half a second."""
+def _quiet_loading(location: str) -> Iterator[None]:
+    """Hide transformers' page on the loaded weights, which `check_complete` judges.
+
+    Also hide the progress bar of a local folder, which loads in half a second.
+    """
     hide = transformers_logging.is_progress_bar_enabled() and Path(location).is_dir()
     if hide:
         transformers_logging.disable_progress_bar()
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addFilter(_is_no_report)
     try:
         yield
     finally:
+        logger.removeFilter(_is_no_report)
         if hide:
             transformers_logging.enable_progress_bar()
+
+
+def _is_no_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in str(record.msg)

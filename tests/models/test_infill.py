@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from ctrlreward.engine.requests import run_requests
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.infill import CausalInfiller, load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.tasks import Blank, Continuation, TokenScores
@@ -35,7 +36,10 @@ def plain(tiny_causal: Callable[..., str]) -> Recorder:
 
 
 def asked(recorder: Recorder, blanks: Sequence[Blank]) -> list[tuple[str, str]]:
+    """Return what is asked about blanks, with the names of control tokens for their marks."""
     run_requests([CausalInfiller(recorder).requests(blanks)])  # type: ignore[arg-type]
+    for token, token_id in control_tokens(recorder.tokenizer).items():
+        recorder.asked = [(c.replace(mark(token_id), token), t) for c, t in recorder.asked]
     return recorder.asked
 
 

@@ -1,0 +1,295 @@
+"""Control tokens: no text contains them, and our own are written by marks.
+
+A published tokenizer reads the string `</s>` in a text as the end token, and `<mask_1>` as a blank.
+Here text is text: `text_reader` spells such a string with ordinary tokens. Where we write a control
+token ourselves, between texts or in a chat template, the string has its `mark`, which begins with
+a number that is drawn anew in each process, so that no text contains it.
+
+A control token is an added token that the tokenizer declares special, or that looks like a turn or
+fill-in-the-middle token (`<|user|>`, `<｜User｜>`, `<fim_prefix>`), which some tokenizers do not
+declare. Other added tokens, such as `<think>`, are text, and so is a special token of one
+character.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import secrets
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.pre_tokenizers import Sequence as PreTokenizers
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerBase
+
+_SHAPE = re.compile(r"<[|｜].+[|｜]>|<fim[-_]\w+>")
+
+# Private-use characters around a mark.
+_OPEN, _CLOSE = "\ue000", "\ue001"
+_DRAWN = secrets.token_hex(8)
+
+# Texts around a control token, in which a tokenizer may read it in different ways.
+_AROUND = ("{}", "a{}b", "a {} b")
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the control tokens of a tokenizer and their ids."""
+    named = dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))
+    added = {
+        token.content: token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special or _SHAPE.fullmatch(token.content)
+    }
+    return {**named, **added}
+
+
+def mark(token_id: int) -> str:
+    """Return the string that a `text_reader` reads as a control token, as a new id.
+
+    `real_ids` returns the token's own id.
+    """
+    return f"{_OPEN}{_DRAWN}:{token_id}{_CLOSE}"
+
+
+def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any:
+    """Return a tokenizer for these texts that reads marks as control tokens, and the rest as text.
+
+    It is the given tokenizer, unless a text has a character that a control token begins with. The
+    one that is returned then reads every text without control tokens as the given one does, and a
+    control token in a text as a published tokenizer reads any other string.
+
+    Args:
+        tokenizer: Tokenizer of a model, which is left as it is.
+        texts: All texts that the result will read.
+
+    Raises:
+        ValueError: A text contains a control token that the tokenizer cannot spell.
+    """
+    readers = _readers(tokenizer)
+    suspects, marked = [], False
+    for text in texts:
+        marked = marked or _OPEN in text
+        # A normalizer turns other characters ("＜") into those of ASCII.
+        characters = readers.first if text.isascii() else readers.first_or_similar
+        if any(character in text for character in characters):
+            suspects.append(text)
+    if marked and not tokenizer.is_fast:
+        raise ValueError(
+            f"the tokenizer of {tokenizer.name_or_path} is not a fast one, which a control token "
+            "between texts needs: add a tokenizer.json to the model"
+        )
+    if suspects:
+        return readers.for_literals(suspects)
+    return readers.for_marks if marked else tokenizer
+
+
+def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Return ids of a `text_reader`, with those of the control tokens in place of their marks'."""
+    of_marks = _readers(tokenizer).of_marks
+    return [of_marks.get(token, token) for token in ids]
+
+
+def rendered_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, str]],
+    variables: Mapping[str, Any],
+    add_generation_prompt: bool,
+) -> str:
+    """Return a conversation as a chat template puts it, with marks for the template's tokens.
+
+    Control tokens in the messages stay text, so that a message cannot end its turn.
+
+    Args:
+        tokenizer: Has the template.
+        messages: Role and content of each turn.
+        variables: Further variables of the template.
+        add_generation_prompt: Whether the start of an answer follows.
+
+    Raises:
+        TemplateError: The template refuses the conversation.
+        ValueError: It has no such template, or cuts or changes a control token in a message.
+    """
+    control = control_tokens(tokenizer)
+    literals = _any_of(control)
+
+    def hidden(found: re.Match[str]) -> str:
+        return f"{_OPEN}{_DRAWN}={control[found[0]]}{_CLOSE}"
+
+    text = str(
+        tokenizer.apply_chat_template(
+            [{**turn, "content": literals.sub(hidden, turn["content"])} for turn in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+    )
+    text = literals.sub(lambda found: mark(control[found[0]]), text)
+    names = {token_id: token for token, token_id in control.items()}
+    shown = re.compile(f"{_OPEN}{_DRAWN}=(\\d+){_CLOSE}")
+    text = shown.sub(lambda found: names[int(found[1])], text)
+    rest = re.sub(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}", "", text)
+    given = "".join(turn["content"] for turn in messages)
+    if any(part in rest and part not in given for part in (_OPEN, _DRAWN, _CLOSE)):
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
+            f"token: remove {' and '.join(_found(literals, messages))} from the message"
+        )
+    return text
+
+
+def _found(literals: re.Pattern[str], messages: Sequence[Mapping[str, str]]) -> list[str]:
+    texts = [turn["content"] for turn in messages]
+    return sorted({repr(found[0]) for text in texts for found in literals.finditer(text)})
+
+
+class _Readers(NamedTuple):
+    """Copies of a tokenizer that share its vocabulary.
+
+    Attributes:
+        first: Characters that the control tokens begin with, and that of marks.
+        first_or_similar: These, and those that a normalizer may turn into them.
+        for_marks: Reads marks, for texts without the first characters of control tokens.
+        for_any: Reads all texts.
+        of_marks: Id of each mark to that of its control token.
+        unspelled: Control tokens that `for_any` still reads as such.
+    """
+
+    first: str
+    first_or_similar: str
+    for_marks: PreTrainedTokenizerBase
+    for_any: PreTrainedTokenizerBase
+    of_marks: Mapping[int, int]
+    unspelled: frozenset[str]
+
+    def for_literals(self, texts: Sequence[str]) -> PreTrainedTokenizerBase:
+        """Return `for_any` if it spells the control tokens in some texts."""
+        for literal in self.unspelled:
+            for text in texts:
+                if literal in text:
+                    raise ValueError(
+                        f"{literal!r} is a control token of {self.for_any.name_or_path}, whose "
+                        "tokenizer cannot read it as text: remove it from the text"
+                    )
+        return self.for_any
+
+
+_CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, _Readers] = WeakKeyDictionary()
+
+
+def _readers(tokenizer: PreTrainedTokenizerBase) -> _Readers:
+    readers = _CACHE.get(tokenizer)
+    if readers is None:
+        readers = _CACHE[tokenizer] = _build(tokenizer)
+    return readers
+
+
+def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
+    control = control_tokens(tokenizer)
+    literals = {token: i for token, i in control.items() if len(token) > 1}
+    first = "".join(sorted({token[0] for token in literals}))
+    similar = "".join({first, *map(_similar, first)})
+    reader = for_any = _copy(tokenizer, control, None)
+    unspelled = _unspelled(reader, literals)
+    if unspelled and tokenizer.is_fast:
+        for_any = _copy(tokenizer, control, literals)
+        unspelled = _unspelled(for_any, literals)
+    of_marks = {}
+    if tokenizer.is_fast:
+        backend: Tokenizer = reader._tokenizer
+        of_marks = {backend.token_to_id(mark(i)): i for i in control.values()}
+    return _Readers(first, similar, reader, for_any, of_marks, unspelled)
+
+
+def _copy(
+    tokenizer: PreTrainedTokenizerBase,
+    control: Mapping[str, int],
+    broken: Iterable[str] | None,
+) -> Any:
+    """Copy a tokenizer, without its vocabulary, as one that reads marks and no control token.
+
+    Args:
+        tokenizer: The tokenizer.
+        control: Its control tokens.
+        broken: Strings to split after their first character, since the vocabulary has them.
+    """
+    reader: Any = copy.copy(tokenizer)
+    reader.split_special_tokens = True
+    if not tokenizer.is_fast:
+        return reader
+    published: Tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    backend = Tokenizer(published.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if getattr(published, part) is not None:
+            setattr(backend, part, getattr(published, part))
+    if broken is not None:
+        # The first character goes to the piece before, so that no space is added in between.
+        split = Split(Regex(_after_first(broken)), "merged_with_previous")
+        own = backend.pre_tokenizer
+        backend.pre_tokenizer = split if own is None else PreTokenizers([own, split])
+    added = dict(sorted(published.get_added_tokens_decoder().items()))
+    backend.add_tokens(
+        [_as(token, token.content, token.content in control) for token in added.values()]
+    )
+    backend.add_tokens(
+        [_as(added.get(i, AddedToken(token)), mark(i), False) for token, i in control.items()]
+    )
+    backend.encode_special_tokens = True
+    reader._tokenizer = backend
+    return reader
+
+
+def _as(token: AddedToken, content: str, special: bool) -> AddedToken:
+    """Return an added token with another content, which is special or not."""
+    return AddedToken(
+        content,
+        single_word=token.single_word and special,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized and special,
+        special=special,
+    )
+
+
+def _unspelled(reader: Any, literals: Mapping[str, int]) -> frozenset[str]:
+    """Return the control tokens that a tokenizer reads as such in some text."""
+    if not literals:
+        return frozenset()
+    # The unknown token is what an ordinary character may be, too.
+    control = {*literals.values()} - {reader.unk_token_id}
+    texts = [form.format(token) for token in literals for form in _AROUND]
+    rows = reader(texts, add_special_tokens=False, verbose=False).input_ids
+    wrong = [k for k, ids in enumerate(rows) if not control.isdisjoint(ids)]
+    tokens = [*literals]
+    return frozenset(tokens[k // len(_AROUND)] for k in wrong)
+
+
+def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern of the longest of some strings of two characters or more."""
+    longest = sorted((text for text in literals if len(text) > 1), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or "(?!)")
+
+
+def _after_first(literals: Iterable[str]) -> str:
+    """Return a pattern, for tokenizers, of the first character of some strings."""
+    rests: dict[str, list[str]] = {}
+    for text in literals:
+        rests.setdefault(text[0], []).append(text[1:])
+    return "|".join(
+        f"{_escaped(first)}(?={'|'.join(map(_escaped, rest))})" for first, rest in rests.items()
+    )
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([^\w\s])", r"\\\1", text)
+
+
+@lru_cache
+def _similar(character: str) -> str:
+    """Return the characters that compatibility decomposition turns into a given one and marks."""
+    similar = (chr(i) for i in range(0x80, 0x10000) if not 0xD800 <= i < 0xE000)
+    return "".join(c for c in similar if character in unicodedata.normalize("NFKD", c))
