@@ -55,7 +55,7 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
     if unknown or not chosen or len(set(chosen)) < len(chosen):
         hint = did_you_mean(unknown[0], names) if unknown else ""
         raise ValueError(
-            f"{argument} = {list(chosen)}: give 'all', or one or more of {', '.join(names)}{hint}"
+            f"{argument} = {list(chosen)}: give one or more of {', '.join(names)}, or 'all'{hint}"
         )
     return cast("tuple[Name, ...]", chosen)
 

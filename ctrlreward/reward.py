@@ -268,8 +268,10 @@ def _split(
     weights: dict[str, float] = {}
     for place, name, given in _places(components):
         component, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-        if isinstance(component, tuple) or not isinstance(weight, Real | None):
-            raise TypeError(f"{place} = {shortened(given)}, must be (component, weight)")
+        if isinstance(component, tuple):
+            raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
+        if not isinstance(weight, Real | None):
+            raise TypeError(f"{place} has the weight {shortened(weight)}, must be a number")
         if isinstance(component, Reward):
             raise TypeError(f"{place} is a Reward: give its components, such as reward['name']")
         component = as_component(place, component)

@@ -133,6 +133,60 @@ def test_only_the_score_in_use_is_computed(model: str) -> None:
     assert_allclose(kept, cr.Alignment()(TEXTS, **columns)["preservation_output"], rtol=1e-6)
 
 
+def test_scores_whose_column_is_absent_are_left_out_and_named_once(
+    model: str, tiny_bart: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ctrleval, alignment, none = CTRLEval(model), cr.Alignment(aspects="all"), {}
+    bart = cr.BARTScore(tiny_bart, aspects="all")
+    tries: list[tuple[cr.Scorer, dict[str, Any], str, str]] = [
+        (
+            ctrleval,
+            none,
+            "coherence",
+            "consistency, attribute_relevance, for lack of the columns prefixes, labels: the",
+        ),
+        (
+            ctrleval,
+            {"prefix": ""},
+            "coherence consistency",
+            "attribute_relevance, for lack of the columns labels: these samples have texts, p",
+        ),
+        (cr.LexiconSentiment(), none, "polarity", "accuracy, for lack of the columns labels"),
+        (
+            alignment,
+            {"context": "A soup."},
+            "groundedness",
+            "consistency, relevance_reference",
+        ),
+        (
+            bart,
+            {"reference": "A b."},
+            "precision recall f_score",
+            "faithfulness, for lack of the columns sources",
+        ),
+    ]
+    for scorer, columns, names, message in tries:
+        caplog.clear()
+        scores = scorer.score(TEXTS, **columns)
+        assert " ".join(scores) == names
+        scorer.score(TEXTS, **columns)
+        (said,) = [m for m in caplog.messages if "leaves out" in m]
+        assert said.startswith(f"{type(scorer).__name__} leaves out {message}")
+        assert set(scorer.specs) > set(scores)
+    assert [*ctrleval.explain(TEXTS)[0]] == ["coherence"]
+    assert [*alignment.explain(["soup"], contexts="A soup.")[0]] == ["groundedness"]
+    with pytest.raises(ValueError, match="Alignment needs the column 'sources'"):
+        alignment.score(TEXTS)  # nothing is left
+    with pytest.raises(ValueError, match="CTRLEval consistency needs the column 'prefixes'"):
+        CTRLEval(model, aspects=["coherence", "consistency"]).score(TEXTS)
+
+
+def test_defaults_need_no_model_of_the_user() -> None:
+    assert cr.Accuracy().labels == ("negative", "positive")
+    assert [*cr.AttributeClassifier(dtype="float32").classifiers] == ["sentiment", "topic"]
+    assert cr.TransferQuality().required_columns().keys() == {"labels", "sources"}
+
+
 def test_a_missing_column_is_found_before_a_model_is_loaded(tmp_path: Any) -> None:
     nowhere = str(tmp_path / "nowhere")  # loading it would raise another error
     scorers = {
@@ -218,9 +272,9 @@ WRONG = {
         r"samples\[1\] lacks the key 'label' that samples\[0\] has",
     ),
     "an unknown column": (
-        lambda _: Perplexity().score(["good"], label="positive"),
+        lambda _: Perplexity().score(["good"], lable="positive"),
         TypeError,
-        r"label = 'positive' is not a column of Samples: give texts, prefixes, labels",
+        r"lable = 'positive' is not a column of Samples: give texts, .* \(did you mean 'label'\?\)",
     ),
     "a column that is missing": (
         lambda s: s.score(["good"]),
@@ -243,15 +297,51 @@ WRONG = {
         TypeError,
         r"components\['ppl'\] is the class Perplexity: give one score of a scorer",
     ),
-    "a function": (
-        lambda _: Reward({"length": len}),
+    "a function of one text": (
+        lambda _: Reward({"length": len})(["good"]),
         TypeError,
-        r"components\['length'\] is a builtin_function_or_method: give one score of a scorer",
+        r"FunctionScorer returned 'len' = 1, a int, must be one number per sample",
     ),
-    "a list of scorers": (
-        lambda s: Reward([s]),
+    "a pipeline of transformers": (
+        lambda _: Reward({"r": lambda texts: [{"label": "x", "score": 0.5} for t in texts]})(["a"]),
         TypeError,
-        r"components is a list: give a mapping, \{'coherence': ctrleval\['coherence'\]\}",
+        r"'reward' = \{'label': .* for texts\[0\] = 'a', a dict, must be a number, or None for a",
+    ),
+    "evaluate's keyword of the texts": (
+        lambda _: Perplexity().score(predictions=["good"]),
+        TypeError,
+        r"predictions = \['good'\] is not a column of Samples: give the texts as the first",
+    ),
+    "integers for the labels of a task": (
+        lambda _: CTRLEval(aspects="attribute_relevance").score(["good"], labels=[1]),
+        ValueError,
+        r"labels\[0\] = '1' is not a label of the task, which has negative, positive: use one of "
+        r"them, or map yours, label_map=\{'1': 'negative', \.\.\.\}",
+    ),
+    "a lexicon as a classifier": (
+        lambda _: cr.Accuracy(cr.LexiconSentiment()),
+        TypeError,
+        r"is a LexiconSentiment, must be a folder, .* or an object with labels and probabilities",
+    ),
+    "a lexicon as the accuracy": (
+        lambda s: cr.TransferQuality(cr.LexiconSentiment(), s, Perplexity()),
+        ValueError,
+        r"accuracy is a LexiconSentiment, which has no label_probability, .*: give Accuracy\(",
+    ),
+    "parts in another order": (
+        lambda s: cr.TransferQuality(cr.Accuracy(), Perplexity(), s),
+        ValueError,
+        r"similarity is a Perplexity, which has no similarity, .*: give Similarity\(\.\.\.\)",
+    ),
+    "transformers' keyword of the dtype": (
+        lambda _: CTRLEval(torch_dtype="bfloat16"),
+        TypeError,
+        r"CTRLEval\(\) has no argument 'torch_dtype': use dtype",
+    ),
+    "bert_score's keyword of the model": (
+        lambda _: Similarity(model_type="roberta"),
+        TypeError,
+        r"Similarity\(\) has no argument 'model_type': use model",
     ),
     "a score that does not exist": (
         lambda s: s["cosine"],
@@ -276,7 +366,7 @@ WRONG = {
     "an unknown option": (
         lambda _: Perplexity(devise="cuda"),
         TypeError,
-        r"unexpected keyword argument 'devise'",
+        r"Perplexity\(\) has no argument 'devise', .*batch_tokens \(did you mean 'device'\?\)",
     ),
     "an unknown task": (
         lambda _: CTRLEval(task="sentimnt"),

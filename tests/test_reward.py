@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ctrlreward import Accuracy, Reward, RewardBatch, Samples, Similarity, WordVectors
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.reward import as_reward
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 NOUNS = ("soup", "waiter", "room", "bus", "coffee")
@@ -445,3 +446,53 @@ def test_device_moves_each_scorer_once(scorer: NumberScorer) -> None:
     assert (scorer.moves, other.moves) == ([], [])
     Reward(components, device="cpu")
     assert (scorer.moves, other.moves) == (["cpu"], ["cpu"])
+
+
+# Components without a mapping.
+
+
+def brevity(texts: list[str]) -> list[float | None]:
+    return [-float(len(text)) or None for text in texts]
+
+
+def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(
+    scorer: NumberScorer,
+) -> None:
+    both = Reward([brevity, (scorer["gain"], 0.5)])
+    assert both.weights == {"brevity": 1.0, "gain": 0.5}
+    assert Reward(scorer["cost"]).weights == {"cost": -1.0}
+    assert Reward((brevity, 2.0)).weights == {"brevity": 2.0}
+    assert as_reward(both) is both
+    batch = as_reward(brevity)(["abc", ""])
+    assert batch.total.tolist()[0] == -3
+    assert batch.failed.tolist() == [False, True]
+    assert Reward({"r": brevity})(texts=["a"]).components["r"].tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("components", "error", "message"),
+    [
+        ([brevity, brevity], ValueError, r"components\[1\] is the second .* 'brevity': give a map"),
+        ([NumberScorer()], ValueError, r"components\[0\] is a NumberScorer with 2 scores"),
+        (3, TypeError, "components is a int: give one score of a scorer, .* or a function"),
+        ([], ValueError, "components is empty"),
+        ({"r": Reward(brevity)}, TypeError, r"components\['r'\] is a Reward: give its components"),
+        (
+            {"r": (brevity, "2")},
+            TypeError,
+            r"components\['r'\] has the weight '2', must be a number",
+        ),
+    ],
+)
+def test_components_that_are_none(components: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Reward(components)  # type: ignore[arg-type]
+
+
+def test_a_component_of_infinity_fails(scorer: NumberScorer) -> None:
+    """Even where the aggregate does not read it."""
+    both = {name: scorer[name] for name in scorer.names}
+    reward = Reward(both, aggregate=lambda scores: scores["gain"])
+    batch = reward(["1.0 inf", "2.0 0.0"])
+    np.testing.assert_array_equal(batch.components["cost"], [np.nan, 0.0])
+    assert batch.failed.tolist() == [True, False]

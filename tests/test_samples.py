@@ -2,15 +2,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+import torch
 from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctrlreward.columns import JSON_KEYS
-from ctrlreward.samples import Samples, as_samples
+from ctrlreward.columns import COLUMN_OF, JSON_KEYS
+from ctrlreward.samples import SampleKeywords, Samples, as_samples
 
 FOOD = Samples(
     texts=["The food was good.", "The food", "A dog barked."],
@@ -263,3 +266,47 @@ def test_a_bad_line_raises(tmp_path: Path, second_line: str, message: str) -> No
     path.write_text(f'{{"text": "a", "label": "x"}}\n{second_line}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         Samples.from_jsonl(path)
+
+
+# Integers and maps of labels.
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[0, 1], np.array([0, 1]), pd.Series([0, 1], dtype="int8"), torch.tensor([0, 1]), ["0", "1"]],
+)
+def test_labels_and_groups_may_be_integers(numbers: Any) -> None:
+    expected = Samples(["a", "b"], labels=["0", "1"], groups=["0", "1"])
+    assert as_samples(["a", "b"], labels=numbers, group=numbers) == expected
+    names = {"label": numbers, "groups": numbers}
+    assert as_samples({"text": ["a", "b"], **names}) == expected
+    assert as_samples(["a", "b"], labels=numbers, label_map={0: "x", "1": "y"}).labels == ("x", "y")
+    assert as_samples(["a"], label=np.int64(3)).labels == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"labels": [True, 1]}, r"labels\[0\] = True is a bool, not a str"),
+        ({"labels": [0.5, 1]}, r"labels\[0\] = 0.5 is a float, not a str"),
+        ({"sources": [1, 2]}, r"sources\[0\] = 1 is a int, not a str"),
+        ({"label": "x", "labels": "y"}, "labels and label are one column: leave one out"),
+        ({"predictions": ["a"]}, "predictions = .*: give the texts as the first argument"),
+        ({"lables": "x"}, r"lables = 'x' is not a column .* \(did you mean 'labels'\?\)"),
+    ],
+)
+def test_keywords_that_are_no_columns(columns: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        as_samples(["a", "b"], **columns)
+
+
+def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
+    assert SampleKeywords.__annotations__.keys() == {*COLUMN_OF, "label_map"}
+    assert as_samples(texts=["a"], label="x") == Samples(["a"], labels=["x"])
+    with pytest.raises(TypeError, match="there are no texts: give them as the first argument, in"):
+        as_samples(labels=["x"])
+
+
+def test_a_label_that_is_not_in_the_map_is_named() -> None:
+    with pytest.raises(ValueError, match=r"labels\[1\] = '2' is not a key of label_map, .* 0, 1"):
+        as_samples(["a", "b"], labels=[0, 2], label_map={0: "x", 1: "y"})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrlreward.columns import JSON_KEYS, shortened
+from ctrlreward.columns import COLUMN_OF, JSON_KEYS, shortened
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 
@@ -22,7 +22,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
         ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
 
     Examples:
-        >>> check_columns({"labels": "sentiment"})
+        >>> check_columns({"label": "sentiment"})  # or "labels"
         {'labels': 'sentiment'}
     """
     if columns is not None and not isinstance(columns, Mapping):
@@ -31,13 +31,20 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
             "Samples: column of the trainer}}"
         )
     known = [name for name in JSON_KEYS if name not in _FILLED_IN]
+    mapping: dict[str, str] = {}
     for name, source in (columns or {}).items():
-        if name not in known:
+        plural = COLUMN_OF.get(name)
+        if plural not in known:
             raise ValueError(
                 f"columns = {{{name!r}: {source!r}}}: {name!r} is not a column that can be mapped; "
                 f"use {', '.join(known)}"
             )
-    return dict(columns or {})
+        if plural in mapping:
+            raise ValueError(
+                f"columns: {plural!r} and {JSON_KEYS[plural]!r} are one column: leave one out"
+            )
+        mapping[plural] = source
+    return mapping
 
 
 def check_pointwise(reward: Reward, caller: str) -> None:

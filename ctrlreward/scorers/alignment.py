@@ -24,7 +24,7 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.alignment_aspects import ASPECTS, Aspect
 from ctrlreward.scorers.alignment_explanation import AlignedText, aligned_text
 from ctrlreward.scorers.base import Scores, ScoreSpec
@@ -165,11 +165,17 @@ class Alignment(ModelScorer[Aligner]):
                 scores[name] = aspect.fold(*(scores[direction] for direction in aspect.directions))
         return scores
 
-    def explain(self, samples: SamplesLike) -> list[dict[str, AlignedText]]:
+    def explain(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> list[dict[str, AlignedText]]:
         """Return the alignment of each token behind the scores.
 
         `plots.highlight.highlight` renders one sample as coloured text;
         `scorers.alignment_explanation.to_records` converts the result to plain data.
+
+        Args:
+            samples: As in `score`.
+            columns: As in `score`.
 
         Returns:
             For each sample, the directions of the chosen aspects by name, with the same scores as
@@ -178,7 +184,7 @@ class Alignment(ModelScorer[Aligner]):
         Raises:
             ValueError: See `requests`.
         """
-        samples = as_samples(samples)
+        samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))
         explained: dict[tuple[int, str], AlignedText] = {}
 

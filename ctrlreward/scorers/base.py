@@ -157,11 +157,10 @@ class Scorer(ABC):
             samples.require(column, reader)
         if left_out and left_out != self._left_out:
             self._left_out = left_out
+            absent = dict.fromkeys(column for name in left_out for column in lacking[name])
             log.warning(
-                "%s leaves out %s: these samples have %s",
-                type(self).__name__,
-                ", ".join(f"{name} (needs {', '.join(lacking[name])})" for name in left_out),
-                ", ".join(present),
+                "%s leaves out %s, for lack of the columns %s: these samples have %s",
+                *(type(self).__name__, ", ".join(left_out), ", ".join(absent), ", ".join(present)),
             )
         return names
 

@@ -1,4 +1,4 @@
-"""What may stand as a component: a score of a scorer, a scorer with one score, a function."""
+"""Components: scores of scorers, and scorers and plain functions that stand for one score."""
 
 from __future__ import annotations
 

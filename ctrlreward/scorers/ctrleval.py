@@ -25,7 +25,7 @@ from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
 from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.models.tokenization import first_tokens
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval_explanation import (
     Explanation,
@@ -186,11 +186,17 @@ class CTRLEval(ModelScorer[Infiller]):
         yield from self._explain_each(samples, aspects, keep)
         return scores
 
-    def explain(self, samples: SamplesLike) -> list[dict[str, Explanation]]:
+    def explain(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> list[dict[str, Explanation]]:
         """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
 
         `scorers.ctrleval_explanation.to_records` converts the result to plain data;
         `plots.evaluators.bar_chart` draws one explanation.
+
+        Args:
+            samples: As in `score`.
+            columns: As in `score`.
 
         Returns:
             For each sample, the chosen aspects by name, with the same scores as `score`.
@@ -198,7 +204,7 @@ class CTRLEval(ModelScorer[Infiller]):
         Raises:
             ValueError: See `requests`.
         """
-        samples = as_samples(samples)
+        samples = as_samples(samples, **columns)
         computable = self.computable(samples)
         aspects = [aspect for aspect in self.aspects if aspect in computable]
         explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]

@@ -15,7 +15,7 @@ from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import first_tokens
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
@@ -93,7 +93,9 @@ class Perplexity(ModelScorer[CausalLM]):
         scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
         return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
 
-    def corpus_perplexity(self, samples: SamplesLike) -> float:
+    def corpus_perplexity(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> float:
         """Return the perplexity of all texts as one corpus.
 
         Empty texts are left out, with a warning.
@@ -101,7 +103,7 @@ class Perplexity(ModelScorer[CausalLM]):
         Returns:
             `pooled_perplexity`: 1 or more, lower is better; NaN if no text has a token.
         """
-        scores = run_requests([self.requests(as_samples(samples), (TOKENS,))])[0]
+        scores = run_requests([self.requests(as_samples(samples, **columns), (TOKENS,))])[0]
         return pooled_perplexity(scores["log_likelihood"], scores[TOKENS])
 
     def _totals(self, samples: Samples) -> Requests[tuple[Scores, Scores]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ctrlreward.functional.transfer import (
     adjusted_gm,
     weighted_transfer,
 )
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
 from ctrlreward.scorers.composite import CompositeScorer, check_part
@@ -135,13 +136,15 @@ class TransferQuality(CompositeScorer):
         factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
         return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
 
-    def corpus(self, samples: SamplesLike) -> CorpusTransfer:
+    def corpus(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> CorpusTransfer:
         """Return the paper's scores over all samples, taken as the output of one system.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        requests = checked_requests(self, as_samples(samples), _CORPUS_PARTS)
+        requests = checked_requests(self, as_samples(samples, **columns), _CORPUS_PARTS)
         scores = run_requests([requests])[0]
         parts = (scores[name] for name in _CORPUS_PARTS)
         return corpus_transfer(*parts, thresholds=self.thresholds)

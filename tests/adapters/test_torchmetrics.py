@@ -192,8 +192,8 @@ def test_error_messages(letters, kinds) -> None:
             metric_type("share")
     with pytest.raises(TypeError, match="'ab' is a str: put it in a list"):
         ScoreMean(letters["share"]).update("ab")
-    with pytest.raises(TypeError, match="label = 'x' is not a column of Samples: give texts, "):
-        ScoreOfAll(letters["share"]).update(["ab"], label="x")
+    with pytest.raises(TypeError, match="lable = 'x' is not a column of Samples: give texts, "):
+        ScoreOfAll(letters["share"]).update(["ab"], lable="x")
     metric = ScoreOfAll(kinds["kinds"])
     with pytest.raises(ValueError, match="1 ids for 2 samples"):
         metric.update(Samples(["a", "b"]), ids=[1])

@@ -143,23 +143,41 @@ def test_only_assistant_messages_of_a_chat_are_scored(reward, letters) -> None:
 
 
 def test_error_messages(reward, kinds) -> None:
-    with pytest.raises(ValueError, match="'label' is not a column that can be mapped; use"):
-        as_reward_funcs(reward, {"label": "tone"})
+    with pytest.raises(ValueError, match="'lable' is not a column that can be mapped; use"):
+        as_reward_funcs(reward, {"lable": "tone"})
+    with pytest.raises(ValueError, match="'labels' and 'label' are one column: leave one out"):
+        as_reward_funcs(reward, {"labels": "tone", "label": "tone"})
     (function,) = as_reward_funcs(reward, {"labels": "tone"})
     trl_gives = {"trainer_state": None, "log_extra": None, "completion_ids": [[1]]}
     with pytest.raises(
         ValueError, match="maps 'labels' to 'tone', but the dataset has prompt, mood: give one"
     ):
         function(prompts=["p"], completions=["a"], mood=["glad"], **trl_gives)
-    with pytest.raises(TypeError, match=r"labels\[0\] = 1 is a int"):
-        function(prompts=["p"], completions=["a"], tone=[1], **trl_gives)
+    with pytest.raises(TypeError, match=r"labels\[0\] = 0.5 is a float"):
+        function(prompts=["p"], completions=["a"], tone=[0.5], **trl_gives)
     for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
-        with pytest.raises(TypeError, match=r"reward is a Component: give Reward\(\{name: scorer"):
-            build(kinds["kinds"])
+        with pytest.raises(TypeError, match="components is a str: give one score of a scorer"):
+            build("kinds")
         with pytest.raises(TypeError, match=r"columns = \['labels'\] is a list: give \{column of"):
             build(reward, ["labels"])
     with pytest.raises(ValueError, match="not a weighted sum, and TRL can combine"):
         as_component_funcs(Reward({"kinds": kinds["kinds"]}, lambda scores: scores["kinds"]))
+
+
+def brevity(completions, prompts, labels, **kwargs):
+    assert (prompts, labels) == (["p", "p"], ["1", "2"])
+    return [-len(completion) or None for completion in completions]
+
+
+def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
+    columns = {"prompts": ["p", "p"], "completions": ["ab", ""], "tone": [1, 2]}
+    for given in (brevity, [brevity], {"r": brevity}, Reward(brevity)):
+        (function,) = as_reward_funcs(given, {"label": "tone"})
+        assert function(**columns) == [-2.0, None]
+    (function,) = as_reward_funcs(kinds["kinds"])
+    assert (
+        function(["p", "p"], ["ab", "c"]) == Reward(kinds)(["ab", "c"], groups="p").total.tolist()
+    )
 
 
 def test_weights_of_a_reward(letters) -> None:

@@ -37,6 +37,21 @@ def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
     assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
 
 
+def test_an_infinite_score_is_a_failed_sample(fit, counter, held_out, tmp_path) -> None:
+    """A function of the texts, to which a callback gives what a reward does."""
+
+    def spread(texts: list[str]) -> list[float]:
+        return [float("inf"), 0.5, 0.25]
+
+    callback = GenerationScorer({"spread": spread}, held_out)
+    trainer = fit(counter(), [callback], max_steps=1)
+    assert trainer.callback_metrics["score/spread"] == pytest.approx(0.375)
+    assert trainer.callback_metrics["score/fail_rate"] == pytest.approx(1 / 3)
+    (file,) = (tmp_path / "samples" / "score").iterdir()
+    scores = [json.loads(line)["scores"] for line in file.read_text().splitlines()]
+    assert scores == [{"spread": None}, {"spread": 0.5}, {"spread": 0.25}]
+
+
 def test_without_a_valid_score_the_mean_is_nan(fit, counter, curve, held_out) -> None:
     scorer = curve([float("nan")])
     trainer = fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)], max_steps=1)

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
+from ctrlreward.scorers.base import (
+    Component,
+    Scorer,
+    Scores,
+    ScoreSpec,
+    checked_scores,
+    score,
+)
 
 
 class Lengths(Scorer):
@@ -80,9 +92,105 @@ def test_each_scorer_is_called_once_for_all_its_scores() -> None:
     assert len(first.calls) == len(second.calls) == 1
 
 
-def test_another_number_of_values_raises() -> None:
-    message = (
-        r"Lengths returned 'label' of shape \(0,\) for 2 samples: return an array of shape \(2,\)"
-    )
-    with pytest.raises(ValueError, match=message):
-        score({"label": Lengths()["label"]}, Samples(["a", "b"]))
+class Returns(Scorer):
+    """A scorer that returns what it was given."""
+
+    specs = {"ease": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}  # noqa: RUF012
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        return self.returned  # type: ignore[no-any-return]
+
+
+CALLS: dict[str, Callable[[Returns, Samples], Scores]] = {
+    "scorer.score": lambda scorer, samples: scorer.score(samples)["ease"],
+    "component": lambda scorer, samples: scorer["ease"](samples),
+    "reward": lambda scorer, samples: Reward({"e": scorer})(samples).components["e"],
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("returned", "error", "message"),
+    [
+        (None, TypeError, "Returns returned a NoneType, must be a mapping"),
+        ({"eas": [1, 1]}, ValueError, "Returns returned no score 'ease', only eas"),
+        ({"ease": [0.5]}, ValueError, r"Returns returned 'ease' of shape \(1,\) for 2 samples"),
+        (
+            {"ease": np.zeros((2, 1))},
+            ValueError,
+            r"'ease' of shape \(2, 1\) for 2 samples: return an",
+        ),
+        ({"ease": 0.5}, TypeError, "'ease' = 0.5, a float, must be one number per sample"),
+        ({"ease": [0.5, "0.5"]}, TypeError, r"'ease' = '0.5' for texts\[1\] = 'b', a str, must be"),
+        ({"ease": np.array(["0", "1"])}, TypeError, r"'0'\) for texts\[0\] = 'a', a str_, must be"),
+        (
+            {"ease": [0.5, 85.0]},
+            ValueError,
+            r"'ease' = 85.0 for texts\[1\] = 'b', outside .* 1.0\]",
+        ),
+        (
+            {"ease": [-0.1, 0.5]},
+            ValueError,
+            r"'ease' = -0.1 for texts\[0\] = 'a', outside its range",
+        ),
+    ],
+)
+def test_what_a_scorer_returns_is_checked(
+    call: str, returned: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        CALLS[call](Returns(returned), Samples(["a", "b"]))
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "values",
+    [[0.5, None], (0.5, float("nan")), torch.tensor([0.5, torch.nan], dtype=torch.bfloat16),
+     np.array([0.5, None], dtype=object), [0.5, np.inf], [np.float32(0.5), -np.inf]],
+)  # fmt: skip
+def test_none_and_infinity_are_failed_samples(
+    call: str, values: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        found = CALLS[call](Returns({"ease": values}), Samples(["a", "b"]))
+    np.testing.assert_array_equal(found, [0.5, np.nan])
+    infinite = isinstance(values, list) and values[1] is not None
+    assert caplog.messages == ["Returns: 1 infinite scores 'ease' are NaN"] * infinite
+
+
+def test_the_rounding_of_bfloat16_is_in_range_and_the_scorer_keeps_its_array() -> None:
+    over = torch.tensor([1.0, 1.0078125], dtype=torch.bfloat16)  # neighbours in bfloat16
+    np.testing.assert_array_equal(Returns({"ease": over}).score(["a", "b"])["ease"], [1, 1.0078125])
+    own = np.array([0.5, np.inf])
+    Returns({"ease": own}).score(["a", "b"])
+    assert own[1] == np.inf
+
+
+def test_the_check_takes_less_than_a_microsecond_per_sample() -> None:
+    samples, scorer = Samples(["a"] * 10_000), Returns(None)
+    returned = {"ease": np.linspace(0, 1, 10_000)}
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        checked_scores(scorer, samples, returned, ["ease"])
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.01
+
+
+@pytest.mark.parametrize("method", ["compute", "update"])
+def test_a_method_of_a_metric_says_what_to_call(method: str) -> None:
+    with pytest.raises(AttributeError, match=rf"Returns has no method '{method}': call score\(te"):
+        getattr(Returns(None), method)
+
+
+def test_an_attribute_error_within_a_property_is_not_hidden() -> None:
+    class Mine(Returns):
+        @property
+        def ratio(self) -> float:
+            return self.returned.numerator  # type: ignore[no-any-return]
+
+    with pytest.raises(AttributeError, match="'dict' object has no attribute 'numerator'"):
+        _ = Mine({}).ratio

@@ -223,7 +223,9 @@ def test_only_the_first_max_tokens_are_read(
 
 
 def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
-    message = r"labels\[1\] = 'postive' is not a label of the task: it has negative, positive"
+    message = (
+        r"labels\[1\] = 'postive' is not a label of the task, which has negative, positive \(did"
+    )
     with pytest.raises(ValueError, match=message):
         scorer.score(FOOD.replace(labels=["positive", "postive", "negative"]))
 

@@ -75,9 +75,13 @@ def test_no_samples_give_no_scores(words: PreTrainedTokenizerBase) -> None:
     assert {values.shape for values in scores.values()} == {(0,)}
 
 
-def test_groups_are_needed(words: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(ValueError, match="Distinct needs the column 'groups'"):
-        Distinct(words).score(Samples(["a"]))
+def test_without_groups_and_prefixes_all_texts_are_one_group(
+    words: PreTrainedTokenizerBase,
+) -> None:
+    texts = ["a b", "a c"]
+    np.testing.assert_array_equal(Distinct(words).score(texts)["distinct_1"], [3 / 4, 3 / 4])
+    numbered = Distinct(words).score(texts, groups=np.array([0, 1]))
+    np.testing.assert_array_equal(numbered["distinct_1"], [1, 1])
 
 
 def test_directions_and_ranges() -> None:

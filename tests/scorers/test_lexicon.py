@@ -80,7 +80,8 @@ def test_an_empty_text_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_bad_labels() -> None:
-    with pytest.raises(ValueError, match=r"labels\[1\] = 'fine' is neither 'negative' nor"):
+    message = r"labels\[1\] = 'fine' is not a label of the lexicon, which has negative, positive: "
+    with pytest.raises(ValueError, match=message):
         LexiconSentiment().score(TEXTS[:2], labels=["positive", "fine"])
     for labels in (["positive"], "ab", ["a", "a"]):
         with pytest.raises(ValueError, match="give the names of the negative and of the positive"):

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any
+
+import pytest
+
+from ctrlreward import FunctionScorer, Reward, Samples
+from ctrlreward.columns import MissingColumn
+from ctrlreward.scorers.components import as_component
+
+SAMPLES = Samples(
+    ["The soup is hot.", "The soup"],
+    prefixes=["The soup"] * 2,
+    labels=["warm", "cold"],
+    prompts=["Praise it:", "Blame it:"],
+    groups=[3, 3],
+)
+
+
+def of_texts(texts: list[str]) -> list[float]:
+    return [float(len(text)) for text in texts]
+
+
+def given(**expected: Any) -> list[float]:
+    """Check what a function got: lists of strings."""
+    columns = {**SAMPLES.columns(), "completions": (" is hot.", "")}
+    for name, (got, column) in expected.items():
+        assert got == list(columns[column]), name
+    return [1.0, 2.0]
+
+
+class AsObject:
+    def __call__(self, texts: list[str]) -> list[float]:
+        return [1.0, 2.0]
+
+
+def as_trl(prompts, completions, labels, **kwargs):  # type: ignore[no-untyped-def]
+    assert set(kwargs) == {"prefixes", "groups"}
+    return given(p=(prompts, "prompts"), c=(completions, "completions"), t=(labels, "labels"))
+
+
+def as_trl_without_prompts(completions, label, extra=None, **kwargs):  # type: ignore[no-untyped-def]
+    assert set(kwargs) == {"prefixes", "groups", "prompts"}
+    return given(c=(completions, "completions"), t=(label, "labels"))
+
+
+def with_columns(outputs, label, sources=None, strict=True):  # type: ignore[no-untyped-def]
+    assert (sources, strict) == (None, True)
+    return given(x=(outputs, "texts"), t=(label, "labels"))
+
+
+def with_all(texts, **columns):  # type: ignore[no-untyped-def]
+    assert set(columns) == {"prefixes", "labels", "prompts", "groups"}
+    return given(x=(texts, "texts"), g=(columns["groups"], "groups"))
+
+
+def of_samples(samples: Samples) -> list[float]:
+    assert samples == SAMPLES
+    return [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (as_trl, "as_trl"),
+        (as_trl_without_prompts, "as_trl_without_prompts"),
+        (with_columns, "with_columns"),
+        (with_all, "with_all"),
+        (of_samples, "of_samples"),
+        (lambda samples: [1.0, 2.0], "reward"),
+        (AsObject(), "AsObject"),
+        (functools.partial(with_columns, sources=None), "with_columns"),
+    ],
+)
+def test_a_function_is_called_by_the_names_of_its_parameters(function: Any, name: str) -> None:
+    component = as_component("r", function)
+    assert (component.name, component.spec.higher_is_better) == (name, True)
+    assert component(SAMPLES).tolist() == [1.0, 2.0]
+
+
+def test_prefixes_are_prompts_and_a_missing_column_is_named() -> None:
+    def echo(prompts: list[str], completions: list[str]) -> list[int]:
+        return [len(p) - len(c) for p, c in zip(prompts, completions, strict=True)]
+
+    assert FunctionScorer(echo).score(["ab", "a"], prefix="a")["echo"].tolist() == [0, 1]
+    with pytest.raises(MissingColumn, match=r"echo needs the column 'prompts'.*: give prompts="):
+        FunctionScorer(echo).score(["ab"])
+    with pytest.raises(MissingColumn, match="with_columns needs the column 'labels'"):
+        Reward(with_columns)(["ab"])
+
+
+def test_a_function_sees_the_whole_batch_unless_it_is_pointwise() -> None:
+    seen: list[list[str]] = []
+
+    def count(texts: list[str]) -> list[int]:
+        seen.append(texts)
+        return [len(texts)] * len(texts)
+
+    assert Reward(count)(["a", "a"]).total.tolist() == [2, 2]
+    assert Reward(FunctionScorer(count, pointwise=True))(["a", "a"]).total.tolist() == [1, 1]
+    assert seen == [["a", "a"], ["a"]]
+
+
+def test_it_pickles_and_may_be_better_when_lower() -> None:
+    reward = Reward(FunctionScorer(of_texts, higher_is_better=False))
+    assert reward.weights == {"of_texts": -1.0}
+    assert pickle.loads(pickle.dumps(reward["of_texts"]))(["abc"]).tolist() == [3.0]
+
+
+async def later(texts: list[str]) -> list[float]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda completions, solution: [], "reward needs the argument 'solution', which is not a"),
+        (lambda texts, lable: [], r"'lable', which is .* \(did you mean 'label'\?\)"),
+        (later, "later is a coroutine function, must be a plain one"),
+        (FunctionScorer, "function = .* is not a function"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused(function: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        FunctionScorer(function)
