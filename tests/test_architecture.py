@@ -38,6 +38,7 @@ LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 # The package's own face, which may name any room lazily.
 FACES = {"__init__"}
 
+
 QUESTION = re.compile(r"\s*(What|Which|Whether|How)\b")
 
 

@@ -118,6 +118,7 @@ class AdaptedModuleMixin(LightningModule):
             prompts = conversations(self.tokenizer, options, prompts)
         temperature = options.temperature if temperature is None else temperature
         shares_cores = self.optimizer.overlap and self.device.type == "cpu"
-        limits = (options.max_completion_length, temperature, not options.chat)
+        length, truncation = options.max_completion_length, options.truncation
+        limits = (length, temperature, not options.chat, truncation)
         with reserve_core() if shares_cores else nullcontext():
             return sample(self.policy, self.tokenizer, prompts, *limits)

@@ -1,6 +1,6 @@
 """Decoding: tokens drawn from a policy, several rows per prompt.
 
-The work of `generate` of transformers with plain sampling, and its distribution, with four
+The work of `generate` of transformers with sampling, and its distribution, with four
 savings: equal prompts are read once, tokens are drawn by cumulative probabilities
 (`torch.multinomial` took a seventh of a rollout on two cores), the key-value cache is written in
 place (`kv_cache`), and the products of the loop use packed weights (`packing`).
@@ -8,8 +8,9 @@ place (`kv_cache`), and the products of the loop use packed weights (`packing`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +21,37 @@ from ctrlreward.policy.packing import packed_products
 
 _BLOCK = 128  # words
 _BELOW_1 = 1 - 2**-40  # times a number is always less than the number
+
+
+class Truncation(NamedTuple):
+    """Cuts unlikely tokens off a distribution before one is drawn, in the order of the fields.
+
+    The same tokens are left as by the logits processors of transformers; the likeliest always is.
+
+    Attributes:
+        top_k: Keep the k likeliest tokens; 0 keeps all.
+        top_p: Keep the smallest set of likeliest tokens whose probabilities sum to top_p or more.
+        min_p: Keep tokens whose probability is at least min_p times the highest; None keeps all.
+    """
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float | None = None
+
+    def apply(self, logits: Tensor) -> Tensor:
+        """Return logits with -inf for the tokens that are cut off, shape (n, vocabulary)."""
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        if self.top_p < 1:
+            ascending, order = logits.sort(dim=-1)
+            cut = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - self.top_p
+            cut[:, -1] = False
+            logits = logits.masked_fill(cut.scatter(1, order, cut), -math.inf)
+        if self.min_p:
+            least = logits.amax(dim=-1, keepdim=True) + math.log(self.min_p)
+            logits = logits.masked_fill(logits < least, -math.inf)
+        return logits
 
 
 class Decoder(Protocol):
@@ -57,6 +89,7 @@ def decode(
     rows: Sequence[int],
     max_completion_length: int,
     temperature: float,
+    truncation: Truncation,
     end: Tensor,
     padding: int,
 ) -> Tensor:
@@ -69,6 +102,7 @@ def decode(
         rows: Prompt of each of n rows.
         max_completion_length: Upper bound of `new`, which is less if all rows end before.
         temperature: Divisor of the logits; 0 decodes greedily.
+        truncation: Applied to the divided logits.
         end: Tokens that end a row.
         padding: Token after the end.
 
@@ -84,7 +118,8 @@ def decode(
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
             (values,) = logits(states)
-            drawn = values.argmax(dim=-1) if temperature == 0 else draw(values)
+            greedy = temperature == 0
+            drawn = values.argmax(dim=-1) if greedy else draw(truncation.apply(values))
             tokens.append(drawn.masked_fill(ended, padding))
             ended = ended | torch.isin(drawn, end)
             if len(tokens) == max_completion_length or bool(ended.all()):

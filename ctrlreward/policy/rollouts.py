@@ -19,6 +19,7 @@ from ctrlreward.policy.decoding import (
     CausalDecoder,
     Decoder,
     EncoderDecoder,
+    Truncation,
     decode,
     token_positions,
 )
@@ -37,8 +38,16 @@ class Generation:
 
     Args:
         num_generations: Completions per prompt of a rollout.
-        max_completion_length: Longest completion, in tokens.
-        temperature: Sampling temperature of rollouts.
+        max_completion_length: Longest completion, in tokens (TRL: 256).
+        temperature: Sampling temperature of rollouts. Log-probabilities are those at this
+            temperature, as in TRL.
+        top_p: Sample from the smallest set of likeliest tokens whose probabilities, at the sampling
+            temperature, sum to this or more, in (0, 1]. As in TRL, log-probabilities are those of
+            the whole distribution: below 1 they are not quite those that tokens were sampled with.
+        top_k: Sample from the k likeliest tokens; 0 for all. Applied before `top_p`, and `min_p`
+            after it.
+        min_p: Sample from tokens whose probability is at least this times the highest, in [0, 1];
+            None for all.
         eval_temperature: Sampling temperature of `PolicyTuner.complete`, and so of validations and
             reports; 0 decodes greedily. None: that of rollouts.
         stop: A string that ends completions, in addition to the model's end tokens, and is removed
@@ -51,7 +60,7 @@ class Generation:
         chat_template_kwargs: Further variables of the template, such as `enable_thinking`.
 
     Raises:
-        ValueError: A number is not positive, or an option of chats is given without `chat`.
+        ValueError: A number is out of range, or an option of chats is given without `chat`.
 
     Example:
         >>> Generation(num_generations=4, chat=True, system="Answer in one sentence.").temperature
@@ -64,6 +73,9 @@ class Generation:
     num_generations: int = 8
     max_completion_length: int = 32
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float | None = None
     eval_temperature: float | None = None
     stop: str | None = None
     chat: bool = False
@@ -73,6 +85,14 @@ class Generation:
     def __post_init__(self) -> None:
         for name in ("num_generations", "max_completion_length", "temperature"):
             positive(f"generation.{name}", getattr(self, name))
+        if not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"generation.top_p = {self.top_p}: give a number above 0, to 1 for all tokens"
+            )
+        if self.top_k < 0:
+            raise ValueError(f"generation.top_k = {self.top_k}: give 0 for all tokens, or more")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"generation.min_p = {self.min_p}: give a number from 0 to 1")
         if self.eval_temperature is not None and not 0 <= self.eval_temperature < math.inf:
             raise ValueError(
                 f"generation.eval_temperature = {self.eval_temperature}: give 0, or a number above"
@@ -83,6 +103,11 @@ class Generation:
                 raise ValueError(
                     f"generation.{name} = {given!r} is part of a chat: set generation.chat to True"
                 )
+
+    @property
+    def truncation(self) -> Truncation:
+        """The tokens to sample from."""
+        return Truncation(self.top_k, self.top_p, self.min_p)
 
 
 @dataclass(frozen=True)
@@ -127,11 +152,11 @@ def sample(
     max_completion_length: int,
     temperature: float,
     special_tokens: bool = True,
+    truncation: Truncation = Truncation(),
 ) -> Rollout:
     """Sample one completion per prompt, with torch's global generator.
 
-    Sampling uses the whole distribution (no top-k, no top-p), so that `log_probs` are the
-    log-probabilities that the tokens were sampled with.
+    Without truncation, `log_probs` are the log-probabilities that the tokens were sampled with.
 
     Args:
         model: A causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share
@@ -144,6 +169,7 @@ def sample(
         temperature: Sampling temperature; 0 decodes greedily.
         special_tokens: Whether an encoder reads the tokenizer's special tokens too; False if a chat
             template has put them into the prompts.
+        truncation: Cuts off unlikely tokens, unless decoding is greedy.
     """
     family = _family(model)
     distinct = list(dict.fromkeys(prompts))  # read once each
@@ -158,6 +184,7 @@ def sample(
         rows,
         max_completion_length,
         temperature,
+        truncation,
         end,
         tokenizer.pad_token_id,
     ).clone()  # inference tensors cannot be saved for a backward pass

@@ -10,14 +10,22 @@ import torch
 from lightning_choice import LoRA
 from peft import PeftModel
 from scipy.stats import chisquare
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from ctrlreward.policy import packing
-from ctrlreward.policy.decoding import draw
+from ctrlreward.policy.decoding import Truncation, draw
 from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.packing import packed_products
-from ctrlreward.policy.rollouts import sample
+from ctrlreward.policy.rollouts import Generation, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -93,6 +101,46 @@ def test_pairs_of_tokens_have_their_probabilities(policy: PeftModel, folder: str
 
 
 # Prompts
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"top_p": p} for p in (1e-6, 0.3, 0.9, 0.999)),
+        *({"top_k": k} for k in (1, 7, 60)),
+        *({"min_p": p} for p in (0.0, 0.1, 1.0)),
+        {"top_k": 20, "top_p": 0.8, "min_p": 0.2},
+    ],
+)
+def test_the_tokens_that_transformers_keeps_are_kept(options: dict[str, Any]) -> None:
+    logits = torch.randn(40, 50, generator=torch.Generator().manual_seed(1)) * 3
+    kinds = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper, "min_p": MinPLogitsWarper}
+    theirs = LogitsProcessorList([kinds[name](value) for name, value in options.items()])
+    found = Generation(**options).truncation.apply(logits)
+    torch.testing.assert_close(found, theirs(None, logits), rtol=0, atol=0)
+    assert found.isfinite().any(dim=1).all()
+
+
+def test_the_nucleus_is_sampled_from_and_the_whole_distribution_learned_from(
+    policy: PeftModel, folder: str
+) -> None:
+    draws, temperature = 4000, 1.3
+    tokenizer = load_tokenizer(folder)
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer.encode("ab", add_special_tokens=False)])
+        logits = policy(ids).logits[:, -1] / temperature
+    nucleus = TopPLogitsWarper(0.6)(None, logits)[0].double().softmax(dim=-1)
+    kept = nucleus > 0
+    assert 1 < kept.sum() < len(kept)
+    torch.manual_seed(0)
+    truncation = Truncation(top_p=0.6)
+    rollout = sample(policy, tokenizer, ["ab"] * draws, 1, temperature, truncation=truncation)
+    tokens = rollout.ids[:, -1]
+    counts = tokens.bincount(minlength=len(kept))
+    assert counts[~kept].sum() == 0
+    assert chisquare(counts[kept], nucleus[kept] * draws).pvalue > 0.01
+    found = log_probs(policy, rollout[torch.arange(64)], temperature)[:, 0]
+    torch.testing.assert_close(found, logits[0].log_softmax(dim=-1)[tokens[:64]])
 
 
 def test_equal_prompts_are_read_once(policy: PeftModel, folder: str, monkeypatch) -> None:
