@@ -11,6 +11,7 @@ from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
+    check_input,
     fixed_randomness,
     generate_across_ranks,
 )
@@ -183,6 +184,10 @@ class GenerationScorerMixin(CallbackMixin):
         if not self._trial:
             log_dir = trainer.log_dir or trainer.default_root_dir
             self.folder = Path(log_dir) / "samples" / self.name
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the language model gets its input apart from the beginning of its output."""
+        check_input(self, pl_module, self._given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""

@@ -17,6 +17,7 @@ from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
+    check_input,
     fixed_randomness,
     generate,
 )
@@ -171,6 +172,11 @@ class BeforeAfterMixin(CallbackMixin):
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_generator(self, pl_module, self._given)
             _checkpoint_callback(trainer)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the language model gets its input apart from the beginning of its output."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_input(self, pl_module, self._given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctrlreward.callbacks.completion import unclear_input
 from ctrlreward.lightning_package import (
     Callback,
     check_strategy,
@@ -210,6 +211,9 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def _collect(self, batch: Samples) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""
+        error = unclear_input(self, batch)
+        if error:
+            raise ValueError(error)
         prompts = batch.as_prompts()
         if self.generation.chat:
             check_beginnings(prompts)
