@@ -26,6 +26,8 @@ class HistoryLoggerMixin(Logger):
 
     Attributes:
         path: The file.
+        replaces_rows: Whether the first row replaces others; a callback of this package sets it to
+            false for `trainer.validate` and `trainer.test`.
 
     Examples:
         >>> from ctrlreward.callbacks import HistoryLogger
@@ -39,6 +41,7 @@ class HistoryLoggerMixin(Logger):
         super().__init__()
         self.path = Path(folder) / "metrics.jsonl"
         self._rows = JsonLog(self.path)
+        self.replaces_rows = True
         self._started = False
 
     @property
@@ -60,7 +63,7 @@ class HistoryLoggerMixin(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one row; it is on disk when this returns."""
         step = step or 0
-        if not self._started:
+        if self.replaces_rows and not self._started:
             self._rows.replace(row for row in self._rows.read() if row["step"] < step)
             self._started = True
         self._rows.append(
