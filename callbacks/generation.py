@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
@@ -17,6 +17,7 @@ from ctrlreward.callbacks.completion import (
 )
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.logged_scores import (
+    SAMPLING_NAMES,
     SCORED_STEP,
     TABLE,
     check_devices,
@@ -42,6 +43,12 @@ from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, check_columns, score
 
 
+@checked_keywords(
+    **SAMPLING_NAMES,
+    every_n_epochs="every_n_validations",
+    num_samples="table_rows",
+    prefix="name",
+)
 class GenerationScorerMixin(CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
 

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
@@ -22,7 +22,7 @@ from ctrlreward.callbacks.completion import (
     generate,
 )
 from ctrlreward.callbacks.judges import AUC, Mean, comparison, judges_by_name
-from ctrlreward.callbacks.logged_scores import components_by_name
+from ctrlreward.callbacks.logged_scores import SAMPLING_NAMES, components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 ScoredTexts: TypeAlias = tuple[Samples, dict[str, Scores]]
 
 
+@checked_keywords(**SAMPLING_NAMES)
 class BeforeAfterMixin(CallbackMixin):
     """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 
