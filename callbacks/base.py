@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctrlreward.callbacks.lightning_internals import log_at_global_step
+from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -16,7 +17,8 @@ class CallbackMixin(Callback):
     """Checks that the package and the strategy are those that the callbacks work with.
 
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps that the
-    weights have made: a validation has one number in every log, file name and checkpoint.
+    weights have made: a validation has one number in every log, file name and checkpoint. Rows of
+    `trainer.validate` and `trainer.test` are appended to those of a `HistoryLogger`.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -35,3 +37,6 @@ class CallbackMixin(Callback):
             )
         check_strategy(trainer)
         log_at_global_step(trainer)
+        for logger in trainer.loggers:
+            if isinstance(logger, HistoryLoggerMixin):
+                logger.replaces_rows = stage == "fit"

@@ -8,13 +8,25 @@ from typing import Any, cast
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from ctrlreward.arguments import Mode
-from ctrlreward.callbacks.monitoring import check_mode, check_timely, read_metrics, rule_errors
+from ctrlreward.arguments import Mode, checked_keywords
+from ctrlreward.callbacks.monitoring import (
+    OTHER_NAMES,
+    check_timely,
+    read_metrics,
+    resolve_mode,
+    rule_errors,
+)
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule, BestState
 
 
+@checked_keywords(
+    **OTHER_NAMES,
+    top_k="save_top_k",
+    save_total_limit="save_top_k",
+    load_best_model_at_end='trainer.test(ckpt_path="best"), or BeforeAfter, which loads the best',
+)
 class RewardCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
@@ -33,7 +45,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     Args:
         monitor: Logged key of the score.
-        mode: "max" if higher is better, "min" if lower is better.
+        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that
+            the trainer's `GenerationScorer` declares for the score; other keys need one.
         dirpath: Local folder. Defaults to `checkpoints` in the logger's folder, or in the trainer's
             `default_root_dir`.
         filename: Lightning's template with metric names written out (`"step={step}"`). Defaults to
@@ -52,9 +65,10 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         state: The `BestState` with steps and scores of the kept checkpoints.
 
     Raises:
-        MisconfigurationException: Unknown mode, or one that contradicts the score's direction; a
-            score that an overlapped `GenerationScorer` logs a validation late; a remote `dirpath`
-            for a module with an adapter; a key that is not logged (lists those that are).
+        MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
+            for a key without a declared direction; a score that an overlapped `GenerationScorer`
+            logs a validation late; a remote `dirpath` for a module with an adapter; a key that is
+            not logged (lists those that are).
 
     Examples:
         >>> import os
@@ -66,7 +80,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         ...         self.log("score/quality", [0.5, 0.75, 1.0][self.current_epoch])
         ...         self.log("score/repetition", [0.1, 0.2, 0.9][self.current_epoch])
         >>> bounds = {"score/repetition": (None, 0.5)}
-        >>> checkpoint = RewardCheckpoint("score/quality", constraints=bounds)
+        >>> checkpoint = RewardCheckpoint("score/quality", "max", constraints=bounds)
         >>> Trainer(max_epochs=3, callbacks=[checkpoint]).fit(Module())
         >>> os.path.basename(checkpoint.best_model_path)
         'step=000128-quality=0.750.ckpt'
@@ -75,7 +89,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
     def __init__(
         self,
         monitor: str = "score/attribute_relevance",
-        mode: Mode = "max",
+        mode: Mode | None = None,
         dirpath: str | None = None,
         filename: str | None = None,
         save_top_k: int = 1,
@@ -89,13 +103,14 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             dirpath=dirpath,
             filename=filename or f"step={{step:06d}}-{leaf}={{{monitor}:.3f}}",
             monitor=monitor,
-            mode=mode,
+            mode=mode or "max",
             save_top_k=save_top_k,
             save_last=save_last,
             verbose=verbose,
             auto_insert_metric_name=False,
             save_on_train_epoch_end=False,
         )
+        self._given_mode = mode
         self.state = self.rule.start()
         self._paths: dict[int, str] = {}
 
@@ -122,9 +137,9 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             self._paths = dict(state_dict["paths"])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the mode against the score's direction, and that no score comes late."""
+        """Set the mode to the score's direction, and check that no score comes late."""
         super().setup(trainer, pl_module, stage)
-        check_mode(trainer, str(self.monitor), self.mode)
+        self.mode = resolve_mode(trainer, str(self.monitor), self._given_mode)
         check_timely(trainer, self, [str(self.monitor), *self.constraints])
 
     def select(self, trainer: Trainer) -> None:

@@ -9,11 +9,13 @@ from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 import torch
+from torch import nn
+from transformers import PreTrainedModel
 
 from ctrlreward.lightning_package import Callback, misconfigured
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_samples
 
 
 @runtime_checkable
@@ -114,8 +116,8 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
 
     Raises:
         ValueError: The module has neither method, or does not return one string per prompt; or a
-            `SampleGenerator` gets sources and texts without prefixes, so that it is open whether
-            the texts are beginnings.
+            `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
+            without prefixes and prompts, so that it is open whether the texts are beginnings.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -129,7 +131,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         ('0', '0', '1', '1')
     """
     given = as_samples(prompts)
-    error = _mismatch(module, given)
+    error = _mismatch(module, given) or unclear_input(module, given)
     if error:
         raise ValueError(error)
     starts = given.as_prompts()
@@ -150,12 +152,25 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
 
 
 def check_generator(callback: Callback, module: object, prompts: Samples) -> None:
-    """Check that `generate` will accept a module and samples.
+    """Check that a module has a method for `generate`, and the samples what that needs.
 
     Raises:
-        MisconfigurationException: It won't; names the callback and the fix.
+        MisconfigurationException: It is not so; names the callback and the fix.
     """
     error = _mismatch(module, prompts)
+    if error:
+        raise misconfigured(callback, f"{type(callback).__name__}: {error}")
+
+
+def check_input(callback: Callback, module: object, prompts: Samples) -> None:
+    """Check that it is clear what a module's language model reads.
+
+    Lightning calls `configure_model` after `setup`, so this is for `on_fit_start`.
+
+    Raises:
+        MisconfigurationException: It is open; names the callback and the fix.
+    """
+    error = unclear_input(module, prompts)
     if error:
         raise misconfigured(callback, f"{type(callback).__name__}: {error}")
 
@@ -167,9 +182,9 @@ def _mismatch(module: object, prompts: Samples) -> str:
         # Nearly always the sources or references of a data set, which nothing should continue.
         if prompts.sources is not None and prompts.prefixes is None and any(prompts.texts):
             return (
-                f"samples for {name}.complete_samples have sources and texts, but no prefixes: "
-                'give as_samples(samples, prefixes="") if the module rewrites the sources, or the '
-                "texts as prefixes if it continues them"
+                f"samples for {name}.complete_samples have sources and texts, but no prefixes. "
+                'Use as_samples(samples, prefixes="") if the module rewrites the sources, or '
+                "as_samples(samples, prefixes=samples.texts) if it continues the texts"
             )
     elif not isinstance(module, TextGenerator):
         return (
@@ -179,6 +194,33 @@ def _mismatch(module: object, prompts: Samples) -> str:
             "completion per prompt"
         )
     return ""
+
+
+def unclear_input(module: object, samples: Samples) -> str:
+    """Return why it is open what an encoder-decoder reads, "" if it is clear.
+
+    An encoder-decoder reads one text and writes another, so a text alone is its input or the
+    beginning of its output. A module is one if all of its language models of transformers are.
+    """
+    if samples.prefixes is not None or samples.prompts is not None:
+        return ""
+    models = list(_language_models(module)) if isinstance(module, nn.Module) else []
+    if not models or not all(model.config.is_encoder_decoder for model in models):
+        return ""
+    return (
+        f"samples for {type(module).__name__} have neither prefixes nor prompts. Its language "
+        "model is an encoder-decoder, and without prefixes the text that it reads and the one that "
+        f"it writes would be scored as one text. {REWRITES_OR_CONTINUES}"
+    )
+
+
+def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
+    """Yield the models of transformers in a module that can generate, but not their parts."""
+    for child in module.children():
+        if isinstance(child, PreTrainedModel) and child.can_generate():
+            yield child
+        else:
+            yield from _language_models(child)
 
 
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:

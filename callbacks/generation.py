@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
+    check_input,
     fixed_randomness,
     generate_across_ranks,
 )
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.logged_scores import (
+    SAMPLING_NAMES,
     SCORED_STEP,
     TABLE,
     check_devices,
@@ -42,6 +44,12 @@ from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, check_columns, sc
 from ctrlreward.scorers.components import ComponentLike
 
 
+@checked_keywords(
+    **SAMPLING_NAMES,
+    every_n_epochs="every_n_validations",
+    num_samples="table_rows",
+    prefix="name",
+)
 class GenerationScorerMixin(CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
 
@@ -55,7 +63,12 @@ class GenerationScorerMixin(CallbackMixin):
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
     and all ranks log the same values. The sanity check is skipped. `fast_dev_run` scores two
-    samples and writes no file. `trainer.validate` scores without changing the counters.
+    samples and writes no file.
+
+    `trainer.validate` and `trainer.test` score without changing the counters, and return the scores
+    with the `step` of the weights, which with `ckpt_path="best"` is that of the checkpoint. The
+    texts of a test go to `test-step=000123.jsonl`. Its module needs a `test_step`, which may do
+    nothing, and a test dataloader.
 
     With `overlap`, training continues while a background thread scores. Each validation then logs
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
@@ -142,6 +155,7 @@ class GenerationScorerMixin(CallbackMixin):
         self.folder: Path | None = None
         self.overlap = overlap
         self._trial = False
+        self._loaded_step: int | None = None
         self._pending = PendingScores(self._score)
 
     @property
@@ -171,8 +185,9 @@ class GenerationScorerMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
         super().setup(trainer, pl_module, stage)
-        if stage not in ("fit", "validate"):
+        if stage == "predict":
             return
+        self._loaded_step = None
         check_generator(self, pl_module, self._given)
         if stage == "fit":
             self._check_fit(trainer)
@@ -184,6 +199,16 @@ class GenerationScorerMixin(CallbackMixin):
         if not self._trial:
             log_dir = trainer.log_dir or trainer.default_root_dir
             self.folder = Path(log_dir) / "samples" / self.name
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Note the step of the weights, which only training restores in the trainer."""
+        self._loaded_step = checkpoint["global_step"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the language model gets its input apart from the beginning of its output."""
+        check_input(self, pl_module, self._given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
@@ -197,6 +222,13 @@ class GenerationScorerMixin(CallbackMixin):
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate, score and log at every nth validation."""
+        self._evaluate(trainer, pl_module)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Generate, score and log."""
+        self._evaluate(trainer, pl_module)
+
+    def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.fresh = False
         if trainer.sanity_checking:
             return
@@ -205,6 +237,8 @@ class GenerationScorerMixin(CallbackMixin):
             self.validations += 1
         now = not fitting or self._trial or self.validations % self.every_n_validations == 0
         step = trainer.global_step
+        if not fitting and self._loaded_step is not None:
+            step = self._loaded_step
         samples = self._generate(trainer, cast(Generator, pl_module)) if now else None
         if self.overlap and fitting and not self._trial:
             values = self._pending_values(trainer)
@@ -219,6 +253,8 @@ class GenerationScorerMixin(CallbackMixin):
             self._log(pl_module, logged_scores(self.scores, scores))
             if fitting:
                 self.last_scored_step = step
+            else:  # Lightning passes it to the loggers as the step of their row
+                pl_module.log("step", float(step), on_epoch=True, sync_dist=True, batch_size=1)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the last scores and pass them to the loggers; no callback can act on them.
@@ -299,15 +335,15 @@ class GenerationScorerMixin(CallbackMixin):
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
-            scores = self._score(step, samples)
+            scores = self._score(step, samples, "test-" if trainer.testing else "")
         self._show(trainer, step, samples, scores)
         return scores
 
-    def _score(self, step: int, samples: Samples) -> dict[str, Scores]:
+    def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
         scores = score(with_corpus_parts(self.scores), samples)
         if self.folder is not None:
-            file = self.folder / f"step={step:06d}.jsonl"
+            file = self.folder / f"{kind}step={step:06d}.jsonl"
             write_scored_samples(file, samples, without_corpus_parts(scores))
         return scores
 

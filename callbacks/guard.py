@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
-from ctrlreward.arguments import Mode, check_direction
+from ctrlreward.arguments import Mode, check_direction, checked_keywords
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (
-    check_mode,
     find_scorer,
     is_fitting,
     read_metrics,
+    resolve_mode,
     rule_errors,
 )
 from ctrlreward.lightning_package import (
@@ -27,6 +28,12 @@ from ctrlreward.selection import AlarmRule, AlarmState
 from ctrlreward.selection.alarm import LEVEL, WINDOW
 
 
+@checked_keywords(
+    monitor="proxy and held_out",
+    mode="proxy_mode and held_out_mode",
+    patience="window",
+    alpha="level",
+)
 class ProxyGuardMixin(CallbackMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
@@ -47,7 +54,9 @@ class ProxyGuardMixin(CallbackMixin):
     Args:
         proxy: Logged key of the optimised metric.
         held_out: Logged key of the metric used for selection.
-        proxy_mode: "max" if higher is better, "min" if lower is better.
+        proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
+            that the trainer's `GenerationScorer` or the module's `Reward` declares; other keys need
+            one.
         held_out_mode: The same for the held-out metric.
         window: Number of scored validations per test, 4 to 16.
         level: Raise an alarm if both p-values are at most this. Each validation runs a test, so the
@@ -63,9 +72,9 @@ class ProxyGuardMixin(CallbackMixin):
 
     Raises:
         ValueError: `window` or `level` out of range, or the same metric twice.
-        MisconfigurationException: Unknown mode, or one that contradicts the score's direction; a
-            `GenerationScorer` listed after this callback; a key that is not logged (lists those
-            that are).
+        MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
+            for a key without a declared direction; a `GenerationScorer` listed after this callback;
+            a key that is not logged (lists those that are).
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -75,7 +84,7 @@ class ProxyGuardMixin(CallbackMixin):
         ...     def validation_step(self, batch, batch_idx):
         ...         self.log("reward/total", float(self.current_epoch))
         ...         self.log("score/quality", -float(self.current_epoch))
-        >>> guard = ProxyGuard(proxy="reward/total", held_out="score/quality", stop=True)
+        >>> guard = ProxyGuard("reward/total", "score/quality", "max", "max", stop=True)
         >>> trainer = Trainer(max_epochs=20, limit_train_batches=1, callbacks=[guard])
         >>> trainer.fit(Module())
         >>> guard.alarm, guard.alarm_step, trainer.current_epoch
@@ -86,18 +95,20 @@ class ProxyGuardMixin(CallbackMixin):
         self,
         proxy: str,
         held_out: str,
-        proxy_mode: Mode = "max",
-        held_out_mode: Mode = "max",
+        proxy_mode: Mode | None = None,
+        held_out_mode: Mode | None = None,
         window: int = WINDOW,
         level: float = LEVEL,
         stop: bool = False,
         name: str = "guard",
     ) -> None:
         super().__init__()
+        self._given_modes = proxy_mode, held_out_mode
+        modes: tuple[Mode, Mode] = proxy_mode or "max", held_out_mode or "max"
         with rule_errors(self):
-            check_direction("proxy_mode", proxy_mode)
-            check_direction("held_out_mode", held_out_mode)
-        self.rule = AlarmRule(proxy, held_out, proxy_mode, held_out_mode, window, level)
+            check_direction("proxy_mode", modes[0])
+            check_direction("held_out_mode", modes[1])
+        self.rule = AlarmRule(proxy, held_out, *modes, window, level)
         self.stop = stop
         self.name = name
         self.state = self.rule.start()
@@ -131,12 +142,16 @@ class ProxyGuardMixin(CallbackMixin):
         self.state = AlarmState.from_dict(state_dict)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the modes against the scores' directions, and the order of callbacks."""
+        """Set the modes to the scores' directions, and check the order of callbacks."""
         super().setup(trainer, pl_module, stage)
+        proxy_mode, held_out_mode = self._given_modes
+        self.rule = replace(
+            self.rule,
+            proxy_mode=resolve_mode(trainer, self.rule.proxy, proxy_mode, "proxy_mode"),
+            held_out_mode=resolve_mode(trainer, self.rule.held_out, held_out_mode, "held_out_mode"),
+        )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        rule = self.rule
-        for key, mode in ((rule.proxy, rule.proxy_mode), (rule.held_out, rule.held_out_mode)):
-            check_mode(trainer, key, mode)
+        for key in (self.rule.proxy, self.rule.held_out):
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
                 raise misconfigured(

@@ -17,6 +17,17 @@ TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 
+# What other libraries call the arguments of callbacks that generate, and our names.
+SAMPLING_NAMES = {
+    "metrics": "scores",
+    "scorers": "scores",
+    "components": "scores",
+    "prompts": "samples",
+    "dataset": "samples",
+    "eval_dataset": "samples",
+    "num_generations": "generations_per_prompt",
+}
+
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:
     """Return the `scores` of a callback as components.

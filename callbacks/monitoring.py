@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
+from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
+from ctrlreward.callbacks.shaped_module import ShapedModule
 from ctrlreward.lightning_package import Callback, Trainer, misconfigured, mixed, package_of
+from ctrlreward.scorers.base import ScoreSpec
+
+# What other libraries call the arguments of callbacks that monitor a key, and our names.
+OTHER_NAMES = {
+    "metric": "monitor",
+    "metric_name": "monitor",
+    "metric_for_best_model": "monitor",
+    "higher_is_better": "mode='max' or 'min', or leave it out for a declared score",
+    "greater_is_better": "mode='max' or 'min', or leave it out for a declared score",
+}
 
 
 class RuleErrorMixin(RuntimeError):
@@ -31,10 +44,7 @@ def rule_errors(callback: Callback) -> Iterator[None]:
 
 def find_scorer(trainer: Trainer, key: str) -> GenerationScorerMixin | None:
     """Return the trainer's `GenerationScorer` that logs this key, None if there is none."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, GenerationScorerMixin) and key in callback.specs:
-            return callback
-    return None
+    return next((scorer for scorer in _scorers(trainer) if key in scorer.specs), None)
 
 
 def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str]]:
@@ -44,9 +54,8 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str]]:
     `GenerationScorer` logs are assumed to be logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    scorers = [callback for callback in callbacks if isinstance(callback, GenerationScorerMixin)]
-    return metrics, {key for scorer in scorers if not scorer.fresh for key in scorer.specs}
+    stale = [scorer for scorer in _scorers(trainer) if not scorer.fresh]
+    return metrics, {key for scorer in stale for key in scorer.specs}
 
 
 def is_fitting(trainer: Trainer) -> bool:
@@ -54,23 +63,61 @@ def is_fitting(trainer: Trainer) -> bool:
     return trainer.state.fn == "fit" and not trainer.sanity_checking
 
 
-def check_mode(trainer: Trainer, key: str, mode: str) -> None:
-    """Raise if the mode would select the worst value of a score.
+def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
+    """Return the better direction of a logged key: the given one, else the declared one.
+
+    A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
+    the module those of its components; `reward/total` and `reward/shaped` are better when higher.
+
+    Args:
+        trainer: The trainer, during `setup`.
+        key: Logged key.
+        mode: "max", "min", or None for the declared direction.
+        argument: Name of the argument, for the error.
 
     Raises:
-        MisconfigurationException: The mode contradicts the direction that the scorer declares.
+        MisconfigurationException: The mode would select the worst value of a score, or is missing
+            for a key whose direction nobody declares.
     """
-    scorer = find_scorer(trainer, key)
-    if scorer is None:
-        return
-    right = "max" if scorer.specs[key].higher_is_better else "min"
-    if mode != right:
-        better = "higher" if right == "max" else "lower"
+    declared = _declared_mode(trainer, key)
+    if mode is None and declared is None:
+        known = [name for scorer in _scorers(trainer) for name in scorer.specs]
+        only = f", only {', '.join(known)}{did_you_mean(key, known)}" if known else ""
         raise misconfigured(
             trainer,
-            f"mode = {mode!r} for monitor = {key!r}, which is better when {better}: "
-            f"give mode={right!r}",
+            f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
+            f"declares{only}",
         )
+    if mode is not None and declared not in (None, mode):
+        better = "higher" if declared == "max" else "lower"
+        raise misconfigured(
+            trainer,
+            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
+            f"{argument}={declared!r}, or leave it out",
+        )
+    return cast(Mode, mode or declared)
+
+
+def _scorers(trainer: Trainer) -> list[GenerationScorerMixin]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if isinstance(callback, GenerationScorerMixin)]
+
+
+def _declared_mode(trainer: Trainer, key: str) -> Mode | None:
+    scorer, module = find_scorer(trainer, key), trainer.lightning_module
+    if scorer is not None:
+        return _mode_of(scorer.specs[key])
+    if isinstance(module, ShapedModule) and key.startswith("reward/"):
+        name = key.removeprefix("reward/")
+        if name in ("total", "shaped"):
+            return "max"
+        if name in module.reward.components:
+            return _mode_of(module.reward.components[name].spec)
+    return None
+
+
+def _mode_of(spec: ScoreSpec) -> Mode:
+    return "max" if spec.higher_is_better else "min"
 
 
 def check_timely(trainer: Trainer, callback: Callback, keys: Iterable[str]) -> None:

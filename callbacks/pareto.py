@@ -6,13 +6,14 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
+from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.monitoring import check_mode, check_timely, read_metrics, rule_errors
+from ctrlreward.callbacks.monitoring import check_timely, read_metrics, resolve_mode, rule_errors
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.plots.curves import draw_front
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 PICTURE = "front.png"
 
 
+@checked_keywords(monitor="metrics", monitors="metrics", mode="metrics, key → direction")
 class ParetoCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the Pareto front, and a `last.ckpt` per validation.
 
@@ -42,7 +44,9 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     Under a distributed strategy the values of rank 0 decide on all ranks.
 
     Args:
-        metrics: Two or more logged keys → "max" if higher is better, "min" if lower is better.
+        metrics: Two or more logged keys, with or without directions:
+            `{"score/sim": "max", "score/pp": "min"}` or `["score/sim", "score/pp"]`. Without, they
+            have the direction that the trainer's `GenerationScorer` declares; other keys need one.
         dirpath: Local folder. Defaults to that of `RewardCheckpoint`. Files are named by step and
             metrics: `step=000123-sim=0.873-pp=41.200.ckpt`.
         save_last: Write `last.ckpt`.
@@ -77,8 +81,15 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     """
 
     def __init__(
-        self, metrics: Mapping[str, str], dirpath: str | None = None, save_last: bool = True
+        self,
+        metrics: Mapping[str, str] | Sequence[str],
+        dirpath: str | None = None,
+        save_last: bool = True,
     ) -> None:
+        given = isinstance(metrics, Mapping | str)  # the rule refuses a string
+        self._inferred = () if given else tuple(metrics)
+        if self._inferred:
+            metrics = dict.fromkeys(metrics, "max")  # until `setup`
         with rule_errors(self):
             self.rule = ParetoRule(metrics)
         self.metrics = dict(metrics)
@@ -86,7 +97,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in metrics]
         super().__init__(
             monitor=first,
-            mode=metrics[first],
+            mode=self.metrics[first],
             dirpath=dirpath,
             filename="-".join(["step={step:06d}", *leaves]),
             save_top_k=-1,
@@ -128,10 +139,12 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         self._show()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check directions, that no score comes late, and that the folder is local."""
+        """Set or check the directions; check that no score comes late and the folder is local."""
         super().setup(trainer, pl_module, stage)
         for key, direction in self.metrics.items():
-            check_mode(trainer, key, direction)
+            mode = None if key in self._inferred else cast(Mode, direction)
+            self.metrics[key] = resolve_mode(trainer, key, mode, f"metrics[{key!r}]")
+        self.rule, self.mode = ParetoRule(self.metrics), next(iter(self.metrics.values()))
         check_timely(trainer, self, self.metrics)
         if "://" in str(self.dirpath):
             raise misconfigured(

@@ -12,16 +12,17 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import torch
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
+    check_input,
     fixed_randomness,
     generate,
 )
 from ctrlreward.callbacks.judges import AUC, Mean, comparison, judges_by_name
-from ctrlreward.callbacks.logged_scores import components_by_name
+from ctrlreward.callbacks.logged_scores import SAMPLING_NAMES, components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 ScoredTexts: TypeAlias = tuple[Samples, dict[str, Scores]]
 
 
+@checked_keywords(**SAMPLING_NAMES)
 class BeforeAfterMixin(CallbackMixin):
     """Compares the policy that `RewardCheckpoint` selected with the untuned policy.
 
@@ -172,6 +174,11 @@ class BeforeAfterMixin(CallbackMixin):
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_generator(self, pl_module, self._given)
             _checkpoint_callback(trainer)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check that the language model gets its input apart from the beginning of its output."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_input(self, pl_module, self._given)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ctrlreward.arguments import positive
+from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
@@ -29,6 +29,7 @@ class LearnsFromRollouts(Protocol):
     last_rollout: tuple[Samples, RewardBatch] | None
 
 
+@checked_keywords(every_n_steps="every_n_batches")
 class RolloutSamplesMixin(CallbackMixin):
     """Writes the texts of every nth rollout with their rewards, to make reward hacking visible.
 

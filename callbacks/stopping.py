@@ -7,10 +7,16 @@ from typing import Any, cast
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, checked_keywords
 from ctrlreward.callbacks.base import CallbackMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
-from ctrlreward.callbacks.monitoring import check_mode, is_fitting, read_metrics, rule_errors
+from ctrlreward.callbacks.monitoring import (
+    OTHER_NAMES,
+    is_fitting,
+    read_metrics,
+    resolve_mode,
+    rule_errors,
+)
 from ctrlreward.lightning_package import (
     EarlyStopping,
     LightningModule,
@@ -21,6 +27,11 @@ from ctrlreward.lightning_package import (
 from ctrlreward.selection import StopRule, StopState
 
 
+@checked_keywords(
+    **OTHER_NAMES,
+    early_stopping_patience="patience",
+    early_stopping_threshold="min_delta",
+)
 class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     """Early stopping that counts each held-out score once.
 
@@ -36,7 +47,8 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
 
     Args:
         monitor: Logged key of the score.
-        mode: "max" if higher is better, "min" if lower is better.
+        mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that
+            the trainer's `GenerationScorer` declares for the score; other keys need one.
         patience: Number of scores in a row without improvement that stops training.
         min_delta: An improvement must exceed this, in units of the score.
         min_steps: Never stop while `trainer.global_step` is smaller. Meanwhile scores are compared
@@ -55,7 +67,8 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             `stopping_reason`) are set.
 
     Raises:
-        MisconfigurationException: Unknown mode, or one that contradicts the score's direction.
+        MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
+            for a key without a declared direction.
         RuntimeError: The key is not logged; lists those that are.
 
     Examples:
@@ -65,7 +78,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         >>> class Module(BoringModel):
         ...     def on_validation_epoch_end(self):
         ...         self.log("score/quality", [0.5, 0.75, 0.625, 0.75][self.current_epoch])
-        >>> stopper = RewardEarlyStopping("score/quality", patience=2)
+        >>> stopper = RewardEarlyStopping("score/quality", "max", patience=2)
         >>> Trainer(max_epochs=10, callbacks=[stopper]).fit(Module())
         >>> stopper.stopped_by
         'patience_exhausted'
@@ -77,7 +90,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     def __init__(
         self,
         monitor: str = "score/attribute_relevance",
-        mode: Mode = "max",
+        mode: Mode | None = None,
         patience: int = 3,
         min_delta: float = 0.0,
         min_steps: int = 0,
@@ -88,7 +101,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     ) -> None:
         super().__init__(
             monitor=monitor,
-            mode=mode,
+            mode=mode or "max",
             patience=patience,
             min_delta=min_delta,
             stopping_threshold=stopping_threshold,
@@ -99,6 +112,7 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             check_on_train_epoch_end=False,
         )
         self.min_steps = min_steps
+        self._given_mode = mode
         self.state = self.rule.start()
 
     @property
@@ -136,9 +150,12 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         self._take(StopState.from_dict(plain))
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the mode against the score's direction."""
+        """Set the mode to the score's direction."""
         super().setup(trainer, pl_module, stage)
-        check_mode(trainer, self.monitor, self.mode)
+        mode = resolve_mode(trainer, self.monitor, self._given_mode)
+        if mode != self.mode:
+            self.mode, self.min_delta = mode, -self.min_delta
+            self._take(self.rule.start())
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End a resumed run that had stopped, if its settings would still stop it."""

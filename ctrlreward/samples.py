@@ -75,6 +75,12 @@ SamplesLike: TypeAlias = (
     "Samples | Iterable[str] | Iterable[Mapping[Any, Any]] | Mapping[str, Iterable[Any]] | Table"
 )
 
+# Advice for samples without prefixes whose texts are perhaps no beginnings.
+REWRITES_OR_CONTINUES = (
+    'Use as_samples(samples, prefixes="", prompts=samples.texts) if the model reads the texts and '
+    "writes new ones, or as_samples(samples, prefixes=samples.texts) if it continues them"
+)
+
 _READ_AS_TEXT = ("texts", "prefixes", "sources", "references", "contexts", "histories")
 _MAY_BE_INTEGERS = ("labels", "groups")
 
@@ -202,7 +208,19 @@ class Samples:
         A prompt is the prefix, or the whole text if there are no prefixes. `texts` and `prefixes`
         become the prompts. `prompts` (also the prompts) and `groups` (numbers of the prompts) are
         filled in if absent.
+
+        Raises:
+            ValueError: Without prefixes, a text is its own source: it is the input of a rewrite,
+                not the beginning of the text to generate.
         """
+        if self.prefixes is None:
+            for i, (text, source) in enumerate(zip(self.texts, self.sources or (), strict=False)):
+                if text and text == source:
+                    raise ValueError(
+                        f"texts[{i}] = {shortened(text)} equals sources[{i}]. Without prefixes a "
+                        "text is the beginning of the generated text, so that source and output "
+                        f"would be scored as one text. {REWRITES_OR_CONTINUES}"
+                    )
         beginnings = self.texts if self.prefixes is None else self.prefixes
         numbers = [str(i) for i in range(len(self))]
         return self.replace(

@@ -91,6 +91,10 @@ class PromptBatches(pl.LightningDataModule):
         """Return a loader of one item; see `validation_placeholder`."""
         return validation_placeholder(self.prompts)
 
+    def test_dataloader(self) -> DataLoader[Samples]:
+        """Return the loader of `val_dataloader`."""
+        return self.val_dataloader()
+
 
 def validation_placeholder(prompts: Samples) -> DataLoader[Samples]:
     """Return a loader of one item, which makes the trainer run its validation loop.

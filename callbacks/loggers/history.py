@@ -8,10 +8,12 @@ from typing import Any
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.lightning_package import Logger
 
 
+@checked_keywords(save_dir="folder", dir="folder", log_dir="folder")
 class HistoryLoggerMixin(Logger):
     """Lightning logger that appends metrics to `<folder>/metrics.jsonl`.
 
@@ -26,6 +28,8 @@ class HistoryLoggerMixin(Logger):
 
     Attributes:
         path: The file.
+        replaces_rows: Whether the first row replaces others; a callback of this package sets it to
+            false for `trainer.validate` and `trainer.test`.
 
     Examples:
         >>> from ctrlreward.callbacks import HistoryLogger
@@ -39,6 +43,7 @@ class HistoryLoggerMixin(Logger):
         super().__init__()
         self.path = Path(folder) / "metrics.jsonl"
         self._rows = JsonLog(self.path)
+        self.replaces_rows = True
         self._started = False
 
     @property
@@ -60,7 +65,7 @@ class HistoryLoggerMixin(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Append one row; it is on disk when this returns."""
         step = step or 0
-        if not self._started:
+        if self.replaces_rows and not self._started:
             self._rows.replace(row for row in self._rows.read() if row["step"] < step)
             self._started = True
         self._rows.append(

@@ -86,7 +86,7 @@ class WandbReportMixin(CallbackMixin):
         ...     def on_validation_epoch_end(self):
         ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
         >>> logger = WandbLogger(project="quality", offline=True)
-        >>> callbacks = [RewardCheckpoint("score/quality"), WandbReport(logger)]
+        >>> callbacks = [RewardCheckpoint("score/quality", "max"), WandbReport(logger)]
         >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
         Weights & Biases: wandb sync wandb/offline-run-*-...*
         >>> logger.experiment.summary["selected/step"]

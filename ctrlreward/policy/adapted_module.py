@@ -81,6 +81,10 @@ class AdaptedModuleMixin(LightningModule):
         """Do nothing: `GenerationScorer` scores held-out generations at each validation."""
         return None
 
+    def test_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
+        """Do nothing, as in validation."""
+        return None
+
     def complete(self, prompts: str | Sequence[str]) -> list[str]:
         """Complete each prompt with the settings of `generation`, at its `eval_temperature`."""
         prompts = [prompts] if isinstance(prompts, str) else prompts

@@ -12,6 +12,7 @@ from peft import LoraConfig
 from torch import Tensor
 
 from ctrlreward.arguments import checked_keywords
+from ctrlreward.callbacks.completion import unclear_input
 from ctrlreward.lightning_package import (
     Callback,
     check_strategy,
@@ -218,6 +219,9 @@ class PolicyTunerMixin(AdaptedModuleMixin):
 
     def _collect(self, batch: Samples) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""
+        error = unclear_input(self, batch)
+        if error:
+            raise ValueError(error)
         prompts = batch.as_prompts()
         if self.generation.chat:
             check_beginnings(prompts)

@@ -63,7 +63,7 @@ def fit(folder: Path, overlap: bool, scorer: shared.Curve, module: Module, **opt
     prompts = Samples(texts=["The food", "The film"])
     callbacks = [
         GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap),
-        RewardCheckpoint("held_out", dirpath=str(folder / "kept"), save_top_k=2),
+        RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"), save_top_k=2),
     ]
     trainer = pl.Trainer(
         accelerator="cpu",

@@ -108,7 +108,7 @@ def test_a_key_that_is_not_logged(fit, counter, curve, held_out) -> None:
         MisconfigurationException,
         match=r"RewardCheckpoint: 'score/nothing' is not logged: .*'score/v'",
     ):
-        fit(counter(), [RewardCheckpoint("score/nothing"), watch(curve(VALUES), held_out)])
+        fit(counter(), [RewardCheckpoint("score/nothing", "max"), watch(curve(VALUES), held_out)])
 
 
 def test_lower_is_better(fit, counter, curve, held_out, tmp_path) -> None:

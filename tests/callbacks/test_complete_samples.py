@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from lightning_choice import (
     pl,
 )
 from torch.utils.data import DataLoader
+from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
-from ctrlreward import Samples
+from ctrlreward import Samples, as_samples
 from ctrlreward.callbacks.completion import SampleGenerator, TextGenerator
 from ctrlreward.files import JsonLog
 
@@ -138,7 +140,7 @@ def test_what_cannot_generate_is_refused_before_training(
     class Silent(Restyler):
         complete_samples = None
 
-    data = PROMPTS.replace(texts=PROMPTS.sources, prefixes=None)
+    data = PROMPTS.replace(texts=["A rewrite"] * 3, prefixes=None)
     for module, samples, message in (
         (Silent(), PROMPTS, r"Silent has none: define complete\(.*or, .*complete_samples\("),
         (Restyler(), data, r"sources and texts, but no prefixes"),
@@ -146,6 +148,51 @@ def test_what_cannot_generate_is_refused_before_training(
         callbacks = [kind({"v": curve(PROXY)["value"]}, samples), RewardCheckpoint("score/v")]
         with pytest.raises(MisconfigurationException, match=f"{kind.__name__}: .*{message}"):
             fit(module, callbacks)
-    texts = data.replace(labels=held_out.labels)  # for `complete`, texts are always beginnings
-    trainer = fit(counter(), [GenerationScorer({"v": curve(PROXY)["value"]}, texts)], max_steps=1)
+    trainer = fit(counter(), [GenerationScorer({"v": curve(PROXY)["value"]}, data)], max_steps=1)
     assert trainer.callback_metrics["score/v"] == pytest.approx(PROXY[1])
+
+
+TINY = {"vocab_size": 20, "pad_token_id": 0, "eos_token_id": 1}
+T5 = partial(T5Config, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, **TINY)
+GPT2 = partial(GPT2Config, n_embd=8, n_layer=1, n_head=2, **TINY)
+SOURCES = ["The soup", "The view"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("kind", [GenerationScorer, BeforeAfter])
+def test_the_source_is_no_part_of_what_is_scored(fit, counter, curve, kind, late: bool) -> None:
+    """The input of a rewrite that is passed as a text is refused, with a line that works."""
+
+    class Rewriter(counter):
+        def __init__(self, model: torch.nn.Module) -> None:
+            super().__init__()
+            self.models = [model]  # a list hides it from PyTorch
+            if not late:
+                self.model = model
+
+        def configure_model(self) -> None:
+            self.model = self.models[0]
+
+    def callbacks(samples: Samples) -> list[pl.Callback]:
+        return [kind({"v": scorer["value"]}, samples), RewardCheckpoint("score/v"), *watch]
+
+    scorer = curve(PROXY)
+    right = Samples(["", ""], prefixes=["", ""], prompts=SOURCES)
+    watch = [GenerationScorer({"v": scorer["value"]}, right)] if kind is BeforeAfter else []
+    same = Samples(SOURCES, sources=SOURCES)
+    with pytest.raises(ValueError, match=r"texts\[0\] = 'The soup' equals sources\[0\]"):
+        kind({"v": scorer["value"]}, same)
+    module = Rewriter(T5ForConditionalGeneration(T5()))
+    with pytest.raises(
+        (MisconfigurationException, ValueError),
+        match=r"Rewriter have neither prefixes nor prompts.*encoder-decoder.*as_samples\(samp",
+    ):
+        fit(module, callbacks(Samples(SOURCES)))
+    assert module.weight == 0  # before the first step
+    for samples in (same, Samples(SOURCES)):  # the line of both messages
+        fit(module, callbacks(as_samples(samples, prefixes="", prompts=samples.texts)), max_steps=1)
+        assert all(text.startswith(" at ") for text in scorer.scored[-1].texts)
+        assert module.calls[-1]["prompts"][:: 1 if kind is GenerationScorer else 4] == SOURCES
+    decoder = Rewriter(GPT2LMHeadModel(GPT2()))
+    decoder.judge = module.models[0]  # not all of its models are encoder-decoders
+    fit(decoder, callbacks(Samples(SOURCES)), max_steps=1)

@@ -56,7 +56,6 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
         scores = {"a": first["loss" if lower else "value"], "b": curve(values(case.b))["value"]}
         stopper = RewardEarlyStopping(
             "score/a",
-            mode=case.mode,
             patience=case.patience,
             min_delta=case.min_delta / 8,
             min_steps=case.min_steps,
@@ -67,14 +66,11 @@ def play(fit, counter, curve, held_out, tmp_path, monkeypatch) -> Callable[..., 
         bounds = None if case.constraint is None else tuple(map(eighths, case.constraint))
         best = RewardCheckpoint(
             "score/a",
-            mode=case.mode,
             dirpath=str(root / "best"),
             save_top_k=case.top_k,
             constraints=bounds and {"score/b": bounds},
         )
-        front = ParetoCheckpoint(
-            {"score/a": case.mode, "score/b": "max"}, dirpath=str(root / "front")
-        )
+        front = ParetoCheckpoint(["score/a", "score/b"], dirpath=str(root / "front"))
         last = root / "front" / "last.ckpt"  # written last: contains all states
         drawn.clear()
         fit(

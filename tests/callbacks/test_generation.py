@@ -9,12 +9,16 @@ import torch
 from lightning_choice import (
     CSVLogger,
     GenerationScorer,
+    HistoryLogger,
     MisconfigurationException,
+    ParetoCheckpoint,
+    RewardCheckpoint,
     TextGenerator,
     pl,
 )
 
 from ctrlreward import Samples
+from ctrlreward.files import JsonLog
 
 # Logging
 
@@ -160,6 +164,48 @@ def test_validate_scores_without_counting(counter, curve, held_out, tmp_path) ->
     (logged,) = trainer.validate(counter(), verbose=False)
     assert logged["score/v"] == 0.25
     assert (callback.validations, callback.last_scored_step) == (0, -1)
+
+
+@pytest.mark.parametrize("kind", ["reward", "pareto"])
+def test_test_scores_the_best_weights(fit, counter, curve, held_out, tmp_path, kind: str) -> None:
+    class Tested(counter):
+        test_dataloader = counter.val_dataloader
+
+        def test_step(self, batch: object, batch_idx: int) -> None:
+            pass
+
+    def callbacks() -> list[pl.Callback]:
+        scorer = curve([0.0, 0.25, 0.75, 0.5, 0.25])
+        folder = str(tmp_path / "kept")
+        keeper = (
+            RewardCheckpoint("score/v", dirpath=folder)
+            if kind == "reward"
+            else ParetoCheckpoint({"score/v": "max", "score/l": "min"}, dirpath=folder)
+        )
+        return [GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out), keeper]
+
+    options = {"logger": HistoryLogger(str(tmp_path)), "max_steps": 4}
+    trainer = fit(Tested(), callbacks(), **options)
+    logged = {"score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0, "step": 2.0}
+    assert trainer.test(ckpt_path="best", verbose=False) == [logged]
+    assert trainer.validate(ckpt_path="best", verbose=False) == [logged]
+    folder = tmp_path / "samples" / "score"
+    best = folder / "step=000002.jsonl"
+    assert (folder / "test-step=000002.jsonl").read_text() == best.read_text()
+    # In another process, a logger of the same folder keeps the rows of training.
+    rows = [{"step": 2, "score/v": 0.75, "score/l": 0.25, "score/fail_rate": 0.0}]
+    before = JsonLog(tmp_path / "metrics.jsonl").read()
+    assert [row["step"] for row in before] == [1, 2, 3, 4, 2, 2]
+    again = pl.Trainer(
+        accelerator="cpu",
+        callbacks=callbacks(),
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        logger=HistoryLogger(str(tmp_path)),
+    )
+    kept = trainer.checkpoint_callback.best_model_path
+    assert again.test(Tested(), ckpt_path=kept, verbose=False) == [logged]
+    assert JsonLog(tmp_path / "metrics.jsonl").read() == before + rows
 
 
 def test_training_draws_the_same_with_and_without_scoring(fit, counter, curve, held_out) -> None:

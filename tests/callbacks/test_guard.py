@@ -185,7 +185,7 @@ class Pair(pl.Callback):
 def test_a_validation_with_nan_or_infinity_is_skipped(fit, counter) -> None:
     nan = math.nan
     curves = Pair([1, 2, nan, 4, 5, 6], [6, nan, 4, 3, math.inf, 1])
-    watcher, record = ProxyGuard("a", "b"), Record()
+    watcher, record = ProxyGuard("a", "b", "max", "max"), Record()
     fit(counter(), [curves, watcher, record], max_steps=6)
     assert watcher.values == [(1, 6), (4, 3), (6, 1)]
     assert [row["guard/p_value"] for row in record.rows] == [1, 1, 1, 0.5, 0.5, 0.25]
@@ -195,7 +195,7 @@ def test_only_the_window_is_tested(fit, counter) -> None:
     """The held-out metric rises for longer than it falls."""
     rise_and_fall = [*range(20), *range(18, 7, -1)]
     curves = Pair(range(31), rise_and_fall)
-    watcher = ProxyGuard("a", "b", window=9)
+    watcher = ProxyGuard("a", "b", "max", "max", window=9)
     with pytest.warns(UserWarning, match="ProxyGuard"):
         fit(counter(), [curves, watcher], max_steps=31)
     assert watcher.alarm_step == next(
@@ -271,8 +271,9 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
     ]:
         with pytest.raises(error, match=message):
             guard(**changes)
-    with pytest.raises(MisconfigurationException, match="give mode='min'"):
-        fit(writer("steady"), [watch(prompts), guard(held_out="score/padding")])
+    contrary = guard(held_out="score/padding", held_out_mode="max")
+    with pytest.raises(MisconfigurationException, match="use held_out_mode='min'"):
+        fit(writer("steady"), [watch(prompts), contrary])
     with pytest.raises(
         MisconfigurationException, match="list ProxyGuard after the GenerationScorer"
     ):
@@ -280,7 +281,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
     with pytest.raises(
         MisconfigurationException, match=r"ProxyGuard: 'x' is not logged: .*'score/length'"
     ):
-        fit(writer("steady"), [watch(prompts), guard(proxy="x")])
+        fit(writer("steady"), [watch(prompts), guard(proxy="x", proxy_mode="max")])
 
 
 # False alarms

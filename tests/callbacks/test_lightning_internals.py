@@ -168,7 +168,7 @@ def test_hooks_run_for_every_checkpoint(fit, counter, tmp_path) -> None:
 
     saved: list[str] = []
     removed: list[str] = []
-    fit(Logging(), [Watched("weight", dirpath=str(tmp_path))], max_steps=2)
+    fit(Logging(), [Watched("weight", "max", dirpath=str(tmp_path))], max_steps=2)
     first, second = "step=000001-weight=1.000.ckpt", "step=000002-weight=2.000.ckpt"
     assert saved == [first, "last.ckpt", second, "last.ckpt"]
     assert removed == [first]

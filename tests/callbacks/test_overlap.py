@@ -134,7 +134,7 @@ def test_a_scorer_that_draws_while_loading_does_not_change_training(
     "keeper",
     [
         RewardCheckpoint("score/v"),
-        RewardCheckpoint("held_out", constraints={"score/fail_rate": (None, 0.1)}),
+        RewardCheckpoint("held_out", "max", constraints={"score/fail_rate": (None, 0.1)}),
         ParetoCheckpoint({"held_out": "max", "score/v": "max"}),
         ModelCheckpoint(monitor="score/v", mode="max"),
     ],

@@ -219,7 +219,7 @@ def test_bad_metrics(metrics, message) -> None:
 
 def test_a_direction_that_contradicts_the_score_is_an_error(fit, counter, watch) -> None:
     keeper = ParetoCheckpoint({"score/a": "max", "score/b": "min"})
-    with pytest.raises(MisconfigurationException, match=r"monitor = 'score/b', which is better"):
+    with pytest.raises(MisconfigurationException, match=r"'score/b', which is better when higher"):
         fit(counter(), [keeper, watch()])
 
 

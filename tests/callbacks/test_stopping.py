@@ -6,14 +6,20 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from lightning_choice import (
+    BeforeAfter,
     EarlyStopping,
     GenerationScorer,
+    HistoryLogger,
     MisconfigurationException,
+    ParetoCheckpoint,
+    ProxyGuard,
     RewardCheckpoint,
     RewardEarlyStopping,
     pl,
 )
 from torch.utils.data import DataLoader, IterableDataset
+
+from ctrlreward import Reward
 
 RISES_THEN_FALLS = [0.0, 0.1, 0.2, 0.5, 0.4, 0.5, 0.3, 0.2, 0.1, 0.0]
 
@@ -132,13 +138,13 @@ def test_a_metric_logged_by_the_module_is_always_fresh(fit, counter) -> None:
         def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
             self.log("mine", -abs(self.weight - 3.0))
 
-    stopper = RewardEarlyStopping("mine", patience=2)
+    stopper = RewardEarlyStopping("mine", "max", patience=2)
     fit(Logging(), [stopper])
     assert stopper.stopped_step == 5
 
 
 def test_a_key_that_is_not_logged(fit, counter, curve, held_out) -> None:
-    stopper = RewardEarlyStopping("score/nothing")
+    stopper = RewardEarlyStopping("score/nothing", "max")
     with pytest.raises(
         RuntimeError,
         match=r"RewardEarlyStopping: 'score/nothing' is not logged: choose one of .*'score/v'",
@@ -146,13 +152,74 @@ def test_a_key_that_is_not_logged(fit, counter, curve, held_out) -> None:
         fit(counter(), [stopper, watch(curve([0.0]), held_out)])
 
 
+def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_path) -> None:
+    """Of a score of the trainer or of the module's reward; other keys need a mode."""
+
+    class Rewarded(counter):
+        reward = Reward({"loss": (curve([0.0])["loss"], -1.0)})
+        shape_rewards = None
+
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.log("reward/total", self.weight)
+            self.log("reward/loss", -self.weight)
+
+    def callbacks() -> list[pl.Callback]:
+        return [
+            watch(curve([0.5, 0.4, 0.6, 0.8, 0.7, 0.6, 0.5, 0.5, 0.5]), held_out),
+            RewardEarlyStopping("score/l", patience=2, min_delta=0.01),
+            RewardCheckpoint("score/l", dirpath=str(tmp_path / "l")),
+            ParetoCheckpoint(["score/l", "score/v"], str(tmp_path / "front")),
+            ProxyGuard("reward/total", "reward/loss"),
+        ]
+
+    _, stopper, keeper, front, guard = both = callbacks()
+    fit(Rewarded(), both)
+    assert (keeper.mode, stopper.mode, guard.rule.held_out_mode) == ("min",) * 3
+    assert (guard.rule.proxy_mode, front.metrics) == ("max", {"score/l": "min", "score/v": "max"})
+    assert (keeper.selected_step, front.selected_step, stopper.stopped_step) == (3, 3, 5)
+    explicit = RewardCheckpoint("score/l", "min", str(tmp_path / "l"))
+    assert keeper.state_key == explicit.state_key
+    resumed = callbacks()
+    fit(Rewarded(), resumed, ckpt_path=str(tmp_path / "l" / "last.ckpt"))
+    assert (resumed[1].stopped_step, resumed[2].selected_step) == (5, 3)
+    for callback, message in (
+        (RewardEarlyStopping("val_loss"), "mode must be 'max' or 'min' for 'val_loss', which no"),
+        (RewardCheckpoint("score/vv"), r"'score/vv'.* only score/v, .*did you mean 'score/v'\?"),
+        (ParetoCheckpoint(["score/l", "b"]), r"metrics\['b'\] must be 'max' or 'min' for 'b'"),
+        (ProxyGuard("score/v", "b"), "held_out_mode must be 'max' or 'min' for 'b'"),
+    ):
+        with pytest.raises(MisconfigurationException, match=message):
+            fit(Rewarded(), [callback, *callbacks()[:1]])
+
+
+@pytest.mark.parametrize(
+    ("callback", "wrong", "right"),
+    [
+        (RewardEarlyStopping, "early_stopping_patience", "patience"),
+        (RewardEarlyStopping, "metric", "monitor"),
+        (RewardCheckpoint, "metric_for_best_model", "monitor"),
+        (RewardCheckpoint, "greater_is_better", "mode="),
+        (RewardCheckpoint, "load_best_model_at_end", r'trainer.test\(ckpt_path="best"\)'),
+        (ParetoCheckpoint, "monitor", "metrics"),
+        (ProxyGuard, "mode", "proxy_mode and held_out_mode"),
+        (GenerationScorer, "num_generations", "generations_per_prompt"),
+        (BeforeAfter, "eval_dataset", "samples"),
+        (HistoryLogger, "save_dir", "folder"),
+    ],
+)
+def test_a_keyword_of_another_library_names_ours(callback: type, wrong: str, right: str) -> None:
+    message = rf"{callback.__name__}\(\) has no argument '{wrong}': use {right}"
+    with pytest.raises(TypeError, match=message):
+        callback(**{wrong: 1})
+
+
 @pytest.mark.parametrize("callback", [RewardEarlyStopping, RewardCheckpoint])
 def test_a_mode_that_contradicts_the_direction_is_an_error(
     callback: Callable[..., pl.Callback], fit, counter, curve, held_out
 ) -> None:
-    message = r"mode = 'max' for monitor = 'score/l', which is better when lower: give mode='min'"
+    message = r"mode = 'max' contradicts 'score/l', which is better when lower: use mode='min'"
     with pytest.raises(MisconfigurationException, match=message):
-        fit(counter(), [callback("score/l"), watch(curve([0.0]), held_out)])
+        fit(counter(), [callback("score/l", mode="max"), watch(curve([0.0]), held_out)])
 
 
 def test_fast_dev_run_does_not_stop(fit, counter, curve, held_out) -> None:

@@ -224,11 +224,11 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_pa
         if decision.alarm and not before:
             begins.append(step)
     assert len(begins) == 2
-    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125)
+    guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125)
     with pytest.warns(UserWarning, match="ProxyGuard at step 4"):
         fit(Gamed(), [guard, report()], max_steps=len(held_out))
     wandb.finish()
-    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
+    guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=True)
     fit(Gamed(), [guard, report()], max_steps=len(held_out))
     run, stopped = read_runs(tmp_path)
     assert [one.summary["guard/alarm_step"] for one in (run, stopped)] == begins[:1] * 2

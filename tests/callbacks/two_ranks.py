@@ -140,7 +140,7 @@ def run_shaped() -> dict[str, object]:
 
 
 def run_guarded() -> dict[str, object]:
-    guard = ProxyGuard("proxy", "held_out", window=4, level=0.125, stop=True)
+    guard = ProxyGuard("proxy", "held_out", "max", "max", window=4, level=0.125, stop=True)
     trainer = bare_trainer([guard], max_steps=8)
     trainer.fit(Gamed())
     return {"alarm_step": guard.alarm_step, "steps": trainer.global_step}
