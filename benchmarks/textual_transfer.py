@@ -26,7 +26,7 @@ import pytorch_lightning as pl
 import torch
 from side_by_side import machine
 
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.recipes.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.textual_transfer.style_models import StyleLanguageModel, StyleModels
 

@@ -161,6 +161,7 @@ def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
             build(self, *arguments, **keywords)
 
+        __init__.instead = instead  # type: ignore[attr-defined]  # for mistakes in YAML
         cls.__init__ = __init__  # type: ignore[method-assign]
         return cls
 

@@ -65,12 +65,31 @@ def main(arguments: list[str] | None = None) -> None:
     elif given == "--version":
         print(f"ctrlreward {version('ctrlreward')}")
     elif command in COMMANDS:
+        options = [_underscored(option) for option in options]
+        _check_models(options)
         module = importlib.import_module(f"ctrlreward.commands.{command.replace('-', '_')}")
-        module.run(options if command == "train" else [_underscored(o) for o in options])
+        module.run(options)
     else:
         hint = did_you_mean(command, COMMANDS, str)
         print(f"{USAGE}\n\nerror: there is no command {given!r}{hint}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def _check_models(options: list[str]) -> None:
+    """Exit with status 2 if an option such as `--scorers.model` has a misspelt short name.
+
+    A command finds out only after the imports of PyTorch and transformers, which take seconds.
+    """
+    for option, following in zip(options, [*options[1:], ""], strict=True):
+        name, equals, value = option.partition("=")
+        if name.startswith("--") and name.endswith(("model", "encoder")):
+            from ctrlreward.weights.sources import check_spelling
+
+            try:
+                check_spelling(value if equals else following)
+            except ValueError as error:
+                print(f"error: {name}: {error}", file=sys.stderr)
+                raise SystemExit(2) from None
 
 
 def _underscored(argument: str) -> str:

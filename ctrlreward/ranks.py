@@ -6,17 +6,20 @@ are those of torch's default process group; without one there is a single rank, 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-import torch.distributed as dist
+# `torch.distributed` is not imported here: commands check their arguments before they load PyTorch,
+# and a process that has not loaded it is the only rank.
 
 Result = TypeVar("Result")
 
 
 def rank_and_ranks() -> tuple[int, int]:
     """Return this process's rank and the world size."""
-    if not (dist.is_available() and dist.is_initialized()):
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not (dist.is_available() and dist.is_initialized()):
         return 0, 1
     return dist.get_rank(), dist.get_world_size()
 
@@ -36,6 +39,8 @@ def on_every_rank(work: Callable[[], Result]) -> list[Result]:
     _, ranks = rank_and_ranks()
     if ranks == 1:
         return [work()]
+    import torch.distributed as dist
+
     value, error = _attempt(work)
     outcomes: list[tuple[Result | None, str] | None] = [None] * ranks
     dist.all_gather_object(outcomes, (value, _describe(error)))
@@ -75,6 +80,8 @@ def on_rank_zero(work: Callable[[], Result]) -> Result:
     rank, ranks = rank_and_ranks()
     if ranks == 1:
         return work()
+    import torch.distributed as dist
+
     value, error = _attempt(work) if rank == 0 else (None, None)
     outcome = [(value, _describe(error))]
     dist.broadcast_object_list(outcome, src=0)

@@ -30,7 +30,7 @@ from ctrlreward.callbacks import (
     RewardProgressBar,
 )
 from ctrlreward.cli import USAGE, main
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.files import JsonLog
 from ctrlreward.plots.curves import curve
 from ctrlreward.selection import StopRule

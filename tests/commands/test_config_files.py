@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ctrlreward.commands.config_files import fill_root, with_extended
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 
 BASE = """
 model: {class_path: pytorch_lightning.demos.boring_classes.BoringModel}

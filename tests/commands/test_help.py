@@ -19,7 +19,7 @@ from ctrlreward.cli import COMMANDS, main
 from ctrlreward.commands import score
 from ctrlreward.commands.formats.row_streams import read_rows
 from ctrlreward.commands.shards.workers import InProcess
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.weights import sources
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT.,"

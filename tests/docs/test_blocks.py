@@ -31,7 +31,7 @@ from transformers import (
 
 from ctrlreward.cli import main
 from ctrlreward.commands.served_reward import build_reward
-from ctrlreward.commands.train import TrainCLI, build
+from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.scorers import Task
 
 ROOT = Path(__file__).resolve().parents[2]

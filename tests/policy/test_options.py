@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctrlreward import Reward
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.policy import Critic, Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 
 FILE = """

@@ -439,6 +439,7 @@ def test_microbatches_change_no_update(tuner, fit, microbatch_size: int) -> None
 def test_truncated_completions_can_be_masked(tuner) -> None:
     module = tuner(mask_truncated_completions=True)
     module.configure_model()
+    torch.manual_seed(0)
     rollout = module._sample(["ab"] * 12)
     experience = module.learner.experience(rollout, torch.zeros(12))
     assert 0 < rollout.ended.sum() < 12

@@ -16,7 +16,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.recipes.corpus import END, UNKNOWN, Corpus, count_words, word_tokenizer
 from ctrlreward.recipes.language_model import LanguageModelTrainer
 from ctrlreward.scorers import Perplexity

@@ -11,7 +11,7 @@ from tiny_models import save_bert
 from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, BertModel
 
 from ctrlreward import Accuracy
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.recipes.sequence_classifier import SequenceClassifierTrainer
 from ctrlreward.recipes.text_cnn import Sentence, SentenceData
 

@@ -15,7 +15,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
-from ctrlreward.commands.train import TrainCLI, build
+from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.plots.curves import curve

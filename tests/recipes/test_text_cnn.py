@@ -8,7 +8,7 @@ import pytest
 import torch
 from pytorch_lightning import Trainer
 
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes.text_cnn import Sentence, SentenceData, TextCNNTrainer
 

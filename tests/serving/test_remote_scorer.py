@@ -24,7 +24,7 @@ from lightning_choice import (
 from torch.utils.data import DataLoader
 
 from ctrlreward import Perplexity, Reward, Samples, Similarity, TransferQuality, WordVectors
-from ctrlreward.commands.train import build
+from ctrlreward.commands.training_job import build
 from ctrlreward.files import JsonLog
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers import Accuracy, CTRLEval

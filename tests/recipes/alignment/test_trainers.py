@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from ctrlreward.commands.train import TrainCLI, build
+from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner

@@ -1,0 +1,214 @@
+"""One line on a mistake in a configuration: its file, its line, its key, and the right name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from inspect import signature
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+import yaml
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.commands.config_files import ConfigFile
+
+# Lines of a parser's error that lead to the mistake, with the space or the dash before them.
+_STEP = re.compile(r"^([ -]*)(?:Parser key \"(.+)\"|Problem with given class_path '(.+)'):$")
+_LINE = re.compile(r"^([ -]*)(.*)$")
+# Lines that repeat the configuration or its types.
+_NOISE = re.compile(
+    r"Subtypes: |Errors:|Given value|Does not validate|Not a valid subclass|Subclass types expect|"
+    r"a class path|a dict |Expected a <class 'NoneType'>"
+)
+# Lines on another type that the value might have had; another line is more likely to help.
+_OTHER_TYPE = re.compile(
+    r"Subclasses are disabled|Import path .* does not correspond|Expected a <class '\w+'>$"
+)
+_UNKNOWN = re.compile(
+    r"(?:Option|Key) '([\w.]+)' is not (?:accepted|expected)|Group '([\w.]+)' does not accept option "
+    r"'([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
+)
+_ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
+_TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
+_LITERAL = re.compile(r"Literal\[(.*)\]")
+
+
+class _Mistake(NamedTuple):
+    """A line of a parser's error, and the way to it.
+
+    Attributes:
+        keys: Keys from the top, with `init_args` below each class.
+        path: Import path of the innermost class; "" for none.
+        text: What the parser says.
+    """
+
+    keys: tuple[str, ...]
+    path: str
+    text: str
+
+
+def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
+    """Return what is wrong, in one line, out of an error of the parser.
+
+    The parser describes all types that a value might have had, and repeats the value. The innermost
+    line of its message is about the mistake.
+
+    Args:
+        message: Error of the parser.
+        files: Files that were parsed, in the order in which they apply.
+        arguments: The command line.
+    """
+    mistakes = list(_mistakes(message))
+    if not mistakes:
+        return " ".join(message.partition("Given value")[0].split())
+    keys, path, text = max(
+        mistakes, key=lambda mistake: (not _OTHER_TYPE.match(mistake.text), len(mistake.keys))
+    )
+    keys, problem = _described(keys, path, text)
+    dotted = ".".join(key for key in keys if not key.startswith("="))
+    for argument in arguments:
+        option = argument.partition("=")[0].rstrip("+")
+        if option.replace(".init_args", "") == f"--{dotted}":
+            return f"{option} {problem}"
+    found = [(file, _located(file.root, keys)) for file in files]
+    if not found:
+        return f"{dotted} {problem}"
+    # The last file that has most of the keys.
+    file, (_, shown, line) = max(reversed(found), key=lambda each: each[1][0])
+    return f"{file.path}:{line}: {'.'.join(shown)} {problem}"
+
+
+def _mistakes(message: str) -> list[_Mistake]:
+    way: list[tuple[int, str, str]] = []
+    found: list[_Mistake] = []
+    for line in message.splitlines():
+        step = _STEP.match(line)
+        space, text = _LINE.match(line).groups()  # type: ignore[union-attr]
+        while way and way[-1][0] >= len(space):
+            way.pop()
+        if step:
+            way.append((len(space), step[2] or "", step[3] or ""))
+        elif text and not _NOISE.match(text):
+            keys = [key for _, key, path in way for key in ([f"={path}"] if path else key.split("."))]
+            paths = [path for _, _, path in way if path]
+            found.append(_Mistake(tuple(keys), paths[-1] if paths else "", text))
+    return found
+
+
+def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, ...], str]:
+    """Return the keys of a mistake and the words for it."""
+    if unknown := _UNKNOWN.search(text):
+        whole, group, option, argument = unknown.groups(default="")
+        name = ".".join(filter(None, (whole or argument, group, option)))
+        return _unknown(keys, path, tuple(name.split(".")))
+    if absent := _ABSENT.search(text):
+        module, name = (absent[1] or absent[3], absent[2] or absent[4])
+        names: list[str] = []
+        with suppress(ImportError):
+            names = dir(import_module(module))
+        return (*keys, "class_path"), f"= {path}: {module} has no {name}{did_you_mean(name, names)}"
+    if wrong := _TYPE.search(text):
+        expected, given = wrong[1] or wrong[2], wrong[3]
+        if choice := _LITERAL.match(expected):
+            names = choice[1].replace("'", "").split(", ")
+            expected = f"one of {', '.join(names)}"
+            return keys, f"must be {expected}, got {given!r}{did_you_mean(given, names)}"
+        return keys, f"must be {expected}, got {given!r}"
+    if text.startswith("the following arguments are required: "):
+        return keys, f"lacks {text.partition(': ')[2]}"
+    return keys, text[:1].lower() + text[1:]
+
+
+def _unknown(
+    keys: tuple[str, ...], path: str, names: tuple[str, ...]
+) -> tuple[tuple[str, ...], str]:
+    """Return the keys down to the first that does not exist, and the similar one that does."""
+    kind = _imported(path) if path else None
+    known = list(signature(kind).parameters) if kind else []
+    hint = did_you_mean(names[0], ("init_args", "class_path"))
+    if hint and names[0] not in known and keys[-1:] == (f"={path}",):
+        return (*keys[:-1], names[0]), f"is not a key{hint}"
+    for i, name in enumerate(names):
+        if name not in known:
+            return (*keys, *names[: i + 1]), f"is not an option{_hint(kind, name, known)}"
+        kind = _type_of(kind, name)
+        known = [field.name for field in fields(kind)] if kind else []
+    return (*keys, *names), "is not an option"
+
+
+def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
+    """Return what to type instead: the new name, a similar one, or one of all."""
+    instead = getattr(getattr(kind, "__init__", None), "instead", {})
+    if name in instead:
+        return f": use {instead[name]}"
+    return did_you_mean(name, known) or (f", only {', '.join(known)}" if known else "")
+
+
+def _type_of(owner: Any, argument: str) -> Any:
+    """Return the dataclass that an argument takes; None if there is none, or it isn't known."""
+    with suppress(NameError, TypeError):
+        hint = get_type_hints(owner.__init__ if isinstance(owner, type) else owner)[argument]
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and is_dataclass(kind):
+                return kind
+    return None
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _located(node: yaml.Node, keys: Sequence[str]) -> tuple[int, list[str], int]:
+    """Return how many keys a file has, the keys with the places in lists, and the line."""
+    line = node.start_mark.line + 1
+    shown: list[str] = []
+    count = 0
+    for key, following in zip(keys, [*keys[1:], ""], strict=True):
+        if key.startswith("="):
+            inner = _of_class(node, key[1:], [])
+            if inner is None:  # a group of options, whose class is not named
+                continue
+            node, places = inner
+            shown += places
+            line = node.start_mark.line + 1
+            if following in ("", "class_path"):
+                continue
+            key = "init_args"
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = [pair for pair in pairs if pair[0].value == key]
+        shown.append(key)
+        if not found:
+            continue
+        name, node = found[-1]
+        line = name.start_mark.line + 1
+        count += 1
+    return count, _with_places(shown), line
+
+
+def _of_class(node: yaml.Node, path: str, places: list[str]) -> tuple[yaml.Node, list[str]] | None:
+    """Find the mapping of a class path in a node or in what it holds."""
+    if isinstance(node, yaml.SequenceNode):
+        inner = [(f"[{i}]", value) for i, value in enumerate(node.value)]
+    elif isinstance(node, yaml.MappingNode):
+        if any(key.value == "class_path" and value.value == path for key, value in node.value):
+            return node, places
+        inner = [(key.value, value) for key, value in node.value]
+    else:
+        return None
+    found = (_of_class(value, path, [*places, name]) for name, value in inner)
+    return next(filter(None, found), None)
+
+
+def _with_places(keys: Sequence[str]) -> list[str]:
+    """Write the places in lists behind their keys: `callbacks[1]`."""
+    written: list[str] = []
+    for key in keys:
+        if key.startswith("[") and written:
+            written[-1] += key
+        else:
+            written.append(key)
+    return written

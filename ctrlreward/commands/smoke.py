@@ -1,0 +1,106 @@
+"""Smoke mode of `ctrlreward train`: all parts of a job, in two steps and with a few texts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+_STEPS = 2
+
+_TRAINER = {
+    "limit_train_batches": _STEPS,
+    "limit_val_batches": _STEPS,
+    "limit_test_batches": _STEPS,
+    "max_epochs": 1,
+    "val_check_interval": 1,
+    "log_every_n_steps": 1,
+    "accumulate_grad_batches": 1,
+    "devices": 1,
+}
+
+# Largest value, or number of items, of options that have one of these names.
+_FEWER = {
+    "batch_size": 2,
+    "num_generations": 2,
+    "generations_per_prompt": 1,
+    "prefixes": 2,
+    "count": 4,
+    "epochs": 1,
+    "every_n_batches": 1,
+    "min_steps": 1,
+}
+
+# Judges that were trained for two steps find no sentence good: any GM is above 0.
+_EVERY_GM = (0.0, 0.0, 1e9, -1e9)
+
+
+def shrink(config: Namespace) -> None:
+    """Turn the configuration of a job into that of its smoke run, in place.
+
+    Two training steps with a validation after each, a few texts everywhere, and a temporary folder.
+    Models that the job needs are used where they exist, and else trained in smoke runs.
+
+    Args:
+        config: Parsed configuration of `ctrlreward train`.
+    """
+    name = Path(config.trainer.default_root_dir or "run").name
+    root = tempfile.mkdtemp(prefix=f"{name}-smoke-")
+    config.trainer.default_root_dir = root
+    config.smoke = False  # the saved configuration is small already
+    folders: dict[str, str] = {}
+    for group in _groups(config):
+        for key, value in vars(group).items():
+            if key in _FEWER:
+                setattr(group, key, _at_most(value, _FEWER[key]))
+        if "thresholds" in group and "classifier" in group:
+            group.thresholds = _EVERY_GM
+        folder = group.get("folder")
+        if folder and "${" not in folder and not Path(folder).expanduser().exists():
+            folders[folder] = str(Path(root, "trained_first", *Path(folder).parts[-2:]))
+            if "config" in group and "arguments" in group:
+                group.arguments = [*group.arguments, "--smoke"]
+    for key, value in _TRAINER.items():
+        config.trainer[key] = value
+    _rename(config, folders)
+
+
+def written(folder: Path) -> str:
+    """Return one line on what a smoke run wrote."""
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    names = dict.fromkeys(Path(file).parts[0] for file in files)
+    return f"smoke run: {len(files)} files in {folder}: {', '.join(names)}"
+
+
+def _groups(value: Any) -> Iterator[Namespace]:
+    """Yield a namespace and all that it holds."""
+    if isinstance(value, Namespace):
+        yield value
+    inner = vars(value).values() if isinstance(value, Namespace) else value
+    if isinstance(value, dict):
+        inner = value.values()
+    if isinstance(value, Namespace | dict | list | tuple):
+        for each in inner:
+            yield from _groups(each)
+
+
+def _at_most(value: Any, limit: int) -> Any:
+    if isinstance(value, list):
+        return value[:limit]
+    return limit if value is None else min(value, limit)
+
+
+def _rename(value: Any, names: dict[str, str]) -> Any:
+    """Replace each string that is one of the names, in place."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, list):
+        value[:] = [_rename(each, names) for each in value]
+    elif isinstance(value, Namespace | dict):
+        items = vars(value) if isinstance(value, Namespace) else value
+        for key, each in items.items():
+            items[key] = _rename(each, names)
+    return value

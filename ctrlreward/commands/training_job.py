@@ -1,0 +1,224 @@
+"""Training job of `ctrlreward train`: its parser, its trainer, and its run."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from transformers.utils import logging as transformers_logging
+
+from ctrlreward import configs
+from ctrlreward.callbacks import RewardProgressBar
+from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
+from ctrlreward.commands.config_files import ConfigFile, check_names, fill_root, with_extended
+from ctrlreward.commands.config_mistakes import one_line
+from ctrlreward.commands.last_run import run_folders
+from ctrlreward.commands.smoke import shrink, written
+from ctrlreward.extras import import_extra
+
+_CONFIGS = Path(configs.__path__[0])
+_COMMAND = "ctrlreward train"
+_EXAMPLE = _CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
+_DESCRIPTION = f"""Run a training job from a YAML file, such as those in
+{_CONFIGS}.
+
+Every key of the file is also an option; --ckpt_path last resumes the last run."""
+
+# Warnings at every start that a user can do nothing about.
+_KNOWN_WARNINGS = (
+    ".*args parameter is intended to run.*",  # the command's name is already removed
+    ".*does not have many workers.*",  # prompts need no worker processes
+    ".*overridden `transfer_batch_to_device`.*",  # batches of text stay on the CPU
+    ".*is_gradient_checkpointing.*",  # between transformers and Lightning
+    "Checkpoint directory .* exists and is not empty.*",  # of every run that is resumed
+    ".*isinstance.treespec, LeafSpec.*",  # between torch and Lightning
+)
+
+# Beginnings of log messages of the same kind, by logger. Where `lightning` is imported, too, it
+# logs the messages of pytorch_lightning.
+_LIGHTNING = (
+    "💡 Tip",  # advertises other packages
+    "GPU available: False",
+    "TPU available: False",
+    "`Trainer(",  # repeats an option: "`Trainer(val_check_interval=1)` was configured so …"
+)
+_KNOWN_MESSAGES = {
+    "pytorch_lightning.utilities.rank_zero": _LIGHTNING,
+    "lightning.pytorch.utilities.rank_zero": _LIGHTNING,
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # nothing uses it
+}
+
+
+class TrainParser(LightningArgumentParser):
+    """Lightning's parser, without abbreviations, whose errors are one line.
+
+    The parser of each class that a configuration names is a `TrainParser`, too.
+
+    Args:
+        files: Files that will be parsed.
+        arguments: The command line.
+        options: Arguments of a `LightningArgumentParser`.
+    """
+
+    def __init__(
+        self, *, files: Sequence[ConfigFile] = (), arguments: Sequence[str] = (), **options: Any
+    ) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
+        self.files = files
+        self.arguments = arguments
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print where the mistake is and what to type, and exit with status 2."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        print(f"error: {one_line(message, self.files, self.arguments)}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+class TrainCLI(LightningCLI):
+    """Lightning's command line for `Trainer.fit`, with model, data and callbacks by class path."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add `--ckpt_path` and `--smoke`."""
+        parser.add_argument(
+            "--ckpt_path",
+            type=str | None,
+            default=None,
+            help="checkpoint to resume from; 'last' is the last one of this run",
+        )
+        parser.add_argument(
+            "--smoke",
+            action="store_true",
+            help="try all parts in two steps with a few texts, in a temporary folder",
+        )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Build the trainer, with a `RewardProgressBar` unless it has another progress bar or none.
+
+        It is the first callback, and so enters a phase before another callback does its work.
+        """
+        options = self.config_init.trainer
+        callbacks = options.callbacks or []
+        if options.enable_progress_bar is not False and not any(
+            isinstance(callback, ProgressBar) for callback in callbacks
+        ):
+            kwargs["callbacks"] = [RewardProgressBar(), *callbacks]
+        return super().instantiate_trainer(**kwargs)
+
+    def before_instantiate_classes(self) -> None:
+        """Fill in the run's folder, and raise before anything is built if a logger is missing."""
+        if self.config.smoke:
+            shrink(self.config)
+        fill_root(self.config, str(self.config.trainer.default_root_dir or "."))
+        if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
+            import_extra("wandb", "WandbLogger")
+
+
+def build(arguments: Sequence[str]) -> TrainCLI:
+    """Build trainer, model and data from the arguments of `ctrlreward train` without training.
+
+    Raises:
+        OSError: A file does not exist.
+        ValueError: A file is not YAML, or has a wrong key or name.
+        SystemExit: With status 2 after a mistake that the parser finds.
+    """
+    if not arguments[0].startswith("-"):
+        arguments = ["--config", *arguments]
+    parsed, files = with_extended(arguments)
+    check_names(arguments, files)
+    return TrainCLI(
+        args=parsed,
+        run=False,
+        seed_everything_default=0,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        save_config_kwargs={"overwrite": True},
+        parser_class=TrainParser,
+        parser_kwargs={
+            "prog": _COMMAND,
+            "usage": f"{_COMMAND} CONFIG [--smoke] [--ckpt_path last] [options]",
+            "description": _DESCRIPTION,
+            "epilog": examples_epilog([f"{_COMMAND} {_EXAMPLE} --trainer.max_steps=10"]),
+            "formatter_class": ExampleFormatter,
+            "parser_mode": "yaml",
+            "files": files,
+            "arguments": arguments,
+        },
+    )
+
+
+def run_job(arguments: Sequence[str]) -> None:
+    """Run a training job; see `train.run`."""
+    _hide_known_messages()
+    _, files = with_extended(arguments)
+    with _one_line_errors(files):
+        cli = build(arguments)
+    trainer, resumed = cli.trainer, cli.config.ckpt_path is not None
+    # Not of a trial, which writes nothing, and not on other ranks.
+    writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+    with ExitStack() as held:
+        if writes:
+            with _one_line_errors(files):
+                held.enter_context(run_folders(trainer, resumed))
+        try:
+            trainer.fit(cli.model, cli.datamodule, ckpt_path=cli.config.ckpt_path)
+        except SIGTERMException as error:
+            raise SystemExit(128 + signal.SIGTERM) from error
+        except FileNotFoundError as error:
+            _fail(_missing(error, files))
+        except subprocess.CalledProcessError as error:  # of a model that is trained first
+            _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
+    if "--smoke" in arguments and trainer.is_global_zero:
+        print(written(Path(trainer.default_root_dir)), file=sys.stderr)
+
+
+@contextmanager
+def _one_line_errors(files: Sequence[ConfigFile]) -> Iterator[None]:
+    """Print errors in the user's input in one line, and exit with status 2."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        _fail(_missing(error, files))
+    except (ValueError, TypeError, OSError, ImportError, MisconfigurationException) as error:
+        _fail("\n".join([str(error), *getattr(error, "__notes__", [])]))
+
+
+def _missing(error: FileNotFoundError, files: Sequence[ConfigFile]) -> str:
+    """Return which file does not exist, and the key that names it."""
+    if error.filename is None:
+        return str(error)
+    for file in reversed(files):
+        for keys, value in file.values():
+            if value == str(error.filename):
+                place = f"{file.path}:{file.line(keys)}: {'.'.join(keys)}"
+                return f"{place} = {value}: there is no such file"
+    return f"there is no file {error.filename}"
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _hide_known_messages() -> None:
+    """Hide warnings, tips and bars that a user can do nothing about."""
+    for message in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+    for name in _KNOWN_MESSAGES:
+        logging.getLogger(name).addFilter(_is_news)
+    transformers_logging.disable_progress_bar()  # models load in a second
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_KNOWN_MESSAGES[record.name])
