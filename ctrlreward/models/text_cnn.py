@@ -221,5 +221,5 @@ def _load_weights(model: TextCNN, file: Path) -> None:
     except (OSError, SafetensorError, RuntimeError) as error:
         raise ValueError(
             f"{file} is missing or does not match its config.json: write the folder again with "
-            f"the text_cnn recipe ({error})"
+            f"the text_cnn recipe ({' '.join(str(error).split())})"
         ) from error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    BatchEncoding,
     BertConfig,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -24,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 
 SPECIAL = {
@@ -194,3 +197,23 @@ def test_an_untrained_head_is_refused(tmp_path: Path, aligner: type) -> None:
     assert "architectures" in json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match=r"no weights for classifier\.bias, classifier\.weight"):
         aligner(folder)
+
+
+def test_a_long_text_is_read_in_linear_time(by_token: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list of an encoding, as long as the text, is built once."""
+    reads: Counter[str] = Counter()
+
+    class Counted:
+        def __init__(self, encoding: object) -> None:
+            self.encoding = encoding
+
+        def __getattr__(self, name: str) -> object:
+            reads[name] += 1
+            return getattr(self.encoding, name)
+
+    item = BatchEncoding.__getitem__
+    monkeypatch.setattr(BatchEncoding, "__getitem__", lambda self, row: Counted(item(self, row)))
+    tokenizer = AutoTokenizer.from_pretrained(by_token)
+    (pair,) = encode_pairs(tokenizer, [(" ".join(WORDS * 50), "good food")], limit=10**6)
+    assert len(pair.spans) == 500
+    assert set(reads.values()) == {1}

@@ -1,0 +1,220 @@
+"""A model is loaded with all of its weights, or refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import save_bert
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
+from transformers.utils import logging
+
+from ctrlreward import CTRLEval, Perplexity, Similarity
+from ctrlreward.models.causal import CausalLM
+from ctrlreward.models.classifier import Classifier
+from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
+from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
+from ctrlreward.policy.base_model import load_base
+from ctrlreward.policy.model import LoRA, export_adapter, load_policy
+from ctrlreward.weights.completeness import listed
+from ctrlreward.weights.loading import load_frozen
+
+Loader = Callable[[str], object]
+
+
+def policy(model: str) -> object:
+    return load_base(model, None, None, "cpu")
+
+
+@pytest.fixture
+def warnings_of_transformers(
+    capfd: pytest.CaptureFixture[str],
+) -> Iterator[pytest.CaptureFixture[str]]:
+    """Turn on transformers' warnings, as they are for a user."""
+    level = logging.get_verbosity()
+    logging.set_verbosity_warning()
+    yield capfd
+    logging.set_verbosity(level)
+
+
+@pytest.fixture
+def model_of(
+    tiny_causal: Callable[..., str], tiny_bart: str, tiny_t5: str, tmp_path: Path
+) -> Callable[[str], Path]:
+    """Return a function from a kind of model to a copy of its folder."""
+
+    def build(kind: str) -> Path:
+        folder = tmp_path / kind
+        if kind in ("llama", "gpt2", "mamba"):
+            shutil.copytree(tiny_causal(kind), folder)
+        elif kind in ("bart", "t5"):
+            shutil.copytree(tiny_bart if kind == "bart" else tiny_t5, folder)
+        elif kind == "text_cnn":
+            config = TextCNNConfig(words=("soup", "cold"), labels=("no", "yes"))
+            save_text_cnn(TextCNN(config), folder)
+        else:
+            head, options = {
+                "encoder": (BertModel, {}),
+                "classifier": (BertForSequenceClassification, {}),
+                "regression": (BertForSequenceClassification, {"num_labels": 1}),
+                "tokens": (
+                    BertForTokenClassification,
+                    {"id2label": {0: "aligned", 1: "other"}},
+                ),
+            }[kind]
+            save_bert(folder, head, **options)
+        return folder
+
+    return build
+
+
+def edited(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> str:
+    """Change the weights of a folder."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
+
+
+def with_layers(folder: Path, name: str, layers: int) -> str:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, name: layers}), encoding="utf-8")
+    return str(folder)
+
+
+MODELS: list[tuple[str, Loader, str]] = [
+    ("llama", CausalLM, "model.layers.1.mlp.up_proj.weight"),
+    ("gpt2", CausalLM, "transformer.h.0.mlp.c_fc.bias"),
+    ("mamba", CausalLM, "backbone.layers.0.mixer.A_log"),
+    ("llama", policy, "model.layers.1.mlp.up_proj.weight"),
+    ("bart", policy, "model.decoder.layers.1.fc1.weight"),
+    ("bart", Seq2SeqInfiller, "model.decoder.layers.1.fc1.weight"),
+    ("t5", Seq2SeqInfiller, "encoder.block.1.layer.0.SelfAttention.q.weight"),
+    ("encoder", Encoder, "encoder.layer.0.attention.self.query.weight"),
+    ("classifier", Classifier, "bert.pooler.dense.weight"),  # the head reads it
+    ("classifier", Classifier, "classifier.bias"),
+    ("regression", RegressionAligner, "bert.embeddings.word_embeddings.weight"),
+    ("tokens", TokenAligner, "classifier.weight"),
+    ("text_cnn", TextCNNClassifier, "output.weight"),
+]
+
+
+@pytest.mark.parametrize(("kind", "load", "weight"), MODELS)
+def test_a_missing_or_misshaped_weight_is_named(
+    model_of: Callable[[str], Path],
+    kind: str,
+    load: Loader,
+    weight: str,
+    warnings_of_transformers: pytest.CaptureFixture[str],
+) -> None:
+    folder = model_of(kind)
+    load(str(folder))  # complete
+    edited(folder, lambda weights: weights.update({weight: weights[weight][..., :-1].clone()}))
+    with pytest.raises(ValueError, match=re.escape(weight)) as caught:
+        load(str(folder))
+    assert str(folder) in str(caught.value)
+    edited(folder, lambda weights: weights.pop(weight))
+    with pytest.raises(ValueError, match=re.escape(weight)) as caught:
+        load(str(folder))
+    assert str(folder) in str(caught.value)
+    assert "LOAD REPORT" not in warnings_of_transformers.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "load", "option"),
+    [
+        ("llama", CausalLM, "num_hidden_layers"),
+        ("llama", policy, "num_hidden_layers"),
+        ("bart", Seq2SeqInfiller, "decoder_layers"),
+        ("t5", Seq2SeqInfiller, "num_layers"),
+        ("encoder", Encoder, "num_hidden_layers"),
+        ("classifier", Classifier, "num_hidden_layers"),
+        ("classifier", Encoder, "num_hidden_layers"),  # whose weights have a prefix
+    ],
+)
+def test_another_number_of_layers(
+    model_of: Callable[[str], Path], kind: str, load: Loader, option: str
+) -> None:
+    folder = model_of(kind)
+    with pytest.raises(ValueError, match=r"has no weights for .*\.2\..* and \d+ more: give a"):
+        load(with_layers(folder, option, 3))
+    with pytest.raises(ValueError, match=r"of layers that its config\.json does not have: .*\.1\."):
+        load(with_layers(folder, option, 1))
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        (lambda model: Perplexity(model).load(), "a decoder-only language model"),
+        (lambda model: CTRLEval(model).load(), "a decoder-only language model"),
+        (policy, "a decoder-only language model"),
+        (Seq2SeqInfiller, "an encoder-decoder"),
+    ],
+)
+def test_an_encoder_is_refused_by_its_kind(load: Loader, expected: str, tmp_path: Path) -> None:
+    folder = save_bert(tmp_path, BertForMaskedLM)
+    with pytest.raises(ValueError, match=f"{folder}.* is .*: give {expected}$"):
+        load(folder)
+
+
+def test_an_encoder_decoder_is_no_decoder(tiny_bart: str, tiny_t5: str) -> None:
+    for folder in (tiny_bart, tiny_t5):
+        with pytest.raises(ValueError, match="is an encoder-decoder: give a decoder-only"):
+            CausalLM(folder)
+
+
+def test_what_nothing_reads_may_be_missing(
+    model_of: Callable[[str], Path],
+    tmp_path: Path,
+    warnings_of_transformers: pytest.CaptureFixture[str],
+) -> None:
+    folder = model_of("encoder")
+    whole = Encoder(str(folder)).embed(["soup"])
+    edited(folder, lambda weights: [weights.pop(k) for k in [*weights] if "pooler" in k])
+    assert (Encoder(str(folder)).embed(["soup"]) == whole).all()
+    # Other heads: of masked language modelling, and the output layer that is tied to the input.
+    assert Encoder(save_bert(tmp_path / "masked", BertForMaskedLM)).width == 16
+    tied = model_of("gpt2")
+    assert "lm_head.weight" not in load_file(tied / "model.safetensors")
+    assert load_frozen(AutoModelForCausalLM, str(tied)).config.tie_word_embeddings
+    assert load_frozen(AutoModel, str(tied)).config.n_layer == 2
+    assert "LOAD REPORT" not in warnings_of_transformers.readouterr().err
+
+
+def test_similarity_without_a_query(model_of: Callable[[str], Path]) -> None:
+    query = "encoder.layer.0.attention.self.query.weight"
+    folder = edited(model_of("encoder"), lambda weights: weights.pop(query))
+    with pytest.raises(ValueError, match=f"model = {folder!r} has no weights for {query}: give an"):
+        Similarity(folder).score(["a"], sources=["b"])
+
+
+def test_an_adapter_without_a_weight(model_of: Callable[[str], Path], tmp_path: Path) -> None:
+    model, adapter = str(model_of("llama")), tmp_path / "adapter"
+    export_adapter(load_policy(model, LoRA(rank=2), "cpu"), str(adapter))
+    weights = load_file(adapter / "adapter_model.safetensors")
+    name = next(iter(weights))
+    del weights[name]
+    save_file(weights, adapter / "adapter_model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"does not fit .* differs in .*lora_"):
+        load_policy(model, LoRA(adapter=str(adapter)), "cpu")
+
+
+def test_long_lists_are_shortened() -> None:
+    names = [f"layers.{i}.weight" for i in range(12)]
+    assert listed(reversed(names)) == (", ".join(names[:5]) + " and 7 more")
+    assert listed(names[:2]) == "layers.0.weight, layers.1.weight"
