@@ -175,9 +175,8 @@ def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
         (function,) = as_reward_funcs(given, {"label": "tone"})
         assert function(**columns) == [-2.0, None]
     (function,) = as_reward_funcs(kinds["kinds"])
-    assert (
-        function(["p", "p"], ["ab", "c"]) == Reward(kinds)(["ab", "c"], groups="p").total.tolist()
-    )
+    of_reward = Reward(kinds["kinds"])(["ab", "c"], groups="p").total.tolist()
+    assert function(["p", "p"], ["ab", "c"]) == of_reward
 
 
 def test_weights_of_a_reward(letters) -> None:
