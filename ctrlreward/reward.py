@@ -299,7 +299,7 @@ def _places(
         for i, given in enumerate(components):
             yield f"components[{i}]", None, given
     else:
-        yield "components", None, components
+        yield "the reward", None, components
 
 
 def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:

@@ -395,9 +395,9 @@ WRONG = {
         r'scores is a list: give a mapping, \{"coherence": ctrleval\["coherence"\]\}',
     ),
     "a tuner's reward that is none": (
-        lambda s: PolicyTuner("smollm2-135m", {"similarity": s}),
+        lambda s: PolicyTuner("smollm2-135m", "similarity"),
         TypeError,
-        r"reward = \{'similarity': .* is a dict: give Reward\(\.\.\.\)",
+        r"the reward is a str: give one score of a scorer, such as .*, or a function of texts",
     ),
     "a tuner's objective as a string": (
         lambda s: PolicyTuner("smollm2-135m", Reward({"s": s}), objective="grpo"),

@@ -474,7 +474,7 @@ def test_components_may_be_one_or_a_list_and_are_named_by_their_scores(
     [
         ([brevity, brevity], ValueError, r"components\[1\] is the second .* 'brevity': give a map"),
         ([NumberScorer()], ValueError, r"components\[0\] is a NumberScorer with 2 scores"),
-        (3, TypeError, "components is a int: give one score of a scorer, .* or a function"),
+        (3, TypeError, "the reward is a int: give one score of a scorer, .* or a function"),
         ([], ValueError, "components is empty"),
         ({"r": Reward(brevity)}, TypeError, r"components\['r'\] is a Reward: give its components"),
         (

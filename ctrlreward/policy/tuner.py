@@ -22,7 +22,7 @@ from ctrlreward.lightning_package import (
 )
 from ctrlreward.placement import shared_device
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.assembly import as_reward, check_types, instead, load_with_tokenizer
+from ctrlreward.policy.assembly import check_types, instead, load_with_tokenizer
 from ctrlreward.policy.chat import check_beginnings
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout
@@ -34,7 +34,7 @@ from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_update
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together
-from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.reward import Reward, RewardBatch, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 

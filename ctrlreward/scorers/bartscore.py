@@ -99,8 +99,9 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
             config = load_config(name)
         except OSError as error:
             raise OSError(
-                f"{error}. BARTScore needs an encoder-decoder, and no built-in model is one: where "
-                "the hub can't be reached, give a folder, BARTScore('models/bart-large-cnn')"
+                f"model = {name!r} could not be loaded, and no built-in model is an "
+                "encoder-decoder: where the hub can't be reached, give a folder, "
+                "BARTScore('models/bart-large-cnn')"
             ) from error
         if not config.is_encoder_decoder:
             raise ValueError(

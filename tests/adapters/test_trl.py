@@ -156,7 +156,7 @@ def test_error_messages(reward, kinds) -> None:
     with pytest.raises(TypeError, match=r"labels\[0\] = 0.5 is a float"):
         function(prompts=["p"], completions=["a"], tone=[0.5], **trl_gives)
     for build in (as_reward_funcs, as_async_reward_funcs, as_component_funcs):
-        with pytest.raises(TypeError, match="components is a str: give one score of a scorer"):
+        with pytest.raises(TypeError, match="the reward is a str: give one score of a scorer"):
             build("kinds")
         with pytest.raises(TypeError, match=r"columns = \['labels'\] is a list: give \{column of"):
             build(reward, ["labels"])
@@ -175,9 +175,8 @@ def test_what_a_reward_takes_is_a_reward_function(kinds) -> None:
         (function,) = as_reward_funcs(given, {"label": "tone"})
         assert function(**columns) == [-2.0, None]
     (function,) = as_reward_funcs(kinds["kinds"])
-    assert (
-        function(["p", "p"], ["ab", "c"]) == Reward(kinds)(["ab", "c"], groups="p").total.tolist()
-    )
+    of_reward = Reward(kinds["kinds"])(["ab", "c"], groups="p").total.tolist()
+    assert function(["p", "p"], ["ab", "c"]) == of_reward
 
 
 def test_weights_of_a_reward(letters) -> None:
