@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,8 +17,6 @@ from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, add_end_tokens, stop_token
 from ctrlreward.policy.value import Critic
-from ctrlreward.reward import Reward
-from ctrlreward.scorers.base import Component, Scorer
 from ctrlreward.weights.loading import load_tokenizer
 
 GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
@@ -63,22 +60,6 @@ def check_types(**given: object) -> None:
                 f"{name} = {shortened(value)} is a {type(value).__name__}: give "
                 f"{kind.__name__}(...)"
             )
-
-
-def as_reward(reward: object) -> Reward:
-    """Return a reward, or the `Reward` of what its first argument may be.
-
-    Raises:
-        TypeError: It is neither.
-    """
-    if isinstance(reward, Reward):
-        return reward
-    if callable(reward) or isinstance(reward, Scorer | Component | Mapping | list | tuple):
-        return Reward(reward)  # type: ignore[arg-type]
-    raise TypeError(
-        f"reward = {shortened(reward)} is a {type(reward).__name__}: give Reward(...), or what it "
-        "takes"
-    )
 
 
 def load_with_tokenizer(
