@@ -2,6 +2,8 @@ PYTHON ?= python3
 CONFIG ?= configs/controlled_generation/sentiment_smollm2.yaml
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --constraint constraints.txt
+# Tests start dozens of processes, each of which would compile torch and transformers again.
+unexport PYTHONDONTWRITEBYTECODE
 # A stamp is younger than what it was installed from, so nothing is installed twice.
 DEMO := .venv/installed-demo
 DEV := .venv/installed-dev

@@ -101,7 +101,7 @@ def columns_from_records(
 
 def shortened(item: object, width: int = 40) -> str:
     """Return an item's `repr` for an error message, truncated to `width` characters."""
-    text = repr(item)
+    text = repr(item).replace("\n", "")  # of a tensor
     return text if len(text) <= width else text[: width - 2] + "…" + text[-1]
 
 

@@ -87,7 +87,7 @@ class AdaptedModuleMixin(LightningModule):
         """Do nothing: `GenerationScorer` scores held-out generations at each validation."""
         return None
 
-    def test_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
+    def test_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """Do nothing, as in validation."""
         return None
 

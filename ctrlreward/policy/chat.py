@@ -13,7 +13,7 @@ from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ctrlreward.policy.prompt_batches import Prompt
+    from ctrlreward.policy.prompt_batches import Conversation, Prompt
     from ctrlreward.policy.rollouts import Generation
     from ctrlreward.samples import Samples
 
@@ -94,7 +94,7 @@ def strings(prompts: Sequence[Prompt]) -> list[str]:
     return texts
 
 
-def _messages(options: Generation, prompt: Prompt) -> list[Mapping[str, Any]]:
+def _messages(options: Generation, prompt: Prompt) -> Conversation:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
     if options.system is None or messages[0]["role"] == "system":
         return messages
@@ -104,7 +104,7 @@ def _messages(options: Generation, prompt: Prompt) -> list[Mapping[str, Any]]:
 def _rendered(
     tokenizer: PreTrainedTokenizerBase,
     options: Generation,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Conversation,
     add_generation_prompt: bool = True,
 ) -> str:
     variables = options.chat_template_kwargs or {}

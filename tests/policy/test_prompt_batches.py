@@ -10,7 +10,7 @@ import datasets
 import pandas as pd
 import pytest
 import torch
-from lightning_choice import MisconfigurationException, PolicyTuner, pl
+from lightning_choice import LIGHTNING, MisconfigurationException, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
@@ -123,10 +123,11 @@ def test_other_batches_are_one_error(tuner, batch: Any, error: type, message: st
         tuner().training_step(batch, 0)
 
 
-def test_ignored_columns_are_said_once(trained, caplog) -> None:
+def test_ignored_columns_are_said_once(trained, caplog, monkeypatch) -> None:
     data = [{"prompt": prompt, "answer": 3, "completion": "x"} for prompt in PROMPTS * 2]
-    with caplog.at_level(logging.INFO):
-        trained(DataLoader(data, batch_size=1))
+    logger = logging.getLogger(f"{LIGHTNING}.utilities.rank_zero")  # does not propagate
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    trained(DataLoader(data, batch_size=1))
     said = [m for m in caplog.messages if "ignores" in m]
     assert said == [
         "PolicyTuner ignores the columns answer, completion of the batches: rewards read text, "
