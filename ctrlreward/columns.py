@@ -54,7 +54,7 @@ def columns_from(data: object) -> dict[str, Any]:
         TypeError: The data is of another type.
         ValueError: There are no texts, or two columns for one.
     """
-    table = _table(data)
+    table = table_of(data)
     if table is not None:
         return _known_columns(table)
     if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
@@ -101,11 +101,11 @@ def columns_from_records(
 
 def shortened(item: object, width: int = 40) -> str:
     """Return an item's `repr` for an error message, truncated to `width` characters."""
-    text = repr(item)
+    text = repr(item).replace("\n", "")  # of a tensor
     return text if len(text) <= width else text[: width - 2] + "…" + text[-1]
 
 
-def _table(data: object) -> Mapping[Any, Any] | None:
+def table_of(data: object) -> Mapping[Any, Any] | None:
     """Return the columns of a mapping, a DataFrame or a Dataset by name; None for other data."""
     if isinstance(data, Mapping):
         return data

@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule
 from ctrlreward.placement import reserve_core
-from ctrlreward.policy.chat import conversations
+from ctrlreward.policy.chat import conversations, strings
 from ctrlreward.policy.model import LoRA, export_adapter
 from ctrlreward.policy.optimizer import OptimizerConfig
+from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Generation, Rollout, sample
 from ctrlreward.ranks import rank_and_ranks
-from ctrlreward.samples import Samples
 
 _PROMPTS_PER_BATCH = 128  # in `complete`
 
@@ -52,7 +52,13 @@ class AdaptedModuleMixin(LightningModule):
         lora: LoRA | LoraConfig,
     ) -> None:
         super().__init__()
-        self.base_model = model
+        if not isinstance(model, str | PathLike):
+            raise TypeError(
+                f"model is a loaded {type(model).__name__}: give its folder, Hugging Face id or "
+                "short name; write a folder with model.save_pretrained and tokenizer."
+                "save_pretrained"
+            )
+        self.base_model = str(model)
         self.generation = generation
         self.optimizer = optimizer
         self.lora = lora
@@ -61,7 +67,7 @@ class AdaptedModuleMixin(LightningModule):
         self._seed = 0  # of the run
         self._resumed_seed: int | None = None
 
-    def transfer_batch_to_device(self, batch: Samples, device: torch.device, _: int) -> Samples:
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
         """Return the batch; text needs no device."""
         return batch
 
@@ -71,17 +77,17 @@ class AdaptedModuleMixin(LightningModule):
         self._seed = self.trainer.strategy.broadcast(seed)
         self._resumed_seed = None
 
-    def on_train_batch_start(self, batch: Samples, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Seed PyTorch by run, rank, epoch and batch."""
         rank, _ = rank_and_ranks()
         run = (self._seed * 1_009 + rank) * 10_007 + self.current_epoch
         torch.manual_seed((run * 1_000_003 + batch_idx) % 2**63)
 
-    def validation_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """Do nothing: `GenerationScorer` scores held-out generations at each validation."""
         return None
 
-    def test_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
+    def test_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """Do nothing, as in validation."""
         return None
 
@@ -114,15 +120,17 @@ class AdaptedModuleMixin(LightningModule):
         """Restore the seed of the run."""
         self._resumed_seed = checkpoint.get("ctrlreward_seed")
 
-    def _sample(self, prompts: Sequence[str], temperature: float | None = None) -> Rollout:
+    def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:
         self.configure_model()
         self.policy.eval()  # no dropout; checkpointed layers would keep no key-value cache
         options = self.generation
         if options.chat:
-            prompts = conversations(self.tokenizer, options, prompts)
+            texts = conversations(self.tokenizer, options, prompts)
+        else:
+            texts = strings(prompts)
         temperature = options.temperature if temperature is None else temperature
         shares_cores = self.optimizer.overlap and self.device.type == "cpu"
         length, truncation = options.max_completion_length, options.truncation
         limits = (length, temperature, not options.chat, truncation)
         with reserve_core() if shares_cores else nullcontext():
-            return sample(self.policy, self.tokenizer, prompts, *limits)
+            return sample(self.policy, self.tokenizer, texts, *limits)

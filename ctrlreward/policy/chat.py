@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
+from ctrlreward.columns import shortened
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ctrlreward.policy.prompt_batches import Conversation, Prompt
     from ctrlreward.policy.rollouts import Generation
     from ctrlreward.samples import Samples
 
@@ -19,12 +21,13 @@ _ANSWER = "Answer"
 
 
 def conversations(
-    tokenizer: PreTrainedTokenizerBase, options: Generation, prompts: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase, options: Generation, prompts: Sequence[Prompt]
 ) -> list[str]:
     """Return the texts that the model reads for some prompts.
 
-    Each prompt is one user message, after the system message if there is one; the template's
-    start of an answer follows. The texts have the marks of all control tokens (`rendered_chat`).
+    A string is one user message, after the system message if there is one; a conversation may have
+    its own system message. The template's start of an answer follows. The texts have the marks of
+    all control tokens (`rendered_chat`).
     """
     return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
 
@@ -74,15 +77,34 @@ def check_beginnings(prompts: Samples) -> None:
             )
 
 
-def _messages(options: Generation, prompt: str) -> list[dict[str, str]]:
-    system = [] if options.system is None else [{"role": "system", "content": options.system}]
-    return [*system, {"role": "user", "content": prompt}]
+def strings(prompts: Sequence[Prompt]) -> list[str]:
+    """Return prompts that are no conversations, which only a chat template can turn into texts.
+
+    Raises:
+        ValueError: Names the first conversation.
+    """
+    texts = []
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f"prompts[{i}] = {shortened(prompt)} is a conversation: set "
+                "generation=Generation(chat=True), with an instruction-tuned model"
+            )
+        texts.append(prompt)
+    return texts
+
+
+def _messages(options: Generation, prompt: Prompt) -> Conversation:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
+    if options.system is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": options.system}, *messages]
 
 
 def _rendered(
     tokenizer: PreTrainedTokenizerBase,
     options: Generation,
-    messages: list[dict[str, str]],
+    messages: Conversation,
     add_generation_prompt: bool = True,
 ) -> str:
     variables = options.chat_template_kwargs or {}

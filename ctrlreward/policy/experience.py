@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
 from ctrlreward.reward import Reward, RewardBatch
@@ -47,7 +48,8 @@ class PendingRollout:
     @staticmethod
     def start(
         prompts: Samples,
-        sample: Callable[[Sequence[str]], Rollout],
+        inputs: Sequence[Prompt],
+        sample: Callable[[Sequence[Prompt]], Rollout],
         reward: Reward,
         overlap: bool,
     ) -> PendingRollout:
@@ -55,13 +57,14 @@ class PendingRollout:
 
         Args:
             prompts: n samples with prompts.
+            inputs: The n prompts as the policy reads them.
             sample: Returns one completion per prompt.
             reward: Scores the texts.
             overlap: Whether to submit the texts to the reward's worker now; otherwise
                 `wait_for_scores` scores them.
         """
         started = time.perf_counter()
-        rollout = sample(prompts.require("prompts", "PolicyTuner"))
+        rollout = sample(inputs)
         seconds = time.perf_counter() - started
         samples = prompts.completed(rollout.completions)
         score = reward.submit(samples).result if overlap else partial(reward, samples)

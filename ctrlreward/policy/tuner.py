@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.completion import unclear_input
+from ctrlreward.columns import JSON_KEYS, shortened
 from ctrlreward.lightning_package import (
     Callback,
     check_strategy,
@@ -31,10 +33,11 @@ from ctrlreward.policy.memory import MemoryMixin
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates, step_optimizer
+from ctrlreward.policy.prompt_batches import read_batch
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together
-from ctrlreward.reward import Reward, RewardBatch, as_reward
+from ctrlreward.reward import RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -43,12 +46,19 @@ from ctrlreward.scorers.base import Scores
 class PolicyTunerMixin(AdaptedModuleMixin):
     """Policy-gradient fine-tuning of a causal or encoder-decoder language model with LoRA.
 
-    A batch is `Samples` of prompts (see `Samples.as_prompts`). The policy reads `prompts` and
-    completes each `num_generations` times; the reward scores prefix + completion, with all other
-    columns as they are. In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and
-    the decoder generates the completion; if that is the whole text, as in style transfer, use `""`
-    as prefix. With `generation.chat` an instruction-tuned model reads each prompt as a user's
-    message.
+    A batch is `Samples` of prompts (see `Samples.as_prompts`), or what a DataLoader makes of a list
+    of strings, a list of dicts or a `datasets.Dataset`. The policy reads `prompts` and completes
+    each `num_generations` times; the reward scores prefix + completion, with all other columns as
+    they are. Of a dict or a Dataset, the policy reads `prompt`, and the completion alone is scored,
+    as in TRL; or else `prefix` or `text`, which the text that is scored begins with. Strings are
+    beginnings of texts, too. Other columns that `Samples` does not have are ignored.
+
+    In an encoder-decoder (T5, BART, PEGASUS) the encoder reads the prompt and the decoder generates
+    the completion; if that is the whole text, as in style transfer, use `""` as prefix. With
+    `generation.chat` an instruction-tuned model reads each prompt as a user's message; a prompt may
+    also be a conversation (`[{"role": "user", "content": ...}]`), whose system message then takes
+    the place of `generation.system`. For both, a batch of strings is one of prompts with the prefix
+    `""`.
 
     By default each rollout makes one update, by Lightning's automatic optimisation. Under manual
     optimisation (see `OptimizerConfig`) leave out the trainer's `gradient_clip_val` and
@@ -69,13 +79,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     deviations and token means are computed over all ranks. A scorer's exception ends all ranks.
 
     Args:
-        model: Local folder, Hugging Face id or short name of the model to tune.
-        reward: The reward to maximise.
+        model: Local folder, Hugging Face id or short name of the model to tune. Lightning loads it
+            on each rank, so a loaded model is refused.
+        reward: The reward to maximise: a `Reward`, or what it takes for its components, such as a
+            function.
         objective: Algorithm, changes to it, and the KL term.
         generation: How completions are sampled.
         optimizer: Updates per rollout and the optimizer.
         critic: Advantage estimation and value loss of the baseline `"value"`.
-        lora: The adapter, and the precision of the base weights.
+        lora: The adapter, and the precision of the base weights; or peft's `LoraConfig`.
 
     Attributes:
         last_rollout: The texts of the last update and their scores; None before the first.
@@ -97,7 +109,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def __init__(
         self,
         model: str,
-        reward: Reward,
+        reward: RewardLike,
         objective: Objective = Objective(),
         generation: Generation = Generation(),
         optimizer: OptimizerConfig = OptimizerConfig(),
@@ -120,6 +132,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.automatic_optimization = optimizer.automatic
         self.last_rollout: tuple[Samples, RewardBatch] | None = None
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
+        self._ignored: set[str] = set()
         self._waiting: PendingExperience | None = None
         self._training_device: torch.device | None = None  # of training
         self.learner: Learner  # set by configure_model, as the next one
@@ -165,6 +178,32 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         options = (self.objective, self.critic, self.optimizer, self.generation)
         self.learner = Learner(self.policy, self.value_head, *options)
 
+    def train_dataloader(self) -> Any:
+        """Raise an error that says how to give prompts; a trainer's dataloader comes first.
+
+        Raises:
+            MisconfigurationException: Always.
+        """
+        raise misconfigured(
+            self,
+            "there are no prompts to train on: use trainer.fit(tuner, DataLoader(prompts, "
+            "batch_size=8)), with a list of strings or a datasets.Dataset",
+        )
+
+    def on_train_start(self) -> None:
+        """Check that the trainer iterates over prompts, not over the letters of one.
+
+        Raises:
+            MisconfigurationException: It was given strings in place of a dataloader.
+        """
+        given = self.trainer.train_dataloader
+        if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
+            raise misconfigured(
+                self,
+                f"the train_dataloaders {shortened(given)} hold strings, whose letters Lightning "
+                "would take for batches: use trainer.fit(tuner, DataLoader(prompts, batch_size=8))",
+            )
+
     def configure_optimizers(self) -> Any:
         """Return AdamW on the adapter and the value head, with its learning-rate schedule.
 
@@ -173,7 +212,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """
         return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
 
-    def training_step(self, batch: Samples, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
         """Sample completions, score them, and return the loss or update the policy.
 
         With `optimizer.overlap` the step learns from the completions of the previous step. The
@@ -217,23 +256,38 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self._waiting = None
         self.reward.release()
 
-    def _collect(self, batch: Samples) -> PendingExperience:
+    def _collect(self, batch: object) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""
-        error = unclear_input(self, batch)
+        self.configure_model()
+        seq2seq: bool = self.policy.config.is_encoder_decoder
+        read = read_batch(batch, answers=self.generation.chat or seq2seq)
+        error = unclear_input(self, read.samples)
         if error:
             raise ValueError(error)
-        prompts = batch.as_prompts()
+        prompts, inputs = read.samples.as_prompts(), read.inputs
         if self.generation.chat:
             check_beginnings(prompts)
-        rows = [i for i in range(len(batch)) for _ in range(self.generation.num_generations)]
+        self._say_ignored(read.ignored)
+        rows = [i for i in range(len(prompts)) for _ in range(self.generation.num_generations)]
         start = partial(PendingRollout.start, reward=self.reward, overlap=self.optimizer.overlap)
-        sampled = start(prompts[rows], self._sample)
+        sampled = start(prompts[rows], [inputs[row] for row in rows], self._sample)
         greedy = None
         if self.objective.choices.baseline == "greedy":
-            greedy = start(prompts, partial(self._sample, temperature=0.0))
+            greedy = start(prompts, inputs, partial(self._sample, temperature=0.0))
         # With overlap the policy will have changed when the rewards arrive.
         output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
         return PendingExperience(sampled, greedy, output)
+
+    def _say_ignored(self, names: tuple[str, ...]) -> None:
+        """Say once which columns of the batches nothing reads."""
+        if set(names) <= self._ignored:
+            return
+        self._ignored.update(names)
+        inform = package_of(self).load("utilities.rank_zero_info")
+        inform(
+            f"PolicyTuner ignores the columns {', '.join(names)} of the batches: rewards read "
+            f"{', '.join(JSON_KEYS.values())}"
+        )
 
     def _shape(self, pending: PendingRollout, scored: RewardBatch, baseline: bool) -> Tensor:
         total = scored.total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     GenerationConfig,
     PreTrainedTokenizerFast,
 )
@@ -39,6 +41,12 @@ _SHAPES: Mapping[str, Mapping[str, Any]] = {
 }
 # Of each family: the padding, the end, and what the decoder starts with.
 SPECIAL = {"t5": (0, 1, 0), "bart": (1, 2, 2)}
+
+CHAT_TOKENS = ("<|endoftext|>", "<|open|>", "<|close|>")
+TEMPLATE = (
+    "{% for m in messages %}<|open|>{{ m.role }}\n{{ m.content }}<|close|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|open|>assistant\n{% if terse %}!{% endif %}{% endif %}"
+)
 
 
 class Share(Scorer):
@@ -110,6 +118,28 @@ def tuner(folder: str, share: Share) -> Callable[..., PolicyTuner]:
         return PolicyTuner(**grouped(**{**options, **changes}))
 
     return build
+
+
+@pytest.fixture
+def with_template(tiny_causal: Callable[..., str], tmp_path: Path) -> Callable[[str], str]:
+    """Return a function that saves a Llama of 400 tokens with a chat template."""
+
+    def build(template: str) -> str:
+        folder = tmp_path / "chat"
+        shutil.copytree(tiny_causal("llama", CHAT_TOKENS), folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return build
+
+
+@pytest.fixture
+def chat(tuner, with_template) -> Callable[..., PolicyTuner]:
+    """Return a function that builds a tuner of a model with `TEMPLATE`."""
+    folder = with_template(TEMPLATE)
+    return lambda **changes: tuner(model=folder, chat=True, **changes)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ def continued(tuner, trained: str) -> Callable[..., PolicyTuner]:
         (["q_proj", "v_proj"], {"q_proj", "v_proj"}),
         (["mlp.up_proj"], {"up_proj"}),
         ("down_proj", {"down_proj"}),
+        (r".*mlp\.(up|down)_proj", {"up_proj", "down_proj"}),  # as in peft, of the full name
         (None, {f"{n}_proj" for n in ("q", "k", "v", "o", "up", "down", "gate")}),
         ("all-linear", {f"{n}_proj" for n in ("q", "k", "v", "o", "up", "down", "gate")}),
     ],
@@ -84,7 +85,7 @@ def test_an_unknown_layer_lists_the_linear_ones(folder: str, targets: Any) -> No
         load_policy(folder, LoRA(target_modules=targets), "cpu")
 
 
-@pytest.mark.parametrize("targets", ["lm_head", [], "embed_tokens"])
+@pytest.mark.parametrize("targets", ["lm_head", [], "embed_tokens", ".*lm_hea"])
 def test_neither_the_output_layer_nor_no_layer_can_be_adapted(folder: str, targets: Any) -> None:
     with pytest.raises(
         ValueError, match=r"lora\.target_modules = .*: give one of down_proj, gate_proj"
@@ -117,6 +118,58 @@ def test_rank_and_alpha(folder: str) -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoRA(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"r": 4, "lora_alpha": 3, "use_rslora": True, "lora_dropout": 0.1},
+        {"target_modules": ["q_proj", "up_proj"], "rank_pattern": {"q_proj": 3}},
+        {"target_modules": r".*mlp\.(up|down)_proj", "use_dora": True},
+        {"target_modules": "all-linear", "exclude_modules": ["v_proj"], "task_type": "CAUSAL_LM"},
+    ],
+)
+def test_a_config_of_peft_is_honoured(folder: str, tmp_path: Path, tuner, options, fit) -> None:
+    """The policy is the one that peft builds, and a checkpoint and an export restore it."""
+    module = tuner(lora=peft.LoraConfig(**options), r=None, learning_rate=0.05)
+    trainer = fit(module, 2)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    theirs = peft.get_peft_model(base, peft.LoraConfig(**options))
+    shapes = {n: p.shape for n, p in theirs.named_parameters() if p.requires_grad}
+    assert shapes == {n: p.shape for n, p in module.policy.named_parameters() if p.requires_grad}
+    trainer.save_checkpoint(tmp_path / "at2.ckpt")
+    again = tuner(lora=peft.LoraConfig(**options), r=None, learning_rate=0.05)
+    again.configure_model()
+    state = torch.load(tmp_path / "at2.ckpt", weights_only=True)["state_dict"]
+    again.load_state_dict(state, strict=False)
+    module.export_adapter(tmp_path / "out")
+    plain = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder), tmp_path / "out"
+    ).eval()
+    ids = torch.tensor([[2, 3, 4, 5]])
+    with torch.no_grad():
+        expected = plain(ids).logits
+        assert not torch.equal(expected, AutoModelForCausalLM.from_pretrained(folder)(ids).logits)
+        for found in (module, again):
+            torch.testing.assert_close(found.policy.eval()(ids).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bias": "all"}, r"LoraConfig\(bias='all'\): PolicyTuner trains low-rank weights alone"),
+        ({"modules_to_save": ["lm_head"]}, r"LoraConfig\(modules_to_save=\['lm_head'\]\): Pol"),
+        ({"trainable_token_indices": [1]}, r"LoraConfig\(trainable_token_indices=\[1\]\): Pol"),
+        ({"init_lora_weights": "pissa"}, "changes the base weights, which are the reference"),
+        ({"target_modules": ["q_prj"]}, r"lora\.target_modules = 'q_prj': give one of down_proj"),
+        ({"target_modules": ["lm_head"]}, r"lora\.target_modules = 'lm_head': give one of"),
+        ({"target_modules": ".*_head|.*q_proj"}, "adapts lm_head: give linear layers other than"),
+    ],
+)
+def test_a_config_of_peft_that_cannot_be_honoured(tuner, options, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tuner(lora=peft.LoraConfig(**options), r=None).configure_model()
 
 
 # Dropout

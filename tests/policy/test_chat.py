@@ -3,49 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning_choice import Generation, PolicyTuner
+from lightning_choice import Generation
 from transformers import AutoTokenizer
 
 from ctrlreward import Samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SPECIAL = ("<|endoftext|>", "<|open|>", "<|close|>")
-TEMPLATE = (
-    "{% for m in messages %}<|open|>{{ m.role }}\n{{ m.content }}<|close|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|open|>assistant\n{% if terse %}!{% endif %}{% endif %}"
-)
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
 DROPS_SYSTEM = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|close|>{% endfor %}"
 PROMPTS = ["Praise the soup.", "Say why the dog slept under the table."]
-
-
-@pytest.fixture
-def with_template(tiny_causal: Callable[..., str], tmp_path: Path) -> Callable[[str], str]:
-    """Return a function that saves a Llama of 400 tokens with a chat template."""
-
-    def build(template: str) -> str:
-        folder = tmp_path / "chat"
-        shutil.copytree(tiny_causal("llama", SPECIAL), folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        tokenizer.chat_template = template
-        tokenizer.save_pretrained(folder)
-        return str(folder)
-
-    return build
-
-
-@pytest.fixture
-def chat(tuner, with_template) -> Callable[..., PolicyTuner]:
-    """Return a function that builds a tuner of a model with `TEMPLATE`."""
-    folder = with_template(TEMPLATE)
-    return lambda **changes: tuner(model=folder, chat=True, **changes)
 
 
 def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
@@ -127,7 +99,7 @@ def test_a_tokenizer_without_a_template_is_an_error(tuner) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (NO_SYSTEM + TEMPLATE, "refuses a conversation with generation.system = 'Be brief.': no "),
+        (NO_SYSTEM, "refuses a conversation with generation.system = 'Be brief.': no "),
         (DROPS_SYSTEM, "drops generation.system = 'Be brief.': leave it out"),
     ],
 )

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
-from ctrlreward import Reward
+from ctrlreward import Distinct, Reward
 from ctrlreward.commands.training_job import build
-from ctrlreward.policy import Critic, Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
+from ctrlreward.policy import (
+    Critic,
+    Generation,
+    LoRA,
+    Objective,
+    OptimizerConfig,
+    PolicyTuner,
+    assembly,
+)
 
 FILE = """
 model:
@@ -131,3 +142,67 @@ def test_groups_in_python(share) -> None:
     assert module.automatic_optimization  # the optimizer's settings do not change this
     with pytest.raises(TypeError, match="epochs"):
         PolicyTuner("smollm2-135m", reward, epochs=2)  # type: ignore[call-arg]
+
+
+GROUPS = {
+    "objective": Objective,
+    "generation": Generation,
+    "optimizer": OptimizerConfig,
+    "critic": Critic,
+    "lora": LoRA,
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_option_without_its_group_is_told_the_group(group: str) -> None:
+    for field in fields(GROUPS[group]):
+        line = f"{group}={GROUPS[group].__name__}({field.name}=...)"
+        with pytest.raises(TypeError) as error:
+            PolicyTuner("smollm2-135m", "reward", **{field.name: 1})
+        problem = f"PolicyTuner() has no argument {field.name!r}: use "
+        assert str(error.value).startswith(problem)
+        assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("kl_coef", "objective=Objective(beta=...)"),
+        ("epsilon_high", "objective=Objective(clip=(epsilon, epsilon_high))"),
+        ("max_new_tokens", "generation=Generation(max_completion_length=...)"),
+        ("epochs", "optimizer=OptimizerConfig(num_iterations=...)"),
+        ("rank", "lora=LoRA(r=...)"),
+        ("updates", "optimizer=OptimizerConfig(...)"),
+        ("reward_funcs", "reward=Reward(...)"),
+        ("peft_config", "lora=LoraConfig(...)"),
+        ("train_dataset", "trainer.fit(tuner, DataLoader(train_dataset, batch_size=8))"),
+        ("tokenizer", "model, whose folder has its tokenizer"),
+    ],
+)
+def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
+    with pytest.raises(TypeError) as error:
+        PolicyTuner("smollm2-135m", "reward", **{name: 1})
+    assert str(error.value) == f"PolicyTuner() has no argument {name!r}: use {line}"
+
+
+def test_all_lines_name_options_that_exist() -> None:
+    for kind, renamed in assembly.GROUPS.values():
+        options = {field.name for field in fields(kind)}
+        for name, line in renamed.items():
+            assert line.partition("=")[0] in options, name
+            with pytest.raises(TypeError, match=re.escape(f"no argument {name!r}: use {line}")):
+                kind(**{name: 1})
+
+
+def test_a_loaded_model_is_refused(tiny_causal) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_causal("gpt2"))
+    with pytest.raises(TypeError, match=r"^model is a loaded GPT2LMHeadModel: give its folder"):
+        PolicyTuner(model, Reward({"length": Distinct()["distinct_1"]}))
+
+
+def test_a_reward_is_made_of_what_it_takes() -> None:
+    def length(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    for given in (length, {"length": length}, [length], Reward(length)):
+        assert list(PolicyTuner("smollm2-135m", given).reward.components) == ["length"]

@@ -1,0 +1,150 @@
+"""Prompts of a batch of training, whatever a dataloader makes of strings, records or columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ctrlreward.columns import COLUMN_OF, shortened, table_of
+from ctrlreward.samples import Samples
+
+# The messages of a conversation, each with role and content.
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
+Prompt: TypeAlias = str | Conversation
+
+_GIVE = (
+    "give strings, or dicts with a prompt, as DataLoader(prompts, batch_size=8) makes them of a "
+    "list or a datasets.Dataset"
+)
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Prompts, as samples and as the policy reads them.
+
+    Attributes:
+        samples: n samples, before `Samples.as_prompts`. The prompt of a conversation is the
+            contents of its messages, joined by line breaks.
+        inputs: n strings or conversations.
+        ignored: Names of the columns that `Samples` does not have.
+    """
+
+    samples: Samples
+    inputs: Sequence[Prompt]
+    ignored: tuple[str, ...] = ()
+
+
+def read_batch(batch: object, answers: bool) -> PromptBatch:
+    """Return the prompts of a batch.
+
+    Args:
+        batch: `Samples`; a string or strings; a record or records; a mapping of columns, a pandas
+            DataFrame or a `datasets.Dataset`. Records and columns have `prompt`, a string or a
+            conversation; or `prefix` or `text`, which texts then begin with; or both. Any may be
+            columns of `Samples` in the singular or the plural.
+        answers: Whether completions are texts of their own (of a chat, or of an encoder-decoder):
+            strings are then prompts whose texts begin with "", else they are what texts begin with.
+
+    Raises:
+        TypeError: The batch, or a prompt, is of another type.
+        ValueError: The batch is empty or has no prompts, or `Samples` rejects the columns.
+    """
+    if isinstance(batch, Samples):
+        columns: dict[str, Any] = dict(batch.columns())
+        ignored: tuple[str, ...] = ()
+    else:
+        table = _table(batch, "prompts" if answers else "texts")
+        columns = {COLUMN_OF[name]: column for name, column in table.items() if name in COLUMN_OF}
+        ignored = tuple(name for name in table if name not in COLUMN_OF)
+        if not {"texts", "prefixes", "prompts"} & columns.keys():
+            raise ValueError(
+                f"the batch has the columns {', '.join(table) or 'none'}: call one 'prompt', or "
+                "'prefix' if texts begin with it"
+            )
+    inputs: list[Prompt] | None = None
+    if "prompts" in columns:
+        inputs = _prompts(columns["prompts"])
+        columns["prompts"] = [_as_text(i, prompt) for i, prompt in enumerate(inputs)]
+    if "texts" not in columns:
+        empty = [""] * len(columns.get("prompts", ()))
+        columns["texts"] = columns["prefixes"] = columns.get("prefixes", empty)
+    samples = Samples(**columns)
+    if not len(samples):
+        raise ValueError(f"the batch is empty: {_GIVE}")
+    return PromptBatch(samples, inputs or samples.as_prompts().prompts or (), ignored)
+
+
+def _table(batch: object, strings: str) -> dict[str, Any]:
+    """Return the columns of a batch by name; strings become a column of that name."""
+    if isinstance(batch, str):
+        return {strings: [batch]}
+    table = table_of(batch)
+    if table is not None:
+        if any(_is_item(column) for name, column in table.items() if name in COLUMN_OF):
+            return {name: [item] for name, item in table.items()}  # a record
+        return dict(table)
+    if isinstance(batch, list | tuple) and all(isinstance(item, str) for item in batch):
+        return {strings: list(batch)}
+    if isinstance(batch, list | tuple) and all(isinstance(item, Mapping) for item in batch):
+        names = list(batch[0])
+        for i, record in enumerate(batch):
+            if record.keys() != batch[0].keys():
+                raise ValueError(
+                    f"record {i} of the batch has the keys {', '.join(record)} and record 0 has "
+                    f"{', '.join(names)}: give all records the same"
+                )
+        return {name: [record[name] for record in batch] for name in names}
+    raise TypeError(f"the batch {shortened(batch)} is a {type(batch).__name__}: {_GIVE}")
+
+
+def _is_item(column: object) -> bool:
+    """Return True for the value of one record, False for a column."""
+    return isinstance(column, str | int) or (_is_conversation(column) and _is_one(column))
+
+
+def _is_conversation(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+
+
+def _is_one(messages: Any) -> bool:
+    return isinstance(messages[0].get("role"), str)
+
+
+def _prompts(column: Iterable[Any]) -> list[Prompt]:
+    """Return the prompts of a column, which PyTorch's default collation may have transposed.
+
+    It makes n conversations of k messages k messages with n roles and n contents.
+    """
+    items = list(column)
+    if not _is_conversation(items):
+        return items
+    if _is_one(items):
+        return [items]
+    rows = zip(*(zip(*message.values(), strict=True) for message in items), strict=True)
+    keys = [list(message) for message in items]
+    return [[dict(zip(k, v, strict=True)) for k, v in zip(keys, row, strict=True)] for row in rows]
+
+
+def _as_text(i: int, prompt: object) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if not _is_conversation(prompt):
+        raise TypeError(
+            f"prompts[{i}] = {shortened(prompt)} is a {type(prompt).__name__}: give a string, or "
+            "messages with role and content"
+        )
+    messages: Any = prompt
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise TypeError(
+                f"a message of prompts[{i}] = {shortened(message)}: give it a role and a content, "
+                "both strings"
+            )
+    if messages[-1]["role"] == "assistant":
+        raise ValueError(
+            f"prompts[{i}] ends with an answer, {shortened(messages[-1]['content'])}: end it with "
+            "a user's message"
+        )
+    return "\n".join(message["content"] for message in messages)
