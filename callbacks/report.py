@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,

@@ -509,5 +509,5 @@ def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
     assert 400 <= height <= 2000
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     steps, values = drawn[0]  # the first panel: the score at each validation
-    assert steps == [0, 1, 2, 3, 4]
+    assert steps == [1, 2, 3, 4, 5]
     assert np.divide(values, values[0]) == pytest.approx(np.divide(VALUES[1:], VALUES[1]), rel=1e-5)
