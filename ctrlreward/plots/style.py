@@ -75,10 +75,21 @@ def arrowed(label: str, mode: str | None) -> str:
     return label if mode is None else f"{label} {'↑' if mode == 'max' else '↓'}"
 
 
-def signed(value: float, digits: int = 3) -> str:
+def plain(value: float) -> str:
+    """Return a number in few characters: `"0.250"`, `"41.920"`, `"1,797,222"`, `"1.23e+12"`.
+
+    A number that rounds to 0 has no sign.
+    """
+    if abs(value) >= 1e9:
+        return f"{value:.2e}"
+    text = f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.3f}"
+    return "0.000" if text == "-0.000" else text
+
+
+def signed(value: float) -> str:
     """Return a difference with its sign, but 0 without: `"+0.250"`, `"0.000"`."""
-    text = f"{value:+.{digits}f}"
-    return text if float(text) else text[1:]
+    text = plain(value)
+    return text if text == "0.000" or text.startswith("-") else f"+{text}"
 
 
 def count_steps(panel: Any) -> None:
