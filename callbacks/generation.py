@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,

@@ -8,7 +8,7 @@ from typing import Any
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
 from ctrlreward.arguments import Mode, check_direction, checked_keywords
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import send_alert
 from ctrlreward.callbacks.monitoring import (

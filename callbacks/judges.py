@@ -45,6 +45,10 @@ class Mean:
             return _UNDEFINED
         return paired_bootstrap(before, after, _groups(samples))
 
+    def interval(self, scores: Scores, samples: Samples) -> Estimate:
+        """Return the mean with its 95 % interval; NaN where it is not finite."""
+        return self.change(np.zeros_like(scores), scores, samples)
+
 
 @dataclass(frozen=True)
 class AUC:
@@ -181,6 +185,13 @@ def comparison(
         }
 
     mean = Mean(scores[first])
+    means_of = {key: Mean(component) for key, component in scores.items()}
+    means_of |= {key: judge for key, judge in judges.items() if isinstance(judge, Mean)}
+
+    def intervals(name: str) -> dict[str, list[float]]:
+        found = {key: m.interval(sets[name][key], samples) for key, m in means_of.items()}
+        return {key: [estimate.low, estimate.high] for key, estimate in found.items()}
+
     return {
         "score": first,
         "before": means("before"),
@@ -188,6 +199,7 @@ def comparison(
         **change("before", mean, first),
         "others": {name: {**means(name), **change(name, mean, first)} for name in others},
         "judges": {key: verdict(key, judge) for key, judge in judges.items()},
+        "intervals": {name: intervals(name) for name in ("before", "after")},
     }
 
 

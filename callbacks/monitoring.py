@@ -10,7 +10,14 @@ from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
 from ctrlreward.callbacks.shaped_module import ShapedModule
-from ctrlreward.lightning_package import Callback, Trainer, misconfigured, mixed, package_of
+from ctrlreward.lightning_package import (
+    Callback,
+    Trainer,
+    is_instance,
+    misconfigured,
+    mixed,
+    package_of,
+)
 from ctrlreward.scorers.base import ScoreSpec
 
 # What other libraries call the arguments of callbacks that monitor a key, and our names.
@@ -96,6 +103,17 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
             f"{argument}={declared!r}, or leave it out",
         )
     return cast(Mode, mode or declared)
+
+
+def known_modes(trainer: Trainer) -> dict[str, Mode]:
+    """Return the better direction of each key that a scorer declares or a callback monitors."""
+    specs = {key: spec for scorer in _scorers(trainer) for key, spec in scorer.specs.items()}
+    modes = {key: _mode_of(spec) for key, spec in specs.items()}
+    kinds = ("callbacks.ModelCheckpoint", "callbacks.EarlyStopping")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if any(is_instance(callback, kind) for kind in kinds) and callback.monitor is not None:
+            modes.setdefault(callback.monitor, callback.mode)
+    return modes
 
 
 def _scorers(trainer: Trainer) -> list[GenerationScorerMixin]:

@@ -201,8 +201,8 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
 
     def _draw(self) -> None:
         try:
-            draw_front(
-                list(self.metrics), self.kept, self.pruned, Path(str(self.dirpath)) / PICTURE
-            )
+            path = Path(str(self.dirpath)) / PICTURE
+            names, modes = list(self.metrics), list(self.metrics.values())
+            draw_front(names, self.kept, self.pruned, path, modes)
         except ImportError as error:  # must not fail a finished run
             log.warning("%s", error)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, cast
 
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.displays import SECONDS_PER_LINE, Log, Terminal, duration, write_line

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from ctrlreward.arguments import checked_keywords, positive
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
+from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
@@ -24,16 +25,19 @@ from ctrlreward.callbacks.completion import (
 from ctrlreward.callbacks.judges import AUC, Mean, comparison, judges_by_name
 from ctrlreward.callbacks.logged_scores import SAMPLING_NAMES, components_by_name
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
+from ctrlreward.callbacks.monitoring import known_modes
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
+    ModelCheckpoint,
     Trainer,
+    is_instance,
     misconfigured,
 )
-from ctrlreward.plots.curves import draw_curves
+from ctrlreward.plots.curves import Rows, draw_curves
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -68,10 +72,13 @@ class BeforeAfterMixin(CallbackMixin):
     - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
       `difference_ci95` as above; `failed`, the number of texts of each file that were left out, as
       they have no score; `others`: by name, `value`, `difference` and `difference_ci95`;
+    - `intervals`: `before` and `after`, the 95 % interval of each mean;
     - `steps`, `stopped_by`;
     - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that
       the last checkpoint was used instead of the best;
+    - `selection`: `monitor`, `step` and `constraints` of `RewardCheckpoint`; `directions`: logged
+      key → "max" if higher is better, "min" if lower is better;
     - `seconds`: of `start` (up to the first generation), `before`, `train` (with validations),
       `after`, and `total`.
 
@@ -267,29 +274,57 @@ class BeforeAfterMixin(CallbackMixin):
         folder = Path(trainer.default_root_dir)
         sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
         texts, _ = sets["after"]
-        keeper = _checkpoint_callback(trainer)
+        facts = run_facts(trainer)
+        own = {f"score/{name}": component.spec for name, component in self.scores.items()}
+        own |= {f"judges/{name}": judge.score.spec for name, judge in self.judges.items()}
+        facts["directions"] |= {
+            key: "max" if spec.higher_is_better else "min" for key, spec in own.items()
+        }
         summary = {
             **comparison(self.scores, self.judges, texts, {n: s for n, (_, s) in sets.items()}),
-            "steps": trainer.global_step,
-            "stopped_by": stopped_by(trainer),
-            "best_checkpoint": keeper.best_adapter_path or _selected_checkpoint(trainer),
-            "constraints_met": bool(keeper.best_model_path),
+            **facts,
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
-        content = json.dumps(_nan_to_none(summary), indent=2)
-        write_whole(folder / "summary.json", content + "\n")
-        history = JsonLog(folder / "metrics.jsonl").read()
-        if history:
-            try:
-                draw_curves(history, summary, folder / "curves.png")
-            except ImportError as error:  # without matplotlib the run still counts
-                log.warning("%s", error)
+        write_report(folder, summary, JsonLog(folder / "metrics.jsonl").read() or None)
         key = next(iter(self.judges or self.scores))
         shown = self.judges[key].score.name if self.judges else key
         untuned, selected = (
             (each, scores[key]) for each, scores in (sets["before"], sets["after"])
         )
         print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
+
+
+def run_facts(trainer: Trainer) -> dict[str, Any]:
+    """Return what `summary.json` says of a run whatever its scores: steps, choice, directions."""
+    ours, first = _our_keeper(trainer), trainer.checkpoint_callback
+    theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
+    keeper = cast("ModelCheckpoint | None", ours or theirs)
+    bounds = ours.constraints if isinstance(ours, RewardCheckpointMixin) else {}
+    best = keeper.best_model_path or keeper.last_model_path if keeper else ""
+    return {
+        "steps": trainer.global_step,
+        "stopped_by": stopped_by(trainer),
+        "best_checkpoint": (ours.best_adapter_path if ours else "") or str(best),
+        "constraints_met": bool(keeper and keeper.best_model_path),
+        "selection": {
+            "monitor": keeper.monitor if keeper else None,
+            "step": ours.selected_step if ours else None,
+            "constraints": {key: list(interval) for key, interval in bounds.items()},
+        },
+        "directions": dict(known_modes(trainer)),
+    }
+
+
+def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None) -> None:
+    """Write `summary.json` and, if there is a history, `curves.png`."""
+    content = json.dumps(_nan_to_none(dict(summary)), indent=2)
+    write_whole(folder / "summary.json", content + "\n")
+    if history is None:
+        return
+    try:
+        draw_curves(history, summary, folder / "curves.png")
+    except ImportError as error:  # without matplotlib the run still counts
+        log.warning("%s", error)
 
 
 def _selected_checkpoint(trainer: Trainer) -> str:
@@ -304,10 +339,15 @@ def _selected_checkpoint(trainer: Trainer) -> str:
     return str(path)
 
 
+def _our_keeper(trainer: Trainer) -> SelectingCheckpointMixin | None:
+    keepers = trainer.checkpoint_callbacks
+    return next((one for one in keepers if isinstance(one, SelectingCheckpointMixin)), None)
+
+
 def _checkpoint_callback(trainer: Trainer) -> SelectingCheckpointMixin:
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, SelectingCheckpointMixin):
-            return callback
+    callback = _our_keeper(trainer)
+    if callback is not None:
+        return callback
     raise misconfigured(
         trainer,
         "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the trainer "

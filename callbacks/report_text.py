@@ -9,6 +9,7 @@ from math import isnan
 from typing import Any
 
 from ctrlreward.callbacks.loggers.records import Cell, sample_table
+from ctrlreward.plots.style import plain, signed
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -24,18 +25,26 @@ def console_table(report: Mapping[str, Any]) -> str:
         report: Content of `summary.json`, with NaN for null.
     """
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
-    lines = [f"{'':24}" + "".join(f"{column:>10}" for column in columns)]
-    lines += [
-        _row(name, [column[name] for column in columns.values()])
+    judges: Mapping[str, Any] = report["judges"]
+    scored = [
+        [name, *(plain(column[name]) for column in columns.values())]
         for name in report["before"]
         if name != "generations"
     ]
-    judges: Mapping[str, Any] = report["judges"]
+    judged = [
+        [name, *map(plain, (judge["before"], judge["after"], *_values(judge["others"])))]
+        for name, judge in judges.items()
+    ]
+    cells = [["", *columns], *scored, *judged]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    first, *others = (max(24, widths[0]), *(max(10, width + 2) for width in widths[1:]))
+    lines = [
+        f"{name:{first}}"
+        + "".join(f"{text:>{width}}" for text, width in zip(texts, others, strict=True))
+        for name, *texts in cells
+    ]
     if judges:
-        lines.append("judges, which training and selection did not see:")
-    for name, judge in judges.items():
-        others = [other["value"] for other in judge["others"].values()]
-        lines.append(_row(name, [judge["before"], judge["after"], *others]))
+        lines.insert(1 + len(scored), "judges, which training and selection did not see:")
     for name, entry in {report["score"]: report, **judges}.items():
         for other, change in {"before": entry, **entry["others"]}.items():
             lines.append(f"{name}, after - {other}: {_difference(change)}")
@@ -85,8 +94,8 @@ def _pair(header: Sequence[str], pair: Sequence[Sequence[Cell]], width: int) -> 
     lines = textwrap.wrap(title, width, subsequent_indent="  ")
     for name, row in zip(("untuned", "selected"), rows, strict=True):
         *_, value = row.values()
-        number = f"{value:8.3f}" if isinstance(value, float) else f"{'failed':>8}"
-        beginning = f"  {name:8}{number}  "
+        number = plain(value) if isinstance(value, float) else "failed"
+        beginning = f"  {name} {number:>{15 - len(name)}}  "
         lines += textwrap.wrap(
             _one_line(str(row["text"])) or "(empty)",
             width,
@@ -103,12 +112,13 @@ def _one_line(text: str) -> str:
     return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
 
 
-def _row(name: str, values: Sequence[float]) -> str:
-    return f"{name:24}" + "".join(f"{value:10.3f}" for value in values)
+def _values(others: Mapping[str, Any]) -> list[float]:
+    return [other["value"] for other in others.values()]
 
 
 def _difference(change: Mapping[str, Any]) -> str:
     low, high = change["difference_ci95"]
     if isnan(change["difference"]):
         return "undefined, since a side has too few texts with a score"
-    return f"{change['difference']:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+    difference = signed(change["difference"])
+    return f"{difference} (95 % interval {signed(low)} to {signed(high)})"

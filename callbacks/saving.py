@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.lightning_internals import CheckpointStepsMixin
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.lightning_package import (

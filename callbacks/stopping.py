@@ -8,7 +8,7 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import Mode, checked_keywords
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.monitoring import (
     OTHER_NAMES,

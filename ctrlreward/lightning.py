@@ -34,6 +34,7 @@ from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.progress import RewardProgressBarMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
+from ctrlreward.callbacks.run_report import RunReportMixin
 from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
@@ -66,6 +67,7 @@ __all__ = [
     "RewardProgressBar",
     "RewardShaping",
     "RolloutSamples",
+    "RunReport",
     "SampleGenerator",
     "SoftOverlong",
     "TextGenerator",
@@ -116,6 +118,10 @@ class RewardShaping(RewardShapingMixin, Callback):
 
 class RolloutSamples(RolloutSamplesMixin, Callback):
     __doc__ = RolloutSamplesMixin.__doc__
+
+
+class RunReport(RunReportMixin, Callback):
+    __doc__ = RunReportMixin.__doc__
 
 
 class WandbReport(WandbReportMixin, Callback):

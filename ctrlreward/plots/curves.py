@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ctrlreward.plots.style import FAINT, FIRST, SECOND, TEXT, finish_panel, mark_steps, new_figure
+from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.plots.style import (
+    EXCLUDED,
+    FAINT,
+    FIRST,
+    SECOND,
+    TEXT,
+    arrowed,
+    count_steps,
+    finish_panel,
+    mark_steps,
+    new_figure,
+    note,
+    signed,
+)
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -18,41 +35,77 @@ _DPI = 130
 def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
     """Return the steps and values of one metric, skipping rows without a finite value of it.
 
+    Of several values at one step, such as those of a validation and of a later test, the last one
+    counts.
+
     Args:
         history: Rows of a `HistoryLogger`'s `metrics.jsonl`, each with `step`.
         name: Logged key, such as `"score/coherence"`.
     """
-    points = [(row["step"], row[name]) for row in history if row.get(name) is not None]
-    return [step for step, _ in points], [value for _, value in points]
+    points = {row["step"]: row[name] for row in history if row.get(name) is not None}
+    return sorted(points), [points[step] for step in sorted(points)]
+
+
+def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
+    """Draw the curves of any run, from the folder of its logger.
+
+    Args:
+        folder: Folder with the `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of
+            Lightning's `CSVLogger`. A `summary.json` of `BeforeAfter` or `RunReport` in it adds
+            what they know: values before and after training, better directions, the kept step and
+            the constraints.
+        path: The PNG. Defaults to `curves.png` in the folder.
+
+    Returns:
+        The path of the PNG.
+
+    Raises:
+        FileNotFoundError: The folder has neither file.
+        ImportError: matplotlib is not installed.
+    """
+    folder = Path(folder)
+    summary = folder / "summary.json"
+    report = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
+    path = folder / "curves.png" if path is None else Path(path)
+    draw_curves(_history(folder), report, path)
+    return path
 
 
 def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
     """Draw the curves of a run as a PNG.
 
-    One panel per held-out score (`score/<name>`), with its values before and after training as
-    horizontal lines; one per judge, with its value before and after; one for the reward of training
-    rollouts; one for KL and entropy.
+    One panel per held-out score, with its values before and after training and their intervals,
+    the kept step, and the values that the constraints exclude; one per judge, with its value before
+    and after; one for the reward of training rollouts; one for KL and entropy. A run that is not of
+    a policy, and whose report names no scores, has a panel per logged key.
 
     Args:
         history: Rows of a `HistoryLogger`'s `metrics.jsonl`.
-        report: Content of the `summary.json` that `BeforeAfter` writes.
+        report: Content of the `summary.json` of `BeforeAfter` or `RunReport`; may be empty.
         path: The PNG.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    names = [name for name in report["before"] if name not in ("generations", "fail_rate")]
-    judges = report.get("judges", {})  # older reports have none
-    rows = (len(names) + len(judges) + 4) // 3
-    figure = new_figure(4.2 * 3, 3.2 * rows)
-    panels = iter(figure.subplots(rows, 3).flat)
-    for name in names:
-        _draw_score(next(panels), history, report, name)
-    for name, judge in judges.items():
-        _draw_judge(next(panels), judge, name)
-    _draw_reward(next(panels), history)
-    _draw_drift(next(panels), history)
-    for unused in panels:
+    draw: list[Callable[[Any], None]] = [
+        partial(_draw_score, history=history, report=report, key=key)
+        for key in _held_out(history, report)
+    ]
+    draw += [
+        partial(_draw_judge, report=report, name=name) for name in report.get("judges", {})
+    ]  # older reports have none
+    if curve(history, "reward/total")[0]:
+        draw.append(partial(_draw_reward, history=history))
+    if curve(history, "policy/kl")[0] or curve(history, "policy/entropy")[0]:
+        draw.append(partial(_draw_drift, history=history))
+    draw = draw or [partial(note, text="no step yet")]
+    columns = min(3, len(draw))
+    rows = -(-len(draw) // columns)
+    figure = new_figure(4.2 * columns, 3.2 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel, fill in zip(panels, draw, strict=False):
+        fill(panel)
+    for unused in panels[len(draw) :]:
         unused.set_visible(False)
     figure.savefig(path, dpi=_DPI)
 
@@ -62,6 +115,7 @@ def draw_front(
     kept: Mapping[int, Sequence[float]],
     pruned: Mapping[int, Sequence[float]],
     path: Path,
+    modes: Sequence[str] | None = None,
 ) -> None:
     """Draw kept and pruned checkpoints as a PNG, one panel per pair of metrics.
 
@@ -73,10 +127,12 @@ def draw_front(
         kept: Step of each checkpoint on the Pareto front → its k values.
         pruned: Step of each dominated checkpoint → its k values.
         path: The PNG.
+        modes: Better direction of each metric, "max" or "min", for the arrows of the axes.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
+    labels = [arrowed(n, mode) for n, mode in zip(names, modes or [None] * len(names), strict=True)]
     pairs = list(combinations(range(len(names)), 2))
     figure = new_figure(4.2 * len(pairs), 3.6)
     panels = figure.subplots(1, len(pairs), squeeze=False).flat
@@ -93,37 +149,145 @@ def draw_front(
             label="kept",
         )
         mark_steps(panel, kept, front)
-        finish_panel(panel, "checkpoints by step", names[x], names[y], legend=True)
+        finish_panel(panel, "checkpoints by step", labels[x], labels[y], legend=True)
     figure.savefig(path, dpi=_DPI)
 
 
-def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], name: str) -> None:
-    """Draw a held-out score over steps, and the reported values of `BeforeAfter` as lines."""
-    steps, values = curve(history, f"score/{name}")
-    panel.plot(steps, values, color=FIRST, marker="o", markersize=3.5, label="validation")
-    for phase, style in (("before", ":"), ("after", "--")):
-        value = report[phase][name]
-        if value is not None:
-            panel.axhline(value, color=SECOND, linestyle=style, linewidth=1.2, label=phase)
-    finish_panel(panel, f"held-out {name.replace('_', ' ')}", "step", legend=True)
+def _history(folder: Path) -> Rows:
+    """Return the rows of a logger's folder."""
+    if (folder / "metrics.jsonl").is_file():
+        return JsonLog(folder / "metrics.jsonl").read()
+    if not (folder / "metrics.csv").is_file():
+        raise FileNotFoundError(
+            f"{folder} has neither metrics.jsonl (HistoryLogger) nor metrics.csv (CSVLogger, in "
+            "its folder version_…)"
+        )
+    rows = []
+    with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
+        for cells in csv.DictReader(file):
+            values = {name: finite_or_none(float(text)) for name, text in cells.items() if text}
+            rows.append({**values, "step": int(float(cells["step"]))})
+    return rows
 
 
-def _draw_judge(panel: Any, judge: Mapping[str, Any], name: str) -> None:
+def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
+    """Return the keys that get a panel: those of a report, else all that are drawn elsewhere not.
+
+    The share of texts without a score is left out while it is 0.
+    """
+    logged = dict.fromkeys(key for row in history for key in row)
+    names = [name for name in report.get("before", {}) if name not in ("generations", "fail_rate")]
+    selection = report.get("selection", {})
+    watched = [selection.get("monitor"), *selection.get("constraints", {})]
+    reported = dict.fromkeys(
+        [
+            *(f"score/{name}" for name in names),
+            *report.get("scores", {}),
+            *(key for key in watched if key in logged),
+        ]
+    )
+    keys = reported or [
+        key
+        for key in logged
+        if key not in ("step", "epoch")
+        and not key.endswith(("_std", "/scored_step"))
+        and not key.startswith(("policy/", "reward/", "rollout/", "time/", "shaping/"))
+    ]
+    failing = [key for key in logged if key.endswith("/fail_rate") and any(curve(history, key)[1])]
+    return [key for key in keys if not key.endswith("/fail_rate")] + failing
+
+
+def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> None:
+    """Draw a held-out score over steps, and what `BeforeAfter` reports of it."""
+    steps, values = curve(history, key)
+    selection = report.get("selection", {})
+    kept = selection.get("step")
+    name = key.removeprefix("score/")
+    ends = {side: report.get(side, {}).get(name) for side in ("before", "after")}
+    title = arrowed(key.removeprefix("score/").replace("_", " "), _mode(report, key))
+    if not steps and all(value is None for value in ends.values()):
+        note(panel, "no validation yet")
+        finish_panel(panel, title, "step")
+        return
+    label = "validation" if steps else "no validation yet"
+    panel.plot(steps, values, color=FIRST, marker="o", markersize=3.5, label=label)
+    last = steps[-1] if steps else report.get("steps", 1)
+    for side, step in (("before", 0), ("after", last if kept is None else kept)):
+        if ends[side] is not None:
+            interval = report.get("intervals", {}).get(side, {}).get(name)
+            _draw_point(panel, step, ends[side], interval, side)
+    if kept is not None:
+        panel.axvline(kept, color=FAINT, linewidth=1, zorder=0, label=f"kept, step {kept}")
+    _shade_excluded(panel, selection.get("constraints", {}).get(key))
+    count_steps(panel)
+    finish_panel(panel, title, "step", legend=len(panel.get_legend_handles_labels()[0]) > 1)
+
+
+def _draw_point(
+    panel: Any, x: float, value: float, interval: Sequence[float | None] | None, label: str
+) -> None:
+    """Draw a reported value as a point with its interval."""
+    low, high = map(_number, interval or (None, None))
+    panel.errorbar(
+        [x],
+        [value],
+        yerr=None if isnan(low) else [[max(0.0, value - low)], [max(0.0, high - value)]],
+        color=SECOND,
+        marker="s" if label == "before" else "D",
+        markerfacecolor="white" if label == "before" else SECOND,
+        markersize=5,
+        capsize=3,
+        linestyle="",
+        label=label,
+        zorder=3,
+    )
+
+
+def _shade_excluded(panel: Any, bounds: Sequence[float | None] | None) -> None:
+    """Shade the values outside of a constraint, each side down or up to the edge of the panel."""
+    low, high = bounds or (None, None)
+    for bound, above in ((low, False), (high, True)):
+        if bound is None:
+            continue
+        panel.axhline(bound, color=EXCLUDED, linewidth=1, linestyle=":")
+        panel.autoscale_view()
+        bottom, top = panel.get_ylim()
+        label = f"constraint, {'at most' if above else 'at least'} {bound:g}"
+        edges = (bound, max(top, bound)) if above else (min(bottom, bound), bound)
+        panel.axhspan(*edges, color=EXCLUDED, alpha=0.1, linewidth=0, zorder=0, label=label)
+        panel.set_ylim(bottom, top)
+
+
+def _draw_judge(panel: Any, report: Mapping[str, Any], name: str) -> None:
     """Draw a judge before and after training; the legend has the difference and its interval."""
+    judge = report["judges"][name]
     before, after = (_number(judge[key]) for key in ("before", "after"))
     low, high = map(_number, judge["difference_ci95"])
-    label = f"{after - before:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
-    panel.plot([0, 1], [before, after], color=SECOND, marker="o", markersize=4.5, label=label)
+    label = (
+        "undefined"
+        if isnan(after - before)
+        else f"{signed(after - before)} (95 % interval {signed(low)} to {signed(high)})"
+    )
+    panel.plot([0, 1], [before, after], color=FAINT, linewidth=1, label=label)
+    for x, side in enumerate(("before", "after")):
+        if judge[side] is not None:
+            interval = report.get("intervals", {}).get(side, {}).get(name)
+            _draw_point(panel, x, judge[side], interval, side)
     panel.set_xlim(-0.4, 1.4)
     panel.set_xticks([0, 1], ["before", "after"])
-    finish_panel(panel, f"judge: {name.replace('_', ' ')}", "", legend=True)
+    title = arrowed(f"judge: {name.replace('_', ' ')}", _mode(report, f"judges/{name}"))
+    finish_panel(panel, title, "")
+    panel.legend([panel.lines[0]], [label], fontsize=7, frameon=False)
 
 
 def _draw_reward(panel: Any, history: Rows) -> None:
     steps, values = curve(history, "reward/total")
+    marker = "o" if len(steps) == 1 else ""
     panel.plot(steps, values, color=FIRST, alpha=0.3, linewidth=1)
-    panel.plot(steps, _smoothed(values), color=FIRST, label="reward of rollouts, smoothed")
-    finish_panel(panel, "training reward", "step", legend=True)
+    label = "reward of rollouts, smoothed"
+    panel.plot(steps, _smoothed(values), color=FIRST, marker=marker, markersize=3.5, label=label)
+    count_steps(panel)
+    finish_panel(panel, "training reward ↑", "step", legend=True)
 
 
 def _draw_drift(panel: Any, history: Rows) -> None:
@@ -135,7 +299,13 @@ def _draw_drift(panel: Any, history: Rows) -> None:
     twin.set_ylabel("entropy, nats per token", color=SECOND, fontsize=8)
     twin.tick_params(labelsize=8, colors=TEXT)
     twin.spines["top"].set_visible(False)
+    count_steps(panel)
     finish_panel(panel, "drift", "step")
+
+
+def _mode(report: Mapping[str, Any], key: str) -> str | None:
+    mode: str | None = report.get("directions", {}).get(key)
+    return mode
 
 
 def _number(value: float | None) -> float:

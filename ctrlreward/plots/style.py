@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import hypot, isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctrlreward.extras import import_extra
@@ -11,7 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GRID, TEXT = "#e4e4e7", "#3f3f46"
-FIRST, SECOND, FAINT = "#2563eb", "#d97706", "#a1a1aa"
+FIRST, SECOND, FAINT, EXCLUDED = "#2563eb", "#d97706", "#a1a1aa", "#dc2626"
+
+_LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
 # Of several runs in one panel.
 SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d")
@@ -62,9 +65,56 @@ def finish_panel(
         panel.legend(fontsize=7, frameon=False)
 
 
+def arrowed(label: str, mode: str | None) -> str:
+    """Return a label with an arrow in the better direction: `"similarity ↑"`.
+
+    Args:
+        label: Name of a metric.
+        mode: "max" if higher is better, "min" if lower is better, None if unknown.
+    """
+    return label if mode is None else f"{label} {'↑' if mode == 'max' else '↓'}"
+
+
+def plain(value: float) -> str:
+    """Return a number in few characters: `"0.250"`, `"41.920"`, `"1,797,222"`, `"1.23e+12"`.
+
+    A number that rounds to 0 has no sign.
+    """
+    if abs(value) >= 1e9:
+        return f"{value:.2e}"
+    text = f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.3f}"
+    return "0.000" if text == "-0.000" else text
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign, but 0 without: `"+0.250"`, `"0.000"`."""
+    text = plain(value)
+    return text if text == "0.000" or text.startswith("-") else f"+{text}"
+
+
+def count_steps(panel: Any) -> None:
+    """Give an x axis of steps whole numbers only."""
+    panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
+def note(panel: Any, text: str) -> None:
+    """Write a text into an empty panel, without the numbers of its axes."""
+    panel.text(0.5, 0.5, text, transform=panel.transAxes, ha="center", fontsize=9, color=FAINT)
+    panel.set_xticks([])
+    panel.set_yticks([])
+
+
 def mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, float]]) -> None:
-    """Write the step of each point beside it."""
-    for step, point in zip(steps, points, strict=True):
+    """Write the step of each point next to it, but not over the label of a later one."""
+    panel.autoscale_view()
+    labelled: list[tuple[float, float]] = []
+    for step, point in sorted(zip(steps, points, strict=True), reverse=True):
+        if not all(map(isfinite, point)):
+            continue
+        x, y = (float(value) for value in panel.transData.transform(point))
+        if any(hypot(x - left, y - top) < _LABEL for left, top in labelled):
+            continue
+        labelled.append((x, y))
         panel.annotate(
             str(step),
             point,

@@ -113,6 +113,6 @@ def draw_transfer_paths(
             panel.plot(xs, ys, color=colour, marker=marker, markersize=4, linewidth=1, label=name)
             mark_steps(panel, [point.step for point in points[shown]], pairs[shown])
     several = len(runs) > 1
-    finish_panel(left, "content against style", "error rate", "similarity", legend=several)
-    finish_panel(right, "fluency against content", "similarity", "perplexity")
+    finish_panel(left, "content against style", "error rate ↓", "similarity ↑", legend=several)
+    finish_panel(right, "fluency against content", "similarity ↑", "perplexity ↓")
     figure.savefig(path, dpi=_DPI)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ctrlreward.callbacks.base import CallbackMixin
+from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.processor import heap
 from ctrlreward.reward import Reward

@@ -10,20 +10,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lightning_choice import (
     AUC,
     BeforeAfter,
+    EarlyStopping,
     GenerationScorer,
     HistoryLogger,
     MisconfigurationException,
     RewardCheckpoint,
     RewardEarlyStopping,
+    RunReport,
     pl,
 )
 
 from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
 from ctrlreward.callbacks.loggers.records import read_scored_samples
-from ctrlreward.callbacks.report_text import text_pairs
+from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.functional import paired_auc_bootstrap, paired_bootstrap
 from ctrlreward.scorers.base import Scores
 
@@ -38,6 +41,10 @@ def noisy(curve) -> type:
     """`Curve` times 1 + the random number in the text."""
 
     class Noisy(curve):
+        @property
+        def specs(self) -> Mapping[str, ScoreSpec]:
+            return {"value": ScoreSpec(True, (0.0, 2.0)), "loss": ScoreSpec(False, (0.0, 2.0))}
+
         def score_samples(self, samples: Samples) -> dict[str, np.ndarray]:
             noise = np.array([float(text.split()[-1]) for text in samples.texts])
             return {
@@ -83,6 +90,9 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         "difference_ci95",
         "others",
         "judges",
+        "intervals",
+        "selection",
+        "directions",
         "steps",
         "stopped_by",
         "best_checkpoint",
@@ -486,6 +496,73 @@ def test_the_width_is_that_of_the_terminal_within_bounds(
 # The figure
 
 
+def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_path) -> None:
+    """Without a logger, before and after a resume, and by an error."""
+
+    class Failing(counter):
+        def validation_step(self, batch: object, batch_idx: int) -> None:
+            self.log("val_loss", 1 - 0.1 * self.weight.detach())
+
+        def training_step(self, batch: object, batch_idx: int) -> torch.Tensor:
+            if self.global_step == 3:
+                raise ValueError("the loss is gone")
+            return super().training_step(batch, batch_idx)
+
+    def callbacks() -> list[pl.Callback]:
+        scorer = curve(VALUES)
+        return [
+            GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=2),
+            RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), constraints=bounds),
+            EarlyStopping("val_loss", patience=9),
+            RunReport(str(tmp_path)),
+        ]
+
+    bounds = {"val_loss": (0.6, None)}
+    with pytest.raises(ValueError, match="the loss is gone"):
+        fit(Failing(), callbacks())
+    cut = read_summary(tmp_path)
+    assert (cut["stopped_by"], cut["steps"]) == ("ValueError", 3)
+    assert png_size(tmp_path / "curves.png")[0] > 1000
+    Failing.training_step = counter.training_step
+    fit(Failing(), callbacks(), max_steps=6, ckpt_path="last")
+    summary = read_summary(tmp_path)
+    assert summary["scores"]["score/v"] == pytest.approx(
+        {"first": VALUES[2], "last": VALUES[5], "best": VALUES[4], "best_step": 4}, abs=1
+    )
+    assert summary["scores"]["val_loss"]["best_step"] == 6
+    assert summary["directions"] == {"score/v": "max", "score/fail_rate": "min", "val_loss": "min"}
+    selection = {"monitor": "score/v", "step": 4, "constraints": {"val_loss": [0.6, None]}}
+    assert (summary["selection"], summary["constraints_met"]) == (selection, True)
+    assert summary["best_checkpoint"].endswith("step=000004-v=0.500.ckpt")
+    both = [BeforeAfter({"v": curve(VALUES)["value"]}, TEST), *callbacks()]
+    with pytest.raises(MisconfigurationException, match="leave RunReport out"):
+        fit(counter(), both)
+
+
+def test_numbers_of_the_table_do_not_run_together() -> None:
+    side = {"a_score_with_quite_a_long_name": 1797222.1361, "tiny": -0.0001, "generations": 8}
+    change = {"difference": -0.00004, "difference_ci95": [-1e12, 0.25]}
+    report = {
+        "score": "tiny",
+        "before": side,
+        "after": side,
+        "others": {"references": {**side, **change}},
+        "judges": {},
+        "steps": 3,
+        "seconds": {"total": 9.0},
+        "stopped_by": "max_steps",
+        "constraints_met": True,
+        "best_checkpoint": "a.ckpt",
+        **change,
+    }
+    header, long, tiny, before, *_ = console_table(report).splitlines()
+    assert header.split() == ["before", "after", "references"]
+    assert long.split() == ["a_score_with_quite_a_long_name", *["1,797,222"] * 3]
+    assert tiny.split() == ["tiny", "0.000", "0.000", "0.000"]
+    assert len(header) == len(long) == len(tiny)
+    assert before == "tiny, after - before: 0.000 (95 % interval -1.00e+12 to +0.250)"
+
+
 def png_size(path: Path) -> tuple[int, int]:
     start = path.read_bytes()[:24]
     assert start[:8] == b"\x89PNG\r\n\x1a\n"
@@ -505,9 +582,9 @@ def test_the_curves_are_drawn(compare, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Axes, "plot", spy)
     compare(logger=HistoryLogger(str(tmp_path)), log_every_n_steps=1)
     width, height = png_size(tmp_path / "curves.png")
-    assert 1200 <= width <= 3000
+    assert 1000 <= width <= 3000
     assert 400 <= height <= 2000
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     steps, values = drawn[0]  # the first panel: the score at each validation
-    assert steps == [0, 1, 2, 3, 4]
+    assert steps == [1, 2, 3, 4, 5]
     assert np.divide(values, values[0]) == pytest.approx(np.divide(VALUES[1:], VALUES[1]), rel=1e-5)

@@ -111,7 +111,7 @@ def test_scores_are_drawn_over_the_step_of_their_texts(
     assert run.curve("score/scored_step", "score/l") == {step: 1 - VALUES[step] for step in steps}
     # The weight is the number of updates before the batch.
     assert run.curve("trainer/global_step", "train/weight") == {
-        batch: updates * batch for batch in range(4)
+        updates * (batch + 1): updates * batch for batch in range(4)
     }
     defined = run.definitions
     assert defined["*"].step_metric == "trainer/global_step"
@@ -342,7 +342,7 @@ def test_a_killed_offline_run_is_on_disk(fit: Fit, tuned, report, tmp_path) -> N
         time.sleep(0.1)
         for run in read_files(tmp_path):
             curve = run.curve("trainer/global_step", "train/weight")
-    assert curve == {0: 0, 1: 1}
+    assert curve == {1: 0, 2: 1}
 
 
 def test_a_logger_of_the_trainer_is_used_and_its_new_run_named(
@@ -435,7 +435,7 @@ def test_tables_have_all_scores(fit: Fit, counter, curve, held_out, report, tmp_
     fit(Writer(), [watch, RolloutSamples(every_n_batches=1), report()], max_steps=2)
     run = only_run(tmp_path)
     rollouts = [row for row in run.rows if "rollout/samples" in row]
-    assert [row["trainer/global_step"] for row in rollouts] == [0, 1]
+    assert [row["trainer/global_step"] for row in rollouts] == [1, 2]
     table = run.table(rollouts[1], "rollout/samples")
     assert table["columns"] == ["prompt", "label", "text", "relevance", "fluency", "total"]
     assert table["data"] == [

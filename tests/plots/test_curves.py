@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from ctrlreward.plots.curves import _smoothed, curve, draw_curves
+from ctrlreward.files import JsonLog
+from ctrlreward.plots.curves import _smoothed, curve, draw_curves, draw_front, plot_run
 
 
 def test_a_curve_skips_rows_without_the_metric() -> None:
@@ -51,6 +54,97 @@ def test_a_judge_is_drawn_before_and_after_with_its_difference(
     draw_curves([], report, tmp_path / "c.png")
     difference = "+0.300 (95 % interval +0.200 to +0.350)"
     assert lines[0] == ([0, 1], [0.6, 0.9], difference)
+
+
+REPORT = {
+    "before": {"relevance": 0.5, "fail_rate": 0.0, "generations": 8},
+    "after": {"relevance": 0.8, "fail_rate": 0.0, "generations": 8},
+    "intervals": {"before": {"relevance": [0.4, 0.6]}, "after": {"relevance": [0.7, 0.9]}},
+    "selection": {"monitor": "score/relevance", "step": 24, "constraints": {"kl": [None, 0.5]}},
+    "directions": {"score/relevance": "max", "kl": "min"},
+}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures that were saved, with their limits and ticks settled."""
+    figures: list[Figure] = []
+
+    def save(self: Figure, path: Path, **_: object) -> None:
+        self.draw_without_rendering()
+        figures.append(self)
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    return figures
+
+
+@pytest.mark.parametrize("validations", [0, 1, 20])
+def test_a_score_shows_what_was_decided(validations: int, drawn: list[Figure]) -> None:
+    steps = [4] if validations == 1 else [2 * i for i in range(1, validations + 1)]
+    history = [{"step": s, "score/relevance": 0.5 + 0.01 * s, "kl": 0.02 * s} for s in steps]
+    kept = {0: None, 1: 4, 20: 24}[validations]
+    report = {**REPORT, "selection": {**REPORT["selection"], "step": kept}}
+    draw_curves(history, report, Path("c.png"))
+    relevance, *kl = [panel for panel in drawn[0].axes if panel.get_visible()]
+    handles, labels = relevance.get_legend_handles_labels()
+    legend = dict(zip(labels, handles, strict=True))
+    assert relevance.get_title("left") == "relevance ↑"
+    ticks = [t for t in relevance.get_xticks() if relevance.get_xlim()[0] <= t]
+    assert all(tick == round(tick) for tick in ticks)
+    for side, interval, x in (("before", [0.4, 0.6], 0), ("after", [0.7, 0.9], kept)):
+        (segment,) = legend[side].lines[2][0].get_segments()
+        assert segment[:, 1] == pytest.approx(interval)
+        assert kept is None or segment[0, 0] == x
+    if validations == 0:
+        assert "no validation yet" in labels
+        assert kl == []
+        return
+    assert list(legend["validation"].get_xdata()) == steps
+    assert list(legend[f"kept, step {kept}"].get_xdata()) == [kept, kept]
+    assert kl[0].get_title("left") == "kl ↓"
+    (excluded,) = [patch for patch in kl[0].patches if patch.get_alpha()]
+    assert (excluded.get_y(), excluded.get_label()) == (0.5, "constraint, at most 0.5")
+
+
+@pytest.mark.parametrize("history", [[], [{"step": 3, "reward/total": 0.5}]])
+def test_no_axis_is_empty(history: list[dict[str, float]], drawn: list[Figure]) -> None:
+    draw_curves(history, {"scores": {"score/relevance": {}}}, Path("c.png"))
+    first, *more = [panel for panel in drawn[0].axes if panel.get_visible()]
+    assert [text.get_text() for text in first.texts] == ["no validation yet"]
+    assert len(first.get_xticks()) == len(first.get_yticks()) == 0
+    for panel in more:
+        assert [line.get_marker() for line in panel.lines][1:] == ["o"]
+        assert all(tick == round(tick) for tick in panel.get_xticks())
+
+
+def test_labels_of_steps_do_not_overlap(drawn: list[Figure]) -> None:
+    kept = {i: (0.5 + 0.0001 * i, 30.0 - 0.01 * i) for i in range(1, 30)}
+    draw_front(["a", "b"], kept, {0: (0.1, 60.0)}, Path("c.png"), ["max", "min"])
+    (panel,) = drawn[0].axes
+    boxes = [text.get_window_extent() for text in panel.texts]
+    assert panel.texts[0].get_text() == "29"  # the newest one is always labelled
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+    assert (panel.get_xlabel(), panel.get_ylabel()) == ("a ↑", "b ↓")
+
+
+@pytest.mark.parametrize("logger", ["HistoryLogger", "CSVLogger"])
+def test_any_folder_of_a_logger_is_drawn(logger: str, tmp_path: Path, drawn: list[Figure]) -> None:
+    """A later test of a checkpoint replaces the value at its step."""
+    if logger == "CSVLogger":
+        rows = "epoch,step,loss,val_loss\n0,1,2.0,\n0,2,1.5,\n0,2,,1.0\n0,1,,3.0\n"
+        (tmp_path / "metrics.csv").write_text(rows)
+    else:
+        given = [{"loss": 2.0}, {"loss": 1.5}, {"val_loss": 1.0}, {"val_loss": 3.0}]
+        for row, step in zip(given, (1, 2, 2, 1), strict=True):
+            JsonLog(tmp_path / "metrics.jsonl").append({"step": step, "epoch": 0, **row})
+    (tmp_path / "summary.json").write_text('{"directions": {"val_loss": "min"}}')
+    assert plot_run(tmp_path) == tmp_path / "curves.png"
+    lines = {
+        panel.get_title("left"): panel.lines[0].get_xydata().tolist() for panel in drawn[0].axes
+    }
+    assert lines == {"loss": [[1, 2], [2, 1.5]], "val loss ↓": [[1, 3], [2, 1]]}
+    with pytest.raises(FileNotFoundError, match=r"neither metrics.jsonl .* nor metrics.csv"):
+        plot_run(tmp_path / "none")
 
 
 def test_the_moving_average_of_a_constant_is_the_constant() -> None:

@@ -38,7 +38,7 @@ def test_both_panels_have_every_validation_in_order(
     # Error rate against similarity, then similarity against perplexity.
     assert lines == [((0.25, 0.5), (0.5, 0.75)), ((0.5, 0.75), (30.0, 40.0))] * count
     assert len(set(looks)) == count  # each run differs in colour or marker
-    assert marked == (["5", "10", "5", "10"] if count == 1 else ["10"] * 2 * count)
+    assert marked == (["10", "5", "10", "5"] if count == 1 else ["10"] * 2 * count)
 
 
 curves = st.dictionaries(st.integers(0, 6), st.floats(0, 1) | st.just(math.nan), max_size=5)
