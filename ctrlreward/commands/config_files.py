@@ -136,7 +136,9 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             files.append(file)
             own = {key: value for key, value in file.content.items() if key != _EXTENDS}
             # A file that extends another is not one that the parser reads.
-            name = file.path if len(own) == len(file.content) else yaml.safe_dump(own, sort_keys=False)
+            name = (
+                file.path if len(own) == len(file.content) else yaml.safe_dump(own, sort_keys=False)
+            )
             result += ["--config", name] if own else []
     return result, files
 
@@ -169,7 +171,9 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
         if first == "trainer" and others:
             known, given = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
         if given not in known:
-            raise ValueError(f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}")
+            raise ValueError(
+                f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}"
+            )
 
 
 def check_models(file: ConfigFile) -> None:
@@ -194,9 +198,7 @@ def trainer_options() -> tuple[str, ...]:
     source = Path(package.origin).with_name("trainer") / "trainer.py"
     classes = ast.parse(source.read_text(encoding="utf-8")).body
     (trainer,) = (c for c in classes if isinstance(c, ast.ClassDef) and c.name == "Trainer")
-    (build,) = (
-        f for f in trainer.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"
-    )
+    (build,) = (f for f in trainer.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
     _, *names = (a.arg for a in (*build.args.args, *build.args.kwonlyargs))
     return tuple(names)
 

@@ -182,7 +182,9 @@ def test_components_as_a_reader_of_the_page_writes_them(
     texts = {"texts": ["good soup.", "a bad room"], "labels": ["positive", "negative"]}
     reward = build_reward(path)
     assert reward(texts).total.tolist() == expected(texts).total.tolist()
-    path.write_text("reward:\n" + "".join(f"  {line}\n" for line in (SHORT % (model, model)).split("\n")))
+    path.write_text(
+        "reward:\n" + "".join(f"  {line}\n" for line in (SHORT % (model, model)).split("\n"))
+    )
     assert build_reward(path).weights == expected.weights
 
 
