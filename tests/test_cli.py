@@ -183,8 +183,8 @@ def test_a_configuration_may_come_without_its_option() -> None:
     ("arguments", "message"),
     [
         ([], "error: give a configuration: ctrlreward train "),
-        (["none.yaml"], "File does not exist: "),
-        (["--max_steps=3"], "error: "),
+        (["none.yaml"], "error: there is no file none.yaml\n"),
+        (["--max_steps=3"], "error: --max_steps is not an option\n"),
     ],
 )
 @pytest.mark.usefixtures("nothing_loaded")
@@ -196,7 +196,7 @@ def test_a_training_job_needs_a_configuration(
     assert exit.value.code == 2
     printed = capsys.readouterr().err
     assert message in printed
-    assert len(printed.splitlines()) <= 6  # not the list of all options
+    assert len(printed.splitlines()) == 1
 
 
 # A run that is killed and resumed
@@ -224,7 +224,7 @@ def classes(options: Any) -> Iterator[dict[str, Any]]:
 
 def shrunk(file: Path, folder: Path, model: str) -> dict[str, Any]:
     """Return a configuration with another model, fewer prefixes and its own folder."""
-    options = yaml.safe_load(file.read_text().replace("runs/demo", str(folder)))
+    options = yaml.safe_load(file.read_text().replace("runs/demo", str(folder), 1))
     for part in classes(options):
         arguments = part["init_args"]
         if "model" in arguments or ".recipes." in part["class_path"]:

@@ -65,6 +65,20 @@ class ConfigFile:
             line = name.start_mark.line + 1
         return line
 
+    def below(self, keys: Sequence[str]) -> ConfigFile:
+        """Return the part of the file below a key, with the same lines."""
+        content, root = self.content, self.root
+        for key in keys:
+            content = content[key]
+            root = next(value for name, value in _pairs(root) if name.value == key)
+        return ConfigFile(self.path, content, root)
+
+    def under(self, key: str) -> ConfigFile:
+        """Return a file that has this one under a key, with the same lines."""
+        name = yaml.ScalarNode("tag:yaml.org,2002:str", key, self.root.start_mark)
+        root = yaml.MappingNode("tag:yaml.org,2002:map", [(name, self.root)], self.root.start_mark)
+        return ConfigFile(self.path, {key: self.content}, root)
+
     def values(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield the keys that lead to each value that is neither a mapping nor a list."""
         return _leaves(self.content, ())
@@ -78,7 +92,7 @@ def read_config(path: str | Path) -> ConfigFile:
         ValueError: It is not YAML, or not a mapping.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise OSError(f"there is no file {path}")
     try:
         text = Path(path).read_text(encoding="utf-8")
         content, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
@@ -122,7 +136,9 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             files.append(file)
             own = {key: value for key, value in file.content.items() if key != _EXTENDS}
             # A file that extends another is not one that the parser reads.
-            name = file.path if len(own) == len(file.content) else yaml.safe_dump(own, sort_keys=False)
+            name = (
+                file.path if len(own) == len(file.content) else yaml.safe_dump(own, sort_keys=False)
+            )
             result += ["--config", name] if own else []
     return result, files
 
@@ -145,12 +161,7 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
                 if option not in trainer_options():
                     hint = did_you_mean(option, trainer_options())
                     raise file.error((key, option), f"is not an option of the trainer{hint}")
-        for keys, value in file.values():
-            if keys[-1] in MODEL_KEYS:
-                try:
-                    check_spelling(value)
-                except ValueError as error:
-                    raise ValueError(f"{file.path}:{file.line(keys)}: {error}") from None
+        check_models(file)
     for argument in arguments:
         if not argument.startswith("--") or argument == "--":
             continue
@@ -160,7 +171,19 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
         if first == "trainer" and others:
             known, given = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
         if given not in known:
-            raise ValueError(f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}")
+            raise ValueError(
+                f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}"
+            )
+
+
+def check_models(file: ConfigFile) -> None:
+    """Raise a ValueError if a file has a misspelt short name of a model."""
+    for keys, value in file.values():
+        if keys[-1] in MODEL_KEYS:
+            try:
+                check_spelling(value)
+            except ValueError as error:
+                raise ValueError(f"{file.path}:{file.line(keys)}: {error}") from None
 
 
 @cache
@@ -175,9 +198,7 @@ def trainer_options() -> tuple[str, ...]:
     source = Path(package.origin).with_name("trainer") / "trainer.py"
     classes = ast.parse(source.read_text(encoding="utf-8")).body
     (trainer,) = (c for c in classes if isinstance(c, ast.ClassDef) and c.name == "Trainer")
-    (build,) = (
-        f for f in trainer.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"
-    )
+    (build,) = (f for f in trainer.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
     _, *names = (a.arg for a in (*build.args.args, *build.args.kwonlyargs))
     return tuple(names)
 

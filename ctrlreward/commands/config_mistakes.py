@@ -92,7 +92,9 @@ def _mistakes(message: str) -> list[_Mistake]:
         if step:
             way.append((len(space), step[2] or "", step[3] or ""))
         elif text and not _NOISE.match(text):
-            keys = [key for _, key, path in way for key in ([f"={path}"] if path else key.split("."))]
+            keys = [
+                key for _, key, path in way for key in ([f"={path}"] if path else key.split("."))
+            ]
             paths = [path for _, _, path in way if path]
             found.append(_Mistake(tuple(keys), paths[-1] if paths else "", text))
     return found

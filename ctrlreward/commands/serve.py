@@ -8,21 +8,20 @@ import os
 import signal
 import socket
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ctrlreward.adapters.trainer_options import TrainerRoutes
-from ctrlreward.commands.command_parser import command_parser
-from ctrlreward.commands.ray_serve import serve_on_ray
+from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.ray_serve_options import RayServeOptions
-from ctrlreward.commands.served_reward import ServedReward, reward_block
-from ctrlreward.commands.terminal import user_errors
+from ctrlreward.commands.reward_files import read_reward
 from ctrlreward.extras import import_extra
 from ctrlreward.serving.queue_options import QueueOptions
-from ctrlreward.serving.server_connection import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
+
+    from ctrlreward.adapters.trainer_options import TrainerRoutes
 
 _DESCRIPTION = """Serve the reward of a YAML file over HTTP.
 
@@ -43,11 +42,34 @@ def run(arguments: list[str]) -> None:
     Raises:
         SystemExit: With status 2 after an error of the user, 1 if the models can't be loaded.
     """
-    parser = command_parser("ctrlreward serve", "REWARD [options]", _DESCRIPTION, _EXAMPLES)
-    parser.add_function_arguments(serve, as_group=False, as_positional=True)
-    config = parser.parse_args(arguments)
-    with user_errors(parser):
+    try:
+        _check(arguments)
+        # From here on, PyTorch is imported.
+        from ctrlreward.commands.command_parser import command_parser
+
+        parser = command_parser("ctrlreward serve", "REWARD [options]", _DESCRIPTION, _EXAMPLES)
+        parser.add_function_arguments(serve, as_group=False, as_positional=True)
+        config = parser.parse_args(arguments)
         serve(**parser.instantiate(config).as_dict())
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print("error:", error, *getattr(error, "__notes__", []), file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _check(arguments: list[str]) -> None:
+    """Check the names of options, and the file, before PyTorch is imported.
+
+    Raises:
+        ValueError: An option does not exist, or the file has no reward.
+        OSError: There is no such file.
+    """
+    known = list(signature(serve).parameters)
+    for argument in arguments:
+        name = argument[2:].partition("=")[0].partition(".")[0]
+        if argument.startswith("--") and name not in (*known, "help"):
+            raise ValueError(f"--{name} is not an option{did_you_mean(name, known, '--{}'.format)}")
+        if not argument.startswith("-") and Path(argument).suffix in (".yaml", ".yml"):
+            read_reward(Path(argument))
 
 
 def serve(
@@ -69,8 +91,8 @@ def serve(
     """Serve a reward.
 
     Args:
-        reward: YAML file with `class_path` and `init_args` of a reward, bare, under the key
-            `reward`, or in a recipe under `model.init_args.reward`.
+        reward: YAML file with `components`, or with `class_path` and `init_args` of a reward, bare,
+            under the key `reward`, or in a recipe under `model.init_args.reward`.
         device: Device of all scorers, such as cuda:1; null leaves each where the file says.
         host: Address to listen at. Other machines reach 0.0.0.0, this one alone 127.0.0.1.
         port: Port to listen at; 0 takes a free one.
@@ -94,6 +116,8 @@ def serve(
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         import_extra(module, "ctrlreward serve")
+    from ctrlreward.commands.ray_serve import serve_on_ray
+    from ctrlreward.commands.served_reward import ServedReward
     from ctrlreward.serving.application import ServeOptions
 
     if replicas < 1 or (engine == "process" and replicas > 1):
@@ -102,12 +126,13 @@ def serve(
         raise ValueError(f"grace = {grace}: give a positive number of seconds")
     token = _token(token_file)
     options = ServeOptions(queue, body_bytes, body_seconds, token)
-    served = ServedReward(reward_block(reward), device, options, trainers)
-    app = served.app()
+    block, file = read_reward(reward)
+    served = ServedReward(block, device, options, trainers)
+    app = served.app(file)
     if token is None and not _is_loopback(host):
         print(
             f"warning: {host} is reached by other machines and there is no token: give "
-            f"--token_file, or set {TOKEN_VARIABLE}",
+            "--token_file, or set CTRLREWARD_TOKEN",
             file=sys.stderr,
         )
     if engine == "process":
@@ -122,6 +147,8 @@ def serve(
 
 
 def _token(path: Path | None) -> str | None:
+    from ctrlreward.serving.server_connection import TOKEN_VARIABLE
+
     if path is None:
         return os.environ.get(TOKEN_VARIABLE)
     token = path.read_text(encoding="utf-8").strip()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import yaml
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.commands.command_parser import CommandParser
-from ctrlreward.commands.terminal import user_errors
+from ctrlreward.commands.config_files import ConfigFile
+from ctrlreward.commands.config_mistakes import one_line
+from ctrlreward.commands.reward_files import COMPONENT_KEYS, read_reward
 from ctrlreward.reward import Reward
+from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.remote_reward import RemoteReward
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class ServedReward:
     """Recipe of a served reward: plain data, which may travel to other machines.
 
     Args:
-        block: `class_path` and `init_args` of the reward.
+        block: The reward, as `reward_files.read_reward` returns it.
         device: Device of all scorers; None leaves each where the block says.
         options: Limits of the server.
         trainers: Options of the trainers' routes; None leaves these routes out.
@@ -37,16 +38,19 @@ class ServedReward:
     options: ServeOptions
     trainers: TrainerRoutes | None = None
 
-    def app(self) -> FastAPI:
+    def app(self, file: ConfigFile | None = None) -> FastAPI:
         """Return the application; its lifespan loads the models.
 
+        Args:
+            file: File of the reward, for errors.
+
         Raises:
-            ValueError: The reward is that of another server, or the routes can't serve it.
-            SystemExit: With status 2 after a wrong class or argument.
+            ValueError: A class or an argument is wrong, the reward is that of another server, or
+                the routes can't serve it.
         """
         from ctrlreward.serving.application import create_app
 
-        reward = reward_of(self.block, self.device)
+        reward = reward_of(self.block, self.device, file)
         routers = []
         if self.trainers is not None:
             from ctrlreward.adapters.trainer_routes import trainer_routes
@@ -59,26 +63,36 @@ def build_reward(path: Path, device: str | None = None) -> Reward:
     """Return the reward of a YAML file.
 
     Args:
-        path: The file: `class_path` and `init_args`, bare, under `reward`, or under
-            `model.init_args.reward`.
+        path: The file: `class_path` and `init_args`, or `components`, bare, under `reward`, or
+            under `model.init_args.reward`.
         device: Device of all scorers; None leaves each where the file says.
 
     Raises:
-        ValueError: The file is no YAML or has no reward.
+        ValueError: The file is not YAML, has no reward, or has a wrong class or argument.
         OSError: It can't be read.
-        SystemExit: With status 2 after a wrong class or argument.
     """
-    return reward_of(reward_block(path), device)
+    block, file = read_reward(path)
+    return reward_of(block, device, file)
 
 
-def reward_of(block: Mapping[str, Any], device: str | None = None) -> Reward:
-    """Return the reward of a block of `class_path` and `init_args`; see `build_reward`."""
-    parser = CommandParser(prog="ctrlreward serve", usage="REWARD [options]")
-    parser.add_argument("--reward", type=Reward, required=True)
-    config = parser.parse_object({"reward": dict(block)})
-    with user_errors(parser):
-        reward = parser.instantiate(config).reward
-    assert isinstance(reward, Reward)
+def reward_of(
+    block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
+) -> Reward:
+    """Return a reward; see `build_reward`.
+
+    Args:
+        block: The reward, as `reward_files.read_reward` returns it.
+        device: Device of all scorers; None leaves each where the block says.
+        file: File of the reward, for errors.
+    """
+    if "class_path" in block:
+        reward = _parsed("reward", Reward, block, file and file.under("reward"))
+    else:
+        own = file and file.below(["components"])
+        components = {
+            name: _component(name, given, own) for name, given in block["components"].items()
+        }
+        reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
     if isinstance(reward, RemoteReward):
         raise ValueError(
             f"the file has the reward of another server, {reward.url}: serve its own file"
@@ -90,33 +104,46 @@ def reward_of(block: Mapping[str, Any], device: str | None = None) -> Reward:
     return reward
 
 
-def reward_block(path: Path) -> dict[str, Any]:
-    """Return `class_path` and `init_args` of the reward in a YAML file.
+class _RewardParser(CommandParser):
+    """Parser whose errors are exceptions."""
 
-    Raises:
-        ValueError: The file is no YAML or has no reward.
-        OSError: It can't be read.
-    """
-    if not path.is_file():
-        raise OSError(f"there is no file {path}: give a YAML file with a reward")
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise a ValueError."""
+        if not self.exit_on_error:
+            super().error(message, ex)
+        raise ValueError(message)
+
+
+def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> Any:
+    """Return the object of a class and its arguments."""
+    parser = _RewardParser()
+    parser.add_argument(f"--{name}", type=kind, required=True)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
-    for block in _places(content):
-        if isinstance(block, Mapping) and "class_path" in block:
-            return dict(block)
-    raise ValueError(
-        f"{path} has no reward: give class_path and init_args, bare, under 'reward:' or under "
-        "'model: init_args: reward:'"
+        config = parser.parse_object({name: value})
+    except ValueError as error:
+        raise ValueError(one_line(str(error), [file] if file else [])) from None
+    return parser.instantiate(config)[name]
+
+
+def _component(name: str, given: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
+    """Return a component, with its weight if there is one, of the short form."""
+    if isinstance(given, str):
+        given = {"scorer": given}
+    if "class_path" in given:
+        return _parsed(name, Scorer, given, file)
+    options = {key: value for key, value in given.items() if key not in COMPONENT_KEYS}
+    path = given["scorer"] if "." in given["scorer"] else f"ctrlreward.scorers.{given['scorer']}"
+    scorer = _parsed(
+        name,
+        Scorer,
+        {"class_path": path, "init_args": options | dict(given.get("options") or {})},
+        file,
     )
-
-
-def _places(content: object) -> Iterator[object]:
-    """Yield the places of a file where a reward may be; a recipe's own class_path is its model."""
-    if isinstance(content, Mapping):
-        yield content
-        yield content.get("reward")
-        model = content.get("model")
-        arguments = model.get("init_args") if isinstance(model, Mapping) else None
-        yield arguments.get("reward") if isinstance(arguments, Mapping) else None
+    component = scorer
+    if "score" in given:
+        try:
+            component = scorer[given["score"]]
+        except (KeyError, ValueError) as error:
+            message = error.args[0]
+            raise file.error((name, "score"), f"= {message}") if file else error from None
+    return (component, given["weight"]) if "weight" in given else component

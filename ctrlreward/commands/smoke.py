@@ -27,6 +27,8 @@ _FEWER = {
     "batch_size": 2,
     "num_generations": 2,
     "generations_per_prompt": 1,
+    "max_completion_length": 8,
+    "evaluators": 2,
     "prefixes": 2,
     "count": 4,
     "epochs": 1,
@@ -71,7 +73,7 @@ def shrink(config: Namespace) -> None:
 def written(folder: Path) -> str:
     """Return one line on what a smoke run wrote."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    names = dict.fromkeys(Path(file).parts[0] for file in files)
+    names = dict.fromkeys(Path(file).parts[0] for file in files if not file.startswith("."))
     return f"smoke run: {len(files)} files in {folder}: {', '.join(names)}"
 
 

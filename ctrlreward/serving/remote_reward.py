@@ -38,7 +38,8 @@ class RemoteReward(Reward):
             and versions are compared. Of a description, only its own entries are:
             `{"weights": {"relevance": 1.0}}`. None takes any.
         timeout: Seconds to wait for one reply.
-        patience: Seconds to repeat a request, and to wait for the server.
+        patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
+            to repeat a request, and 3 to reach a server that never replied.
 
     Attributes:
         url: Address of the server.
@@ -62,7 +63,7 @@ class RemoteReward(Reward):
         token: str | None = None,
         expect: dict[str, Any] | str | PathLike[str] | Reward | None = None,
         timeout: float = 600.0,
-        patience: float = 120.0,
+        patience: float | None = None,
     ) -> None:
         # Not Reward's: components and weights are the server's.
         self._connection = ServerConnection(url, token, timeout, patience, _expected(expect))

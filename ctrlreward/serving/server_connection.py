@@ -27,6 +27,10 @@ TOKEN_VARIABLE = "CTRLREWARD_TOKEN"
 _LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 _IDLE = 30  # seconds that an unused connection is kept
 _CONNECT = 10  # seconds to open one
+# Seconds without a `patience`: to repeat a request to a server that has replied once, and to reach
+# one that never has, which is more likely not to run than to be starting.
+_PATIENCE = 120.0
+_UNREACHED = 3.0
 _SHOWN = 12  # differences in an error
 
 
@@ -48,11 +52,13 @@ class _Transient(Exception):
     Args:
         reason: Message of the error if all attempts fail.
         wait: Seconds that the server asks to wait; None if it does not say.
+        reached: Whether a server has replied.
     """
 
-    def __init__(self, reason: str, wait: float | None = None) -> None:
+    def __init__(self, reason: str, wait: float | None = None, reached: bool = True) -> None:
         super().__init__(reason)
         self.wait = wait
+        self.reached = reached
 
 
 class ServerConnection:
@@ -66,7 +72,8 @@ class ServerConnection:
         token: Bearer token; None takes `$CTRLREWARD_TOKEN`, if set.
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request while the server can't be reached, is loading, or is
-            full, or a proxy before it has lost the server that held the request.
+            full, or a proxy before it has lost the server that held the request. None: 120, but 3
+            to reach a server that never replied.
         expect: Description that the server's must agree with, or a part of one; None for any.
 
     Raises:
@@ -78,14 +85,14 @@ class ServerConnection:
         url: str,
         token: str | None = None,
         timeout: float = 600.0,
-        patience: float = 120.0,
+        patience: float | None = None,
         expect: Mapping[str, Any] | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url = {url!r}: give an address such as 'http://127.0.0.1:8700'")
         for name, seconds in (("timeout", timeout), ("patience", patience)):
-            if not seconds > 0:
+            if seconds is not None and not seconds > 0:
                 raise ValueError(f"{name} = {seconds}: give a positive number of seconds")
         self.url = url.rstrip("/")
         self.token = token
@@ -172,7 +179,7 @@ class ServerConnection:
         started = time.monotonic()
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Transient),
-            stop=tenacity.stop_before_delay(self.patience),
+            stop=lambda state: tenacity.stop_before_delay(self._patience(state))(state),
             wait=_wait,
             before_sleep=self._announce,
             reraise=True,
@@ -180,11 +187,25 @@ class ServerConnection:
         try:
             return retrying(self._attempt, method, path, content, expected)
         except _Transient as error:
+            tried = f"tried for {time.monotonic() - started:.0f} s"
+            if not error.reached and self.patience is None and self._description is None:
+                raise ServerLost(
+                    f"there is no reward server at {self.url}: {error}; {tried}. Start one with "
+                    "`ctrlreward serve reward.yaml`, or give patience=SECONDS to wait for it"
+                ) from error
             raise ServerLost(
-                f"the reward server {self.url} was lost: {error}; tried for "
-                f"{time.monotonic() - started:.0f} s of patience = {self.patience:g}. Start it "
-                "with `ctrlreward serve`, correct the URL, or give more patience"
+                f"the reward server {self.url} was lost: {error}; {tried} of patience = "
+                f"{self.patience or _PATIENCE:g}. Start it with `ctrlreward serve`, correct the "
+                "URL, or give more patience"
             ) from error
+
+    def _patience(self, state: tenacity.RetryCallState) -> float:
+        """Return the seconds for which a request is repeated after this failure."""
+        if self.patience is not None:
+            return self.patience
+        error = state.outcome.exception() if state.outcome is not None else None
+        reached = self._description is not None or not isinstance(error, _Transient) or error.reached
+        return _PATIENCE if reached else _UNREACHED
 
     def _attempt(
         self, method: str, path: str, content: bytes | None, expected: str | None
@@ -195,7 +216,7 @@ class ServerConnection:
                 method, self.url + path, content=content, headers=headers
             )
         except (httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ConnectTimeout) as error:
-            raise _Transient(f"{type(error).__name__}: {error}") from error
+            raise _Transient(f"{type(error).__name__}: {error}", reached=False) from error
         except httpx2.TimeoutException as error:  # scored already, or soon: no second request
             raise ServerLost(
                 f"the reward server {self.url} did not answer {path} in timeout = "

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import yaml
 
-from ctrlreward.commands.config_files import fill_root, with_extended
+from ctrlreward.cli import main
+from ctrlreward.commands.config_files import check_names, fill_root, read_config, with_extended
 from ctrlreward.commands.training_job import build
 
 BASE = """
@@ -42,27 +48,192 @@ def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("extends: a.yaml")
     (tmp_path / "a.yaml").write_text("a: 1")
     a = str(tmp_path / "a.yaml")
-    assert with_extended(["--config", str(tmp_path / "c.yaml")]) == [
-        *("--config", a),
-        *("--config", "c: 1\n"),
-    ]
-    assert with_extended(["--config", a, "--config=absent.yaml"]) == [
-        *("--config", a),
-        *("--config", "absent.yaml"),
-    ]
+    arguments, files = with_extended([f"--config={tmp_path / 'c.yaml'}", "--x=1"])
+    assert arguments == ["--config", a, "--config", "c: 1\n", "--x=1"]
+    assert [Path(file.path).name for file in files] == ["a.yaml", "b.yaml", "c.yaml"]
 
 
 def test_only_the_runs_folder_can_be_named() -> None:
     config = Namespace(a=["x/${trainer.default_root_dir}/y", 1], b={"c": "plain"})
     assert fill_root(config, "runs/z") == Namespace(a=["x/runs/z/y", 1], b={"c": "plain"})
-    with pytest.raises(ValueError, match=r"names \$\{trainer.root\}: only .*default_root_dir"):
+    with pytest.raises(
+        ValueError, match=r"trainer.root.* names another value: only .*default_root"
+    ):
         fill_root({"a": "${trainer.root}"}, "runs")
 
 
-def test_the_command_names_what_is_wrong_without_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("extends: absent.yaml")
-    command = [sys.executable, "-m", "ctrlreward", "train", str(tmp_path / "a.yaml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 2
-    assert "absent.yaml, which does not exist" in done.stderr
-    assert "Traceback" not in done.stderr
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+DEMO = CONFIGS / "controlled_generation" / "sentiment_smollm2.yaml"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
+def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -> None:
+    file = read_config(path)
+    check_names([], [file]) if "trainer" in file.content else None
+    root = file.content.get("trainer", {}).get("default_root_dir", "none")
+    for keys, value in file.values():
+        if keys != ("trainer", "default_root_dir"):
+            assert value != root, keys
+            assert not str(value).startswith(f"{root}/"), keys
+        if keys == ("model", "init_args", "folder") or keys[-1] in ("dirpath", "save_dir"):
+            assert str(value).startswith("${trainer.default_root_dir}"), keys
+
+
+FIRST_SECOND = """
+import sys
+from ctrlreward.cli import main
+
+wrong = [line.split() for line in sys.argv[1:]]
+for arguments in wrong:
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        loaded = {"torch", "transformers", "pytorch_lightning"} & set(sys.modules)
+        assert (ended.code, loaded) == (2, set()), (arguments, ended.code, loaded)
+    else:
+        raise AssertionError(arguments)
+"""
+MISTYPED = {
+    "train nope.yaml": "error: there is no file nope.yaml",
+    "train -c nope.yaml": "error: there is no file nope.yaml",
+    f"train {DEMO} --trainer.max-step 3": "--trainer.max_step is not an option "
+    "(did you mean --trainer.max_steps?)",
+    f"train {DEMO} --trainr.max_steps 3": "(did you mean --trainer?)",
+    f"train {DEMO} --model.init_args.model=smollm2-135": "(did you mean 'smollm2-135m'?)",
+    "train extending.yaml": "extending.yaml:1: extends names absent.yaml, which does not exist",
+    "serve nope.yaml": "error: there is no file nope.yaml",
+    "serve reward.yaml --prot 8": "--prot is not an option (did you mean --port?)",
+    "score a.csv b.csv --scorers Perplexity --scorers.model minilm": "(did you mean 'minilm-l6'?)",
+    "trian": "there is no command 'trian' (did you mean train?)",
+}
+
+
+def test_what_is_mistyped_is_said_before_pytorch_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "extending.yaml").write_text("extends: absent.yaml")
+    (tmp_path / "reward.yaml").write_text("components: {d: Distinct}")
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_SECOND, *MISTYPED],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for message in MISTYPED.values():
+        assert message in done.stderr
+    assert time.monotonic() - started < len(MISTYPED)  # a second each
+
+
+def edited(keys: Sequence[str | int], value: Any, renamed: str = "") -> dict[str, Any]:
+    """Return the demo with another value of a key, or another key."""
+    content: dict[str, Any] = yaml.safe_load(DEMO.read_text())
+    at: Any = content
+    for key in keys[:-1]:
+        at = at[key]
+    if renamed:
+        at[renamed] = at.pop(keys[-1])
+    else:
+        at[keys[-1]] = value
+    return content
+
+
+INIT = ("model", "init_args")
+WATCH = ("trainer", "callbacks", 1)
+MISTAKES = {
+    "top level": (edited(["trainer"], 0, "trainr"), "trainr", "mean 'trainer'?"),
+    "of the trainer": (
+        edited(["trainer", "max_steps"], 0, "max_step"), "trainer.max_step", "mean 'max_steps'?"),
+    "argument": (
+        edited([*INIT, "objective"], 0, "objectiv"), "model.init_args.objectiv",
+        "mean 'objective'?"),
+    "in a group": (
+        edited([*INIT, "generation", "temperature"], 0, "temprature"),
+        "model.init_args.generation.temprature", "mean 'temperature'?"),
+    "old name": (edited([*INIT, "lora", "r"], 0, "rank"), "model.init_args.lora.rank", "use r"),
+    "of a reward": (
+        edited([*INIT, "reward", "init_args", "fluency"], 0, "fluenc"),
+        "model.init_args.reward.init_args.fluenc", "mean 'fluency'?"),
+    "of a callback": (
+        edited([*WATCH, "init_args", "template"], 0, "templat"),
+        "trainer.callbacks[1].init_args.templat", "mean 'template'?"),
+    "of a judge": (
+        edited(["trainer", "callbacks", 4, "init_args", "judges", "sentiment_auc", "init_args",
+                "positive"], 0, "positiv"),
+        "trainer.callbacks[4].init_args.judges.sentiment_auc.init_args.positiv",
+        "mean 'positive'?"),
+    "type": (edited(["trainer", "max_steps"], "five"), "trainer.max_steps", "be int, got 'five'"),
+    "type within": (
+        edited(["data", "init_args", "batch_size"], "five"), "data.init_args.batch_size",
+        "be int, got 'five'"),
+    "choice": (
+        edited([*INIT, "objective", "algorithm"], "grp"), "model.init_args.objective.algorithm",
+        "mean 'grpo'?"),
+    "class": (
+        edited(["model", "class_path"], "ctrlreward.policy.PolicyTunr"), "model.class_path",
+        "mean 'PolicyTuner'?"),
+    "function": (
+        edited([*WATCH, "class_path"], "ctrlreward.recipes.controlled_generation.held_out_scorr"),
+        "trainer.callbacks[1].class_path", "mean 'held_out_scorer'?"),
+    "init_args": (edited(["data", "init_args"], 0, "init_arg"), "data.init_arg", "'init_args'?"),
+    "model": (edited([*INIT, "model"], "smollm-135m"), "model = 'smollm-135m'", "'smollm2-135m'?"),
+    "lacking": (edited([*INIT], {"model": "m"}), "model", "lacks reward"),
+    "value": (
+        edited(["trainer", "callbacks", 3, "init_args", "dirpath"], "${trainer.root}"),
+        "${trainer.root}", "only ${trainer.default_root_dir}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
+    mistake: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    content, key, suggestion = MISTAKES[mistake]
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    monkeypatch.setattr(pl.Trainer, "fit", lambda *_, **__: pytest.fail("it trains"))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "job.yaml"])
+    assert ended.value.code == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Seed")]
+    assert line.startswith("error: ")
+    if mistake != "value":
+        assert re.search(r"job\.yaml:\d+: ", line)
+    if mistake not in ("value", "lacking"):
+        name = key.partition(" =")[0].split(".")[-1]
+        number = int(line.split(":")[2])
+        assert Path("job.yaml").read_text().splitlines()[number - 1].strip("- ").startswith(name)
+    assert key in line
+    assert suggestion in line
+
+
+def test_bad_yaml_has_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.yaml").write_text("trainer:\n  max_steps: [1, 2\nmodel: x\n")
+    with pytest.raises(SystemExit):
+        main(["train", str(tmp_path / "job.yaml")])
+    assert re.match(r"error: .*job\.yaml:3: is not YAML: .+\n$", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("read", ["when it is built", "when training starts"])
+def test_missing_data_is_one_line_with_its_key(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = {"when it is built": "tense_warm_up", "when training starts": "text_cnn_tense"}[read]
+    text = (CONFIGS / "style_transfer" / f"{name}.yaml").read_text()
+    Path("job.yaml").write_text(text)  # whose configs/style_transfer/tense is not here
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "job.yaml", "--trainer.accelerator=cpu"])
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert re.match(r"error: job\.yaml:\d+: \S+ = configs/\S+txt: there is no such file", line)
+
+
+@pytest.mark.parametrize("option", ["--model.lora.lora_alph=8", "--model.objective.bet=1"])
+def test_options_of_classes_are_not_abbreviated(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build([str(DEMO), option])
+    name = option.partition("=")[0]
+    assert f"error: {name} is not an option (did you mean" in capsys.readouterr().err

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward.callbacks import HistoryLogger
-from ctrlreward.commands.last_run import make_room, move_last_run_aside
+from ctrlreward.commands.last_run import make_room, move_last_run_aside, run_folders
 
 RUN = ("metrics.jsonl", "checkpoints/last.ckpt", "config.yaml", "wandb/offline-run-1/run.wandb")
 
@@ -134,3 +138,44 @@ def test_all_folders_of_a_trainer_are_free(folder_with: Callable[..., Path]) -> 
         (history, history.with_name("history-1")),
     ]
     assert list(make_room(trainer(empty, logger=False))) == []
+
+
+def hold(folder: Path, resumed: bool, start: Any, said: Any) -> None:
+    """Hold the folder of a run for a minute, or say why it can't be held."""
+    history = HistoryLogger(str(folder))
+    trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, logger=history)
+    start.wait()
+    try:
+        with run_folders(trainer, resumed):
+            said.put((os.getpid(), "held"))
+            time.sleep(60)
+    except ValueError as error:
+        said.put((os.getpid(), str(error)))
+
+
+def test_one_of_several_runs_that_start_at_once_has_the_folder(
+    folder_with: Callable[..., Path],
+) -> None:
+    folder = folder_with(RUN)
+    fork = multiprocessing.get_context("fork")
+    said = fork.Queue()
+
+    def runs(count: int, resumed: bool = False) -> dict[int, str]:
+        start = fork.Barrier(count)
+        for _ in range(count):
+            fork.Process(target=hold, args=(folder, resumed, start, said), daemon=True).start()
+        return dict(said.get(timeout=60) for _ in range(count))
+
+    first = runs(4)
+    assert sorted(first.values())[1:] != ["held"] * 3
+    (holder,) = (process for process, words in first.items() if words == "held")
+    for words in first.values():
+        assert words == "held" or f"{folder} is in use by " in words
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["demo", "demo-1"]
+    for resumed in (False, True):
+        (words,) = runs(1, resumed).values()
+        assert words.startswith(f"{folder} is in use by process {holder} on ")
+        assert "give another --trainer.default_root_dir" in words
+    os.kill(holder, signal.SIGKILL)
+    (words,) = runs(1, resumed=True).values()
+    assert words == "held"

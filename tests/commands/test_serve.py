@@ -19,6 +19,7 @@ import pytest
 from fastapi import FastAPI
 from letter_scorers import letters_reward
 
+from ctrlreward import CTRLEval, Distinct, Perplexity, Reward
 from ctrlreward.cli import main
 from ctrlreward.commands.served_reward import ServedReward, build_reward
 
@@ -121,8 +122,8 @@ def test_a_device_moves_all_scorers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("soup: 3\n", [], "has no reward: give class_path and init_args"),
-        ("a: [\n", [], "is not YAML"),
+        ("soup: 3\n", [], "has no reward: give components, or class_path and init_args"),
+        ("a: [\n", [], "reward.yaml:2: is not YAML"),
         ("class_path: ctrlreward.scorers.Distinct\n", [], "Distinct"),
         ("class_path: letter_scorers.letters_rewrad\n", [], "letters_rewrad"),
         (BARE % "slow", [], "seconds"),
@@ -145,7 +146,77 @@ def test_a_wrong_input_is_an_error_of_a_few_lines(
     with pytest.raises(SystemExit) as ended:
         main(["serve", str(path), "--port", "0", *options])
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+SHORT = """
+components:
+  relevance: {scorer: CTRLEval, score: attribute_relevance, weight: 2, model: %s, task: sentiment}
+  fluency:
+    scorer: Perplexity
+    score: log_likelihood
+    weight: 0.5
+    options: {model: %s}
+  diversity: {scorer: Distinct, score: distinct_2}
+aggregate: weighted
+"""
+
+
+def test_components_as_a_reader_of_the_page_writes_them(
+    tmp_path: Path, tiny_llama: Callable[[str], str]
+) -> None:
+    model = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
+    path = tmp_path / "reward.yaml"
+    path.write_text(SHORT % (model, model))
+    ctrleval, perplexity = CTRLEval(model, "sentiment"), Perplexity(model)
+    expected = Reward(
+        {
+            "relevance": (ctrleval["attribute_relevance"], 2.0),
+            "fluency": (perplexity["log_likelihood"], 0.5),
+            "diversity": Distinct()["distinct_2"],
+        }
+    )
+    texts = {"texts": ["good soup.", "a bad room"], "labels": ["positive", "negative"]}
+    reward = build_reward(path)
+    assert reward(texts).total.tolist() == expected(texts).total.tolist()
+    path.write_text(
+        "reward:\n" + "".join(f"  {line}\n" for line in (SHORT % (model, model)).split("\n"))
+    )
+    assert build_reward(path).weights == expected.weights
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("aggregate:", "agregate:", "reward.yaml:9: agregate is not a key (did you mean 'aggregate'?)"),
+        ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.class_path = "
+         "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall (did you mean 'CTRLEval'?)"),
+        ("scorer: CTRLEval", "scoer: CTRLEval", "reward.yaml:3: components.relevance must have a scorer"),
+        ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
+        ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
+        ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
+        ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
+        ("weighted", "wieghted", "(did you mean 'weighted'?)"),
+        ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_component_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+) -> None:
+    path = tmp_path / "reward.yaml"
+    content = SHORT % ("gpt2", "gpt2")
+    assert old in content
+    path.write_text(content.replace(old, new))
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", str(path), "--port", "0"])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert printed.count("\n") == 1
 
 
 def test_a_taken_port_is_an_error(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +318,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[FastAPI]:
         return True
 
     monkeypatch.setattr("ctrlreward.commands.serve._serve", record)
-    monkeypatch.setattr("ctrlreward.commands.serve.serve_on_ray", record_replicas)
+    monkeypatch.setattr("ctrlreward.commands.ray_serve.serve_on_ray", record_replicas)
     return apps
 
 

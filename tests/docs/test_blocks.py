@@ -261,7 +261,7 @@ def test_yaml(block: Block, workplace: None) -> None:
         Task.load(file)
     elif "scorers" in keys:
         parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])
-    elif keys == {"class_path", "init_args"}:
+    elif keys == {"class_path", "init_args"} or "components" in keys:
         build_reward(file)
     elif keys == {"reward"}:  # of a module, in a recipe
         file.write_text(yaml.safe_dump({"model": {"init_args": yaml.safe_load(block.code)}}))

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import time
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -87,6 +88,13 @@ def test_building_one_opens_no_connection() -> None:
     remote.release()
     with pytest.raises(ServerLost, match=r"reward server http://127.0.0.1:9 was lost.*ConnectErr"):
         remote.load()
+
+
+def test_a_server_that_never_replied_is_given_up_in_seconds() -> None:
+    started = time.monotonic()
+    with pytest.raises(ServerLost, match=r"no reward server at http://127.0.0.1:9.*ctrlreward serve"):
+        RemoteReward(NOBODY)(["soup"], labels="o")
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.parametrize(
