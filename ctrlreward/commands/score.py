@@ -37,7 +37,9 @@ STANDARD = "-"
 LISTS = {"--scorers", "--names", "--label_map"}
 
 # Options of the command, and the scorers that it knows by name.
-OPTIONS = ("scorers", "names", "columns", "label_map", "chunk", "workers", "threads", "engine", "ray")
+OPTIONS = (
+    *("scorers", "names", "columns", "label_map", "chunk", "workers", "threads", "engine", "ray"),
+)
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
     *("InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity", "TransferQuality"),
@@ -140,4 +142,7 @@ def _check(arguments: Sequence[str]) -> None:
 
 
 def _scorers() -> str:
-    return f"scorers: {', '.join(SCORERS)}, or the import path of your own"
+    return (
+        f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
+        "follow its name; --scorers.help=NAME lists them"
+    )

@@ -77,11 +77,11 @@ class TableShape:
 
 
 class TableWriter:
-    """Table that is written in parts: all columns of the rows, then the scores.
+    r"""Table that is written in parts: all columns of the rows, then the scores.
 
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON
     in the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, is written as its
-    escape: `\\ud800`, which JSON reads back, and which is six characters elsewhere.
+    escape: `\ud800`, which JSON reads back, and which is six characters elsewhere.
 
     Args:
         file: File to write to.

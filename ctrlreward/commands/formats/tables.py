@@ -90,7 +90,9 @@ def to_samples(
             f"{', '.join(present)}; name it with --columns.label=COLUMN"
         )
     table = {
-        column: [_string(row[name], place, name, column) for place, row in zip(places, rows, strict=True)]
+        column: [
+            _string(row[name], place, name, column) for place, row in zip(places, rows, strict=True)
+        ]
         for column, name in read.items()
     }
     if "prefixes" in table:
