@@ -240,6 +240,7 @@ def name_components(
         scorers: One or more.
         names: One per scorer, for keys such as `"small.coherence"`; None uses the scores' own
             names.
+        samples: Samples with the columns that will be scored; None takes all scores.
 
     Raises:
         ValueError: There are no scorers, not one distinct name per scorer, or two scores have the
