@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the lowest to the highest; a room imports from itself and from rooms before it only.
 FLOORS = [
     ["arguments", "columns", "displays", "extras", "ranks", "files"],
-    ["samples", "progress"],
+    ["samples", "progress", "items"],
     ["text"],
     ["functional"],
     ["processor"],

@@ -138,6 +138,8 @@ class TrainerRoutes:
             raise ValueError(f"patience = {self.patience}: give seconds, 0 or more")
         tokens: Any = self.special_tokens  # a string is one token
         tokens = (tokens,) if isinstance(tokens, str) else tuple(tokens)
+        for field, value in (("columns", columns), ("constants", constants)):
+            object.__setattr__(self, field, value)  # by the plural names
         object.__setattr__(self, "special_tokens", tokens)
 
     def check(self, reward: Reward) -> None:

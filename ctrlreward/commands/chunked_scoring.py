@@ -44,5 +44,6 @@ def score_in_chunks(
 
 def _chunks(samples: Samples, size: int) -> Iterator[Shard]:
     for number, first in enumerate(range(0, len(samples), size)):
-        rows = range(first, min(first + size, len(samples)))
-        yield Shard(number, rows, samples[rows.start : rows.stop])
+        part = samples[first : first + size]
+        rows = range(len(part))
+        yield Shard(number, part, rows, [f"sample {first + i}" for i in rows])

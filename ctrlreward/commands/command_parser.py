@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from argparse import RawDescriptionHelpFormatter
-from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from inspect import isabstract
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -16,9 +13,6 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 import ctrlreward.scorers  # lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.scorers import Scorer
-
-# Words with these suffixes are never items of a list option: `--scorers CTRLEval in.jsonl out.csv`.
-_FILES = (".jsonl", ".csv", ".parquet", ".json", ".tsv", ".txt")
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
 # its name in the group.
@@ -90,42 +84,6 @@ def known_scorers() -> list[str]:
         for name, member in members.items()
         if isinstance(member, type) and issubclass(member, Scorer) and not isabstract(member)
     ]
-
-
-def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
-    """Write list options as the parser reads them: `--names a b` as `--names=["a", "b"]`.
-
-    An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
-    separate words too. An option that is given again adds to its list. A value in brackets or
-    braces and `null` are left as they are.
-
-    Args:
-        arguments: Options and positional arguments of a command.
-        lists: The options that take lists: `{"--scorers", "--names"}`.
-    """
-    gathered: list[str] = []
-    given: set[str] = set()
-    rest = deque(arguments)
-    while rest:
-        argument = rest.popleft()
-        option, equals, value = argument.partition("=")
-        words = [value] if equals else []
-        if option in lists and not equals:
-            while rest and not _ends_words(rest[0]):
-                words.append(rest.popleft())
-        if option not in lists:
-            gathered.append(argument)
-        elif words and (words[0][:1] in tuple("[{") or words[0] == "null"):
-            gathered += [f"{option}={words[0]}", *words[1:]]
-        else:
-            items = [item for word in words for item in word.split(",") if item]
-            gathered.append(f"{option}{'+' if option in given else ''}={json.dumps(items)}")
-        given.add(option.removesuffix("+"))
-    return gathered
-
-
-def _ends_words(argument: str) -> bool:
-    return argument.startswith("-") or Path(argument).suffix in _FILES
 
 
 def _scorer_hint(message: str) -> str:

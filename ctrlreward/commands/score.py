@@ -1,38 +1,20 @@
-"""Command `ctrlreward score`: scores for a file of texts."""
+"""Command `ctrlreward score`: scores for a file of texts.
+
+What can be said about the arguments without PyTorch is said before it is imported, which takes many
+times as long.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from importlib.metadata import version
-from itertools import zip_longest
-from pathlib import Path
-from typing import Any, Literal
+from collections import deque
+from collections.abc import Sequence
 
-from filelock import FileLock, Timeout
-from rich.table import Table
-
-from ctrlreward.commands.command_parser import command_parser, gather_words, known_scorers
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import RowStream, check_suffix, parse_rows
-from ctrlreward.commands.formats.table_writing import TableShape, encode_rows
-from ctrlreward.commands.formats.tables import Columns
-from ctrlreward.commands.shards.corpus_scoring import (
-    Corpus,
-    Means,
-    put_together,
-    score_corpus,
-    survey,
-)
-from ctrlreward.commands.shards.manifest import in_chunks
-from ctrlreward.commands.shards.process_workers import ProcessWorkers
-from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
-from ctrlreward.commands.shards.shard_store import ShardStore
-from ctrlreward.commands.shards.workers import InProcess, Workers
-from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
-from ctrlreward.scorers import Component, Scorer
+from ctrlreward.commands.formats.row_streams import RowStream, check_suffix
+from ctrlreward.commands.words import gather_words
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file, or of a folder of them.
 
@@ -46,8 +28,22 @@ _EXAMPLES = (
     "ctrlreward score corpus/ scored/ --scorers Perplexity --workers 2 --chunk 10000",
 )
 
-# Options of scorers that may change when a run is resumed: they don't change the scores.
-_NOT_IDENTITY = ("device", "batch_tokens")
+_USAGE = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
+
+# Standard input or output.
+STANDARD = "-"
+
+# Options that take lists of words; all others take one.
+LISTS = {"--scorers", "--names", "--label_map"}
+
+# Options of the command, and the scorers that it knows by name.
+OPTIONS = (
+    *("scorers", "names", "columns", "label_map", "chunk", "workers", "threads", "engine", "ray"),
+)
+SCORERS = (
+    *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
+    *("InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity", "TransferQuality"),
+)
 
 
 def run(arguments: list[str]) -> None:
@@ -56,146 +52,18 @@ def run(arguments: list[str]) -> None:
     Raises:
         SystemExit: With status 2 after an error of the user, 130 after an interruption.
     """
-    usage = "INPUT OUTPUT --scorers NAME [NAME ...] [options]"
-    parser = command_parser("ctrlreward score", usage, _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("--config", action="config", help="YAML file with options")
-    parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
-    config = parser.parse_args(gather_words(arguments, {"--scorers", "--names"}))
-    identity = _identity(config.as_dict()["scorers"])
-    with user_errors(parser):
-        options = parser.instantiate(config).as_dict()
-        options.pop("config")
-        try:
-            score_file(**options, identity=identity)
-        except KeyboardInterrupt:
-            print("interrupted: repeat the command to resume", file=sys.stderr)
-            raise SystemExit(130) from None
+    arguments = gather_words([_singular(argument) for argument in arguments], LISTS)
+    try:
+        _check(arguments)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"usage: ctrlreward score {_USAGE}\nerror: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    from ctrlreward.commands.scoring_job import run_job
+
+    run_job(arguments, _USAGE, _DESCRIPTION, _EXAMPLES)
 
 
-def score_file(
-    input: str,
-    output: str,
-    *,
-    scorers: list[Scorer],
-    names: list[str] | None = None,
-    columns: Columns = Columns(),  # noqa: B008 — it is frozen
-    chunk: int = 256,
-    workers: int = 1,
-    threads: int | None = None,
-    engine: Literal["process", "ray"] = "process",
-    ray: RayOptions = RayOptions(),  # noqa: B008 — it is frozen
-    identity: Any = None,
-) -> None:
-    """Score the texts of a file or a folder and print a summary.
-
-    Args:
-        input: The texts: a .jsonl, .csv or .parquet file, or a folder of such files, by path or by
-            URL (`s3://bucket/texts.jsonl`).
-        output: File for the input's columns and the scores: .jsonl, .csv or .parquet. For a folder
-            of texts also a folder, for a file per file. Until it is complete, scores are kept in
-            the folder OUTPUT.partial.
-        scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
-            `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
-            file.
-        names: One name per scorer, which prefixes the names of its scores (`small.coherence`):
-            `--names small large`. Needed where two scorers have scores of the same name.
-        columns: Column names of the input file; null ignores a column (`--columns.prefix=null`).
-        chunk: Rows of a shard, which is scored and saved whole. A run that is resumed keeps its
-            own.
-        workers: Processes or actors that score, each with models of its own; one process is this
-            one.
-        threads: Threads of PyTorch in each worker; null is PyTorch's choice for one process,
-            shares the cores among several, and gives an actor its CPUs.
-        engine: Workers are processes of this machine, or actors of Ray.
-        ray: The cluster, and CPUs and GPUs of an actor.
-        identity: Configuration of the scorers, which a resumed run must share.
-
-    Raises:
-        ValueError: Two scores, or a score and a column of the input, have the same name; the run
-            can't be resumed because the input, the columns or the scorers have changed; the output
-            exists and does not belong to this input; or another process is writing it.
-    """
-    for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
-        if number is not None and number < 1:
-            raise ValueError(f"{name} = {number}: give a positive number")
-    source, target = Location(input), Location(output)
-    components = name_components(scorers, names)
-    rows = _open(source, target)
-    outputs = _outputs(rows, target)
-    store = ShardStore(target.beside(f"{target.name}.partial"), list(components))
-    with _output_lock(target):
-        _refuse_former_log(target)
-        started = store.manifest()
-        present = list(next(iter(rows)))
-        corpus = Corpus(rows, columns, components, present)
-        settings = {
-            "version": version("ctrlreward"),  # another one may score differently
-            "columns": asdict(columns),
-            "scorers": [identity, list(components)],
-        }
-        shapes = [TableShape(file.suffix) for file in outputs]
-        manifest = survey(corpus, settings, started.chunk if started else chunk, shapes)
-        if started:
-            manifest.require_same(started, input, str(store.folder))
-        elif target.exists():
-            inputs = [rows] if len(outputs) == 1 else [RowStream(file) for file in rows.files]
-            for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
-                _require_complete(file, shape, its_rows, components)
-            print(
-                f"{output} is already complete: delete it to score {input} again. Changes of "
-                "--columns or of the scorers' options are not detected"
-            )
-            return
-        else:
-            store.start(manifest)
-        with _workers(engine, workers, threads, ray) as pool:
-            score_corpus(corpus, manifest, store, pool)
-        means = put_together(corpus, manifest, store, outputs, shapes)
-        store.folder.remove()
-    plain_console().print(_means_table(means, components))
-
-
-def name_components(scorers: Sequence[Scorer], names: Sequence[str] | None) -> dict[str, Component]:
-    """Return all scores of some scorers by name.
-
-    Args:
-        scorers: One or more.
-        names: One per scorer, for keys such as `"small.coherence"`; None uses the scores' own
-            names.
-
-    Raises:
-        ValueError: There are no scorers, not one distinct name per scorer, or two scores have the
-            same name.
-    """
-    if not scorers:
-        raise ValueError(f"scorers is empty: give one or more of {', '.join(known_scorers())}")
-    if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
-        raise ValueError(
-            f"names = {list(names)} for {len(scorers)} scorers: give one distinct name per scorer"
-        )
-    components: dict[str, Component] = {}
-    for position, scorer in enumerate(scorers):
-        for score in scorer.specs:
-            name = f"{names[position]}.{score}" if names else score
-            if name in components:
-                raise ValueError(
-                    f"two scorers have a score {name!r}: give --names, one per scorer, to prefix "
-                    "the names of their scores"
-                )
-            components[name] = scorer[score]
-    return components
-
-
-def _identity(configuration: Any) -> Any:
-    """Drop the options that don't change the scores from a configuration."""
-    if isinstance(configuration, dict):
-        return {k: _identity(v) for k, v in configuration.items() if k not in _NOT_IDENTITY}
-    if isinstance(configuration, list | tuple):
-        return [_identity(item) for item in configuration]
-    return configuration if isinstance(configuration, int | float | None) else str(configuration)
-
-
-def _open(source: Location, target: Location) -> RowStream:
+def open_rows(source: Location, target: Location) -> RowStream:
     """Return the rows of the input.
 
     Raises:
@@ -219,99 +87,62 @@ def _open(source: Location, target: Location) -> RowStream:
     return RowStream(source)
 
 
-def _outputs(rows: RowStream, target: Location) -> list[Location]:
-    """Return the output, or one per file of the input if it is a folder."""
-    return [target] if target.suffix else [target.child(file.name) for file in rows.files]
+def _singular(argument: str) -> str:
+    """Return `--columns.labels` as `--columns.label`."""
+    option, equals, value = argument.partition("=")
+    name = option.removeprefix("--columns.")
+    if option != name and name in JSON_KEYS:
+        return f"--columns.{JSON_KEYS[name]}{equals}{value}"
+    return argument
 
 
-@contextmanager
-def _output_lock(output: Location) -> Iterator[None]:
-    """Keep other processes of this machine from scoring into the same output.
-
-    Raises:
-        ValueError: Another process holds the lock.
-    """
-    if output.path is None:
-        yield
-        return
-    path = output.path.with_name(f".{output.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ValueError(
-            f"another process is scoring into {output}: wait for it, or give another output"
-        ) from None
-    try:
-        yield
-    finally:
-        with suppress(OSError):  # some systems can't delete an open file
-            path.unlink()
-        lock.release()
-
-
-def _refuse_former_log(output: Location) -> None:
-    """Raise if version 0.2 or earlier has left an unfinished run."""
-    log = output.beside(f"{output.name}.partial.jsonl")
-    if log.exists():
-        raise ValueError(
-            f"{log} is an unfinished run of ctrlreward 0.2.0 or earlier: finish it with that "
-            "version, or delete it to start over"
-        )
-
-
-def _workers(engine: str, workers: int, threads: int | None, ray: RayOptions) -> Workers:
-    if engine == "ray":
-        return RayWorkers(workers, ray, threads)
-    return InProcess(threads) if workers == 1 else ProcessWorkers(workers, threads)
-
-
-def _require_complete(
-    output: Location, shape: TableShape, rows: RowStream, components: Mapping[str, Component]
-) -> None:
-    """Raise if an existing output lacks scores or was made from another input.
+def _check(arguments: Sequence[str]) -> None:
+    """Check what can be checked without PyTorch, unless there is a YAML file or help is wanted.
 
     Args:
-        output: The existing file.
-        shape: Columns of the output without the scores.
-        rows: The input.
-        components: The scores that the output must have.
+        arguments: As `gather_words` returns them.
+
+    Raises:
+        ValueError: An option or a scorer is unknown, something is missing, or as `open_rows`.
+        OSError: As `open_rows`.
+        ImportError: As `open_rows`.
     """
-    found = RowStream(output)
-    first = next(iter(found))
-    problems = [f"no {name}" for name in components if name not in first]
-    counts = sum(1 for _ in found), sum(1 for _ in rows)
-    if counts[0] != counts[1]:
-        problems.append(f"{counts[0]} rows instead of {counts[1]}")
-    if problems:
-        raise ValueError(
-            f"{output} exists but is not a complete output of this command: it has "
-            f"{', '.join(problems)}. Give another output, or delete it"
-        )
-    existing = in_chunks(found, 256)
-    for number, (has, given) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
-        carried = parse_rows(encode_rows(output.suffix, given, {}, shape), Path(output.name))
-        for i, (row, expected) in enumerate(zip(has, carried, strict=True), 256 * number):
-            for name, value in expected.items():
-                if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
-                    raise ValueError(
-                        f"{output} exists but was made from other rows: {name}[{i}] is "
-                        f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
-                        "score again"
-                    )
+    files: list[str] = []
+    scorers: list[str] | None = None
+    rest = deque(arguments)
+    while rest:
+        option, equals, value = rest.popleft().partition("=")
+        if not option.startswith("--"):
+            files.append(option + equals + value)
+            continue
+        name, *inner = option[2:].rstrip("+").split(".")
+        if name in ("", "config", "help", "print_config") or "help" in inner:
+            return
+        if name not in OPTIONS:
+            hint = did_you_mean(name, OPTIONS, "--{}".format)
+            raise ValueError(f"there is no option {option}{hint}")
+        if not equals and rest and not rest[0].startswith("--"):
+            value = rest.popleft()
+        if name == "scorers" and not inner:
+            words = [] if "{" in value else value.strip("[]").split(",")
+            scorers = [*(scorers or ()), *filter(None, (word.strip('" ') for word in words))]
+    if "-h" in files:
+        return
+    required = {"input": files[:1], "output": files[1:2], "scorers": scorers is not None}
+    missing = [name for name, given in required.items() if not given]
+    if missing:
+        hint = f"\n{_scorers()}" if scorers is None else ""
+        raise ValueError(f"the following arguments are required: {', '.join(missing)}{hint}")
+    for scorer in scorers or ():
+        if "." not in scorer and scorer not in SCORERS:
+            hint = did_you_mean(scorer, SCORERS, str)
+            raise ValueError(f"there is no scorer {scorer}{hint}\n{_scorers()}")
+    if STANDARD not in files and not any("://" in file for file in files):
+        open_rows(*map(Location, files[:2]))
 
 
-def _means_table(means: Means, components: Mapping[str, Component]) -> Table:
-    """Return a table of each score's direction, mean and number of failed rows."""
-    table = Table(title="Means (↑ higher is better, ↓ lower is better)")
-    table.add_column("score")
-    for heading in ("mean", "rows", "failed"):
-        table.add_column(heading, justify="right")
-    for name, component in components.items():
-        scored = means.scored[name]
-        mean = f"{means.mean(name):.4f}" if scored else "–"
-        failed = means.rows - scored
-        label = f"{name} {direction_arrow(component.spec)}"
-        table.add_row(label, mean, str(means.rows), str(failed))
-    return table
+def _scorers() -> str:
+    return (
+        f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
+        "follow its name; --scorers.help=NAME lists them"
+    )

@@ -20,13 +20,14 @@ def user_errors(parser: ArgumentParser) -> Iterator[None]:
         parser.error("\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
-def plain_console(width: int | None = None) -> Console:
+def plain_console(width: int | None = None, stderr: bool = False) -> Console:
     """Return a console that prints names such as `acc[train]` and `x:a:` without markup.
 
     Args:
         width: Columns; None takes the terminal's width.
+        stderr: Print to standard error.
     """
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+    return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
 def direction_arrow(spec: ScoreSpec) -> str:

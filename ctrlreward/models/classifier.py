@@ -14,7 +14,7 @@ from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
 from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
 from ctrlreward.models.tokenization import encode_texts, max_tokens
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -109,6 +109,19 @@ def load_classifier(
     if config.is_file() and read_config(config).get("model_type") == MODEL_TYPE:
         return TextCNNClassifier(model, device, dtype, batch_tokens)
     return Classifier(model, device, dtype, batch_tokens)
+
+
+def classifier_labels(model: str) -> tuple[str, ...]:
+    """Return the labels of the classifier that `load_classifier` would load, from its config alone.
+
+    Raises:
+        ValueError: The model is not a classifier.
+        OSError: The hub cannot be reached.
+    """
+    file = Path(model).expanduser() / "config.json"
+    if file.is_file() and (config := read_config(file)).get("model_type") == MODEL_TYPE:
+        return tuple(config["labels"])
+    return _labels(model, load_config(model), None)
 
 
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:

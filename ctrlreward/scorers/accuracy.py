@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
 from typing import Unpack
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.models.classifier import LabelProbabilities, load_classifier
+from ctrlreward.models.classifier import LabelProbabilities, classifier_labels, load_classifier
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval import CTRLEval
@@ -70,6 +71,15 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     def labels(self) -> tuple[str, ...]:
         """Labels of the classifier, in the order of its outputs."""
         return self.loaded_model.labels
+
+    @cached_property
+    def configured_labels(self) -> tuple[str, ...]:
+        """The same labels, read without the weights."""
+        return classifier_labels(self.model) if isinstance(self.model, str) else self.model.labels
+
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise if labels are absent or the classifier lacks one; loads no weights."""
+        samples.require_labels(self.configured_labels, "Accuracy", "the classifier")
 
     def build_model(self, name: str) -> LabelProbabilities:
         """Load the classifier, or share it with the scorers that have loaded it."""

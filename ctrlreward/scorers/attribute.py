@@ -129,6 +129,10 @@ class AttributeClassifier(CompositeScorer):
         """The `Accuracy` scorer of each attribute."""
         return tuple(self.classifiers.values())
 
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise if a label names an attribute or a target that there is not; loads no weights."""
+        self._targets(samples)
+
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return all scores, float64 of shape (n,).
 
@@ -228,7 +232,7 @@ class AttributeClassifier(CompositeScorer):
                 f"{item}: there is no classifier for {attribute!r}, only for "
                 f"{', '.join(self.classifiers)}"
             )
-        known = self.classifiers[attribute].labels
+        known = self.classifiers[attribute].configured_labels
         if target not in known:
             raise ValueError(
                 f"{item}: {target!r} is not a label of the classifier for {attribute!r}, which "

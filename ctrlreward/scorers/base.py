@@ -17,6 +17,7 @@ import torch
 from ctrlreward.columns import shortened
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.engine.sharing import exclusive
+from ctrlreward.items import items_named
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 
 log = logging.getLogger(__name__)
@@ -199,6 +200,22 @@ class Scorer(ABC):
             names: The scores that are wanted, None for all.
         """
         return {}
+
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise what `score` would raise about samples, such as an unknown label.
+
+        Override it so that a run over a corpus fails before it has scored a text. Load no weights
+        here.
+
+        Args:
+            samples: n samples.
+            names: The scores that are wanted, None for all.
+
+        Raises:
+            ValueError: A column that a score needs is absent, or an item of it is wrong.
+        """
+        for column, reader in self.required_columns(names).items():
+            samples.require(column, reader)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -389,13 +406,16 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
+    first_rows = np.unique(inverse, return_index=True)[1]  # of each distinct sample
     wanted = _names_by_scorer(components)
     with ExitStack() as locks:
         for scorer in sorted(wanted, key=id):  # the same order in all threads: no deadlock
             locks.enter_context(exclusive(scorer))
         results = run_requests(
             [
-                checked_requests(s, distinct if s.pointwise else samples, names)
+                _named(checked_requests(s, distinct, names), first_rows)
+                if s.pointwise
+                else checked_requests(s, samples, names)
                 for s, names in wanted.items()
             ]
         )
@@ -408,6 +428,21 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     return scores
 
 
+def _named(
+    requests: Requests[dict[str, Scores]], rows: Sequence[int]
+) -> Requests[dict[str, Scores]]:
+    """Run requests of a scorer that got some rows of the samples, and name these rows."""
+    responses = None
+    while True:
+        with items_named(lambda column, i: f"{column}[{rows[i]}]"):
+            try:
+                request = requests.send(responses)  # type: ignore[arg-type]  # None starts it
+            except StopIteration as end:
+                scores: dict[str, Scores] = end.value
+                return scores
+        responses = yield request
+
+
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
     """Raise if samples lack a column that a component needs.
 
@@ -417,6 +452,16 @@ def check_columns(components: Mapping[str, Component], samples: Samples) -> None
     for scorer, names in _names_by_scorer(components).items():
         for column, reader in scorer.required_columns(names).items():
             samples.require(column, reader)
+
+
+def check_samples(components: Mapping[str, Component], samples: Samples) -> None:
+    """Raise what scoring would raise about samples; loads no weights.
+
+    Raises:
+        ValueError: See `Scorer.check_samples`.
+    """
+    for scorer, names in _names_by_scorer(components).items():
+        scorer.check_samples(samples, names)
 
 
 def _names_by_scorer(components: Mapping[str, Component]) -> dict[Scorer, set[str]]:

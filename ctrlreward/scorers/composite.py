@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from ctrlreward.columns import shortened
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
 
 
@@ -77,6 +78,11 @@ class CompositeScorer(Scorer):
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that any part needs."""
         return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
+
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise what a part would raise about samples."""
+        for part in self.parts:
+            part.check_samples(samples)
 
     def load(self) -> None:
         """Load the models of all parts now."""

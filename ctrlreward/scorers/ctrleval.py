@@ -166,6 +166,12 @@ class CTRLEval(ModelScorer[Infiller]):
         super().release()
         self._bias = None
 
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise if the samples lack what the aspects need, or have an unknown label."""
+        super().check_samples(samples, names)
+        if "attribute_relevance" in (self.aspects if names is None else names):
+            samples.require_labels(self.labels, "CTRLEval attribute_relevance", "the task")
+
     def requests(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
@@ -238,7 +244,7 @@ class CTRLEval(ModelScorer[Infiller]):
         keep: Callable[[int, Explanation], None],
     ) -> Requests[None]:
         """Call `keep` with the index of a sample and each of the aspects, window by window."""
-        self._check(samples, aspects)
+        self.check_samples(samples, aspects)
         samples = self._bounded(samples)
         labels: Sequence[str] = samples.labels or ()
         for window in windows(samples.texts):
@@ -266,13 +272,6 @@ class CTRLEval(ModelScorer[Infiller]):
         if prefixes is not None:
             prefixes = [p[: len(text)] for p, text in zip(prefixes, texts, strict=True)]
         return samples.replace(texts=texts, prefixes=prefixes)
-
-    def _check(self, samples: Samples, aspects: Sequence[AspectName]) -> None:
-        """Raise if the samples lack what the aspects need, before anything is scored."""
-        for column, reader in self.required_columns(aspects).items():
-            samples.require(column, reader)
-        if "attribute_relevance" in aspects:
-            samples.require_labels(self.labels, "CTRLEval attribute_relevance", "the task")
 
     def _blanks(self, aspect: str, samples: Samples, i: int) -> list[Blank]:
         """Return the patterns of a sample for an aspect, with a warning if there are none."""

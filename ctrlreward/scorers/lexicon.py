@@ -80,6 +80,11 @@ class LexiconSentiment(Scorer):
         """The analyzer of the package `vader`, built at the first use."""
         return import_extra("vader", "LexiconSentiment").SentimentIntensityAnalyzer()
 
+    def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
+        """Raise if the accuracy is wanted and labels are absent or have another name."""
+        if "accuracy" in (self.aspects if names is None else names):
+            self._signs(samples)
+
     def load(self) -> None:
         """Read the lexicon now instead of at the first `score`.
 

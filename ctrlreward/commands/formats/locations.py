@@ -18,6 +18,7 @@ class Location:
 
     Args:
         given: Local path, or URL such as `s3://bucket/texts.jsonl`.
+        shown: Name for messages; None shows what was given.
 
     Attributes:
         path: The local path; None for a URL.
@@ -27,14 +28,15 @@ class Location:
         ImportError: The protocol needs another package; names it.
     """
 
-    def __init__(self, given: str | Path) -> None:
+    def __init__(self, given: str | Path, shown: str | None = None) -> None:
         self._given = str(given)
+        self._shown = shown or self._given
         self._system, self._inner = fsspec.core.url_to_fs(self._given)
         local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
         self.path = Path(self._given.removeprefix("file://")) if local else None
 
     def __str__(self) -> str:
-        return self._given
+        return self._shown
 
     @property
     def name(self) -> str:

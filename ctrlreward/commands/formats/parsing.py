@@ -129,7 +129,9 @@ def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterato
     header = next(records, [])
     repeated = sorted({name for name in header if header.count(name) > 1})
     if repeated:
-        raise ValueError(f"{path} has several columns {repeated[0]!r}: rename all but one")
+        raise ValueError(
+            f"{path}:{reader.line_num} has several columns {repeated[0]!r}: rename all but one"
+        )
 
     def rows() -> Iterator[CsvRow]:
         for cells in records:

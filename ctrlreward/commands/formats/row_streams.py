@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.parsing import (
@@ -17,6 +17,21 @@ from ctrlreward.commands.formats.parsing import (
 from ctrlreward.extras import import_extra
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
+
+
+class PlacedRow(NamedTuple):
+    """A row and where it is.
+
+    Attributes:
+        file: Number of its file in `RowStream.files`.
+        line: Its last line in the file, from 1; of a Parquet file, its number from 1.
+        cells: The row.
+    """
+
+    file: int
+    line: int
+    cells: Row
+
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 
@@ -56,16 +71,16 @@ class RowStream:
             ValueError: A file has no rows, is malformed (names the line), or has other columns
                 than the first one.
         """
-        for _, row in self.with_files():
-            yield row
+        for row in self.placed():
+            yield row.cells
 
-    def with_files(self) -> Iterator[tuple[int, Row]]:
-        """Yield all rows, each with the number of its file."""
+    def placed(self) -> Iterator[PlacedRow]:
+        """Yield all rows with their places; see `__iter__`."""
         columns: list[str] = []
         for number, location in enumerate(self.files):
             with location.open() as file:
                 rows = read_table(file, str(location), self.suffix)
-                for i, row in enumerate(rows):
+                for i, (line, row) in enumerate(rows):
                     if i == 0 and self.suffix != ".jsonl":  # whose rows may differ in a file, too
                         columns = columns or list(row)
                         if set(row) != set(columns):
@@ -73,7 +88,11 @@ class RowStream:
                                 f"{location} has the columns {', '.join(row)}, but "
                                 f"{self.files[0]} has {', '.join(columns)}: give all files the same"
                             )
-                    yield number, row
+                    yield PlacedRow(number, line, row)
+
+    def place(self, row: PlacedRow) -> str:
+        """Return the place of a row, for errors: `reviews.jsonl:417`."""
+        return f"{self.files[row.file]}:{row.line}"
 
 
 def check_suffix(path: Path | Location) -> None:
@@ -100,11 +119,11 @@ def read_rows(path: Path) -> list[Row]:
 def parse_rows(content: bytes, path: Path) -> list[Row]:
     """Parse a table in the format that the file's suffix names; see `read_table`."""
     check_suffix(path)
-    return list(read_table(io.BytesIO(content), str(path), path.suffix))
+    return [row for _, row in read_table(io.BytesIO(content), str(path), path.suffix)]
 
 
-def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[Row]:
-    """Yield one or more rows of a table; the values of a CSV file are strings.
+def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Row]]:
+    """Yield lines and contents of one or more rows; the values of a CSV file are strings.
 
     Args:
         file: The file, at its start.
@@ -115,9 +134,9 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[Row]:
         ValueError: The file has no rows, or it is malformed; names the line.
     """
     if suffix == ".parquet":
-        rows = _parquet_rows(file, path)
+        rows = enumerate(_parquet_rows(file, path), 1)
     elif suffix == ".csv":
-        rows = (row for _, row in read_csv(decoded_lines(file, path, newline=""), path)[1])
+        rows = read_csv(decoded_lines(file, path, newline=""), path)[1]
     else:
         rows = _json_rows(file, path)
     first = next(rows, None)
@@ -127,8 +146,11 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[Row]:
     yield from rows
 
 
-def _json_rows(file: BinaryIO, path: str) -> Iterator[Row]:
+def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
+    """Yield the objects of the lines that are not blank."""
     for number, line in enumerate(decoded_lines(file, path, newline=None), 1):
+        if line.isspace():
+            continue
         try:
             row = json.loads(line)
         except ValueError:
@@ -138,7 +160,7 @@ def _json_rows(file: BinaryIO, path: str) -> Iterator[Row]:
             raise ValueError(
                 f"{path}:{number} = {start} is not a JSON object: give one object per line"
             )
-        yield row
+        yield number, row
 
 
 def _parquet_rows(file: BinaryIO, path: str) -> Iterator[Row]:

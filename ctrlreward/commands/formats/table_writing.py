@@ -64,7 +64,7 @@ class TableShape:
         pyarrow = import_extra("pyarrow", "a Parquet file")
         for name in self.names:
             try:
-                found = pyarrow.array([row.get(name) for row in rows]).type
+                found = _array([row.get(name) for row in rows]).type
                 known = self._types.get(name, pyarrow.null())
                 both = [pyarrow.schema([(name, kind)]) for kind in (known, found)]
                 unified = pyarrow.unify_schemas(both, promote_options="permissive")
@@ -77,10 +77,11 @@ class TableShape:
 
 
 class TableWriter:
-    """Table that is written in parts: all columns of the rows, then the scores.
+    r"""Table that is written in parts: all columns of the rows, then the scores.
 
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON
-    in the cells of a CSV file.
+    in the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, is written as its
+    escape: `\ud800`, which JSON reads back, and which is six characters elsewhere.
 
     Args:
         file: File to write to.
@@ -97,7 +98,7 @@ class TableWriter:
             parquet = import_extra("pyarrow.parquet", "a Parquet file")
             self._parquet = parquet.ParquetWriter(file, shape.schema(self._scores))
         elif shape.suffix == ".csv":
-            file.write(_csv([self._names]).encode())
+            file.write(_utf8(_csv([self._names])))
 
     def write(self, rows: Sequence[Row], scores: Mapping[str, Scores]) -> None:
         """Write the next rows with their scores, arrays of shape (rows,) by name."""
@@ -111,10 +112,10 @@ class TableWriter:
             while len(self._held) >= _ROW_GROUP:
                 self._write_group()
         elif self._shape.suffix == ".jsonl":
-            self._file.write("".join(map(_json_line, scored)).encode())
+            self._file.write(_utf8("".join(map(_json_line, scored))))
         else:
             cells = ([_cell(row.get(name), name) for name in self._names] for row in scored)
-            self._file.write(_csv(cells).encode())
+            self._file.write(_utf8(_csv(cells)))
 
     def close(self) -> None:
         """Write what is held back; the file itself stays open."""
@@ -127,10 +128,7 @@ class TableWriter:
         pyarrow = import_extra("pyarrow", "a Parquet file")
         group, self._held = self._held[:_ROW_GROUP], self._held[_ROW_GROUP:]
         schema = self._parquet.schema
-        arrays = [
-            pyarrow.array([row.get(field.name) for row in group], type=field.type)
-            for field in schema
-        ]
+        arrays = [_array([row.get(field.name) for row in group], field.type) for field in schema]
         self._parquet.write_table(pyarrow.table(arrays, schema=schema))
 
 
@@ -163,6 +161,30 @@ def encode_rows(
 
 def _without_nan(values: Scores) -> list[float | None]:
     return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _array(values: Sequence[Any], kind: Any = None) -> Any:
+    """Return an Arrow array; None takes the type of the values."""
+    pyarrow = import_extra("pyarrow", "a Parquet file")
+    try:
+        return pyarrow.array(values, type=kind)
+    except UnicodeEncodeError:
+        return pyarrow.array([_escaped(value) for value in values], type=kind)
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value with escapes in place of unpaired surrogates."""
+    if isinstance(value, str):
+        return _utf8(value).decode()
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    return value
 
 
 def _json_line(row: Row) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ctrlreward.columns import JSON_KEYS, MissingColumn
+from ctrlreward.columns import COLUMN_OF, JSON_KEYS, MissingColumn
 from ctrlreward.commands.formats.row_streams import Row
-from ctrlreward.samples import Samples
+from ctrlreward.items import ItemPlaces, items_named
+from ctrlreward.samples import Samples, as_samples
 from ctrlreward.scorers.base import Scores
 
 
@@ -48,39 +49,79 @@ class Columns:
 def to_samples(
     rows: Sequence[Row],
     columns: Columns,
-    first: int = 0,
+    places: Sequence[str] | None = None,
     present: Sequence[str] | None = None,
+    label_map: Mapping[str, str] | None = None,
 ) -> Samples:
     """Return the columns that scorers read.
+
+    A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
+    so do its scores.
 
     Args:
         rows: Rows of a table, or some that follow one another.
         columns: The columns to read.
-        first: Number of the first of these rows in the table, for errors.
+        places: Where each row is, for errors; None counts them from 0.
         present: Columns of the table; None takes those of the first of these rows.
+        label_map: Label in the table → label of the scorers; None takes them as they are.
 
     Raises:
-        ValueError: The text column or a renamed column is missing (lists the file's columns), or
-            a row lacks a column that the first row has.
-        TypeError: A value is not a string; names the row.
+        ValueError: The text column or a renamed column is missing (lists the file's columns), a
+            row lacks a column that the first row has or has one that the first row lacks, a text
+            does not start with its prefix, or a label is not in `label_map`; names the row.
+        TypeError: A value is not a string, nor an integer label or group; names the row.
     """
+    places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
+    read = read_columns(columns, present)
+    keys = {name: key for key, name in asdict(columns).items() if name is not None}
+    expected = keys.keys() & set(present)
+    for place, row in zip(places, rows, strict=True):
+        if keys.keys() & row.keys() != expected:
+            name = next(iter((keys.keys() & row.keys()) ^ expected))
+            has, lacks = (place, "the first row") if name in row else ("the first row", place)
+            raise ValueError(
+                f"{lacks} has no {name!r}, but {has} has: give it in all rows"
+                f"{_or_ignore(keys[name])}"
+            )
+    if label_map and "labels" not in read:
+        raise ValueError(
+            f"there is no column {columns.label!r} for the label map: the file has "
+            f"{', '.join(present)}; name it with --columns.label=COLUMN"
+        )
+    table = {
+        column: [
+            _string(row[name], place, name, column) for place, row in zip(places, rows, strict=True)
+        ]
+        for column, name in read.items()
+    }
+    if "prefixes" in table:
+        pairs = zip(table["texts"], table["prefixes"], strict=True)
+        table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
+    with items_named(ItemPlaces(places, read)):
+        return as_samples(Samples(**table), label_map=label_map)
+
+
+def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
+    """Return the columns that scorers read: column of `Samples` → its name in the table.
+
+    Args:
+        columns: The columns to read.
+        present: Columns of the table.
+
+    Raises:
+        ValueError: The text column or a renamed column is missing; lists those of the table.
+    """
     read = {}
     for key, name in asdict(columns).items():
         if name in present:
-            read[key] = name
+            read[COLUMN_OF[key]] = name
         elif key == "text" or (name is not None and name != key):
             raise ValueError(
                 f"there is no column {name!r} for {key}: the file has {', '.join(present)}; "
                 f"name it with --columns.{key}=COLUMN"
             )
-    return Samples(
-        **{
-            name: [_string(row, i, read[key], key) for i, row in enumerate(rows, first)]
-            for name, key in JSON_KEYS.items()
-            if key in read
-        }
-    )
+    return read
 
 
 @contextmanager
@@ -132,11 +173,18 @@ def _value(row: Row, i: int, name: str) -> Any:
     return row[name]
 
 
-def _string(row: Row, i: int, name: str, key: str) -> str:
-    value = _value(row, i, name)
+def _string(value: Any, place: str, name: str, column: str) -> str:
+    if value is None and column == "texts":
+        return ""
+    if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     if not isinstance(value, str):
-        ignore = "" if key == "text" else f", or ignore the column with --columns.{key}=null"
         raise TypeError(
-            f"{name}[{i}] = {value!r} is of type {type(value).__name__}: give strings{ignore}"
+            f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
+            f"{_or_ignore(JSON_KEYS[column])}"
         )
     return value
+
+
+def _or_ignore(key: str) -> str:
+    return "" if key == "text" else f", or ignore the column with --columns.{key}=null"

@@ -12,7 +12,7 @@ from ctrlreward.commands.meta_eval.rated_report import (
     report_correlations,
     score_rated,
 )
-from ctrlreward.commands.score import name_components
+from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.scorers.alignment import Alignment, AspectName, Method
 from ctrlreward.scorers.model_scorer import ModelOptions
 

@@ -17,7 +17,7 @@ from ctrlreward.commands.meta_eval.rated_report import (
     write_record,
 )
 from ctrlreward.commands.meta_eval.recorded_evaluators import RecordedCTRLEval
-from ctrlreward.commands.score import name_components
+from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.scorers.ctrleval import AspectName, CTRLEval
 from ctrlreward.scorers.model_scorer import ModelOptions
 

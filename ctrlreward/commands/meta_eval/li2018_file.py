@@ -25,7 +25,7 @@ from ctrlreward.commands.meta_eval.transfer_systems import (
     score_systems,
     systems_record,
 )
-from ctrlreward.commands.score import name_components
+from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.engine.requests import Requests
 from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm

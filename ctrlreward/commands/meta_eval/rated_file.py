@@ -19,7 +19,7 @@ from ctrlreward.commands.meta_eval.rated_report import (
     report_correlations,
     score_rated,
 )
-from ctrlreward.commands.score import name_components
+from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
 

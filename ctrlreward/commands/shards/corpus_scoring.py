@@ -11,16 +11,23 @@ from typing import Any
 import numpy as np
 
 from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import Row, RowStream
+from ctrlreward.commands.formats.row_streams import PlacedRow, Row, RowStream
 from ctrlreward.commands.formats.table_writing import TableShape, TableWriter
-from ctrlreward.commands.formats.tables import Columns, explained_columns, to_samples
+from ctrlreward.commands.formats.tables import (
+    Columns,
+    explained_columns,
+    read_columns,
+    to_samples,
+)
 from ctrlreward.commands.scoring_units import titled_units
 from ctrlreward.commands.shards.manifest import Manifest, ShardEntry, checksum, in_chunks
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import Shard, Workers
+from ctrlreward.displays import write_line
+from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, check_columns
+from ctrlreward.scorers.base import Component, Scores, check_samples
 
 
 @dataclass(frozen=True)
@@ -29,19 +36,36 @@ class Corpus:
 
     Attributes:
         rows: The rows.
-        columns: Which of them scorers read.
+        columns: Which of their columns scorers read.
         components: The scores to compute, by column of the output.
         present: Columns of the first row.
+        label_map: Label in the table → label of the scorers; None takes them as they are.
     """
 
     rows: RowStream
     columns: Columns
     components: Mapping[str, Component]
     present: Sequence[str]
+    label_map: Mapping[str, str] | None = None
 
-    def samples(self, rows: Sequence[Row], first: int) -> Samples:
-        """Return the samples of rows that follow one another, from row `first` on."""
-        return to_samples(rows, self.columns, first, self.present)
+    def samples(self, rows: Sequence[PlacedRow]) -> Samples:
+        """Return the samples of rows that follow one another."""
+        places = [self.rows.place(row) for row in rows]
+        cells = [row.cells for row in rows]
+        return to_samples(cells, self.columns, places, self.present, self.label_map)
+
+    def shard(self, number: int, rows: Sequence[PlacedRow]) -> Shard:
+        """Return rows as a shard, without those whose text is not valid Unicode."""
+        samples = self.samples(rows)
+        invalid = samples.invalid_unicode()
+        kept = [i for i in range(len(rows)) if i not in invalid]
+        return Shard(
+            number,
+            samples[kept] if invalid else samples,
+            kept,
+            [self.rows.place(row) for row in rows],
+            read_columns(self.columns, self.present),
+        )
 
 
 @dataclass
@@ -75,6 +99,8 @@ def survey(
 ) -> Manifest:
     """Read all rows, raise what would fail after hours of scoring, and cut them into shards.
 
+    A line on standard error names each row whose text is not valid Unicode.
+
     Args:
         corpus: The rows.
         settings: JSON values that a resumed run must share.
@@ -82,22 +108,38 @@ def survey(
         shapes: The outputs, to be told their columns: one, or one per input file.
 
     Raises:
-        ValueError: A row lacks a column, or has a score's name as a column; the output's format
-            can't hold a value.
+        ValueError: A row lacks a column, has an unknown label, or has a score's name as a column;
+            the output's format can't hold a value. Names the row.
         TypeError: A value is not a string; names the row.
     """
     shards: list[ShardEntry] = []
-    for rows in in_chunks(corpus.rows.with_files(), chunk):
-        contents = [row for _, row in rows]
-        _refuse_score_columns(corpus, contents)
-        samples = corpus.samples(contents, len(shards) * chunk)
-        if not shards:
-            with explained_columns(corpus.present):
-                check_columns(corpus.components, samples)
-        for file, part in groupby(rows, key=lambda pair: pair[0]):
-            shapes[min(file, len(shapes) - 1)].add([row for _, row in part])
-        shards.append(ShardEntry(len(rows), checksum(contents)))
+    names = read_columns(corpus.columns, corpus.present)
+    for rows in in_chunks(corpus.rows.placed(), chunk):
+        cells = [row.cells for row in rows]
+        _refuse_score_columns(corpus, cells)
+        samples = corpus.samples(rows)
+        places = [corpus.rows.place(row) for row in rows]
+        with explained_columns(corpus.present), items_named(ItemPlaces(places, names)):
+            check_samples(corpus.components, samples)
+        for i, column in samples.invalid_unicode().items():
+            write_line(f"{places[i]}: {names[column]} is not valid Unicode: its scores are NaN")
+        for file, part in groupby(rows, key=lambda row: row.file):
+            _add(shapes[min(file, len(shapes) - 1)], list(part), corpus.rows)
+        shards.append(ShardEntry(len(rows), checksum(cells)))
     return Manifest(settings, chunk, shards)
+
+
+def _add(shape: TableShape, rows: Sequence[PlacedRow], stream: RowStream) -> None:
+    """Add rows to the shape of an output; an error names the row."""
+    try:
+        shape.add([row.cells for row in rows])
+    except ValueError:
+        for row in rows:
+            try:
+                shape.add([row.cells])
+            except ValueError as error:
+                raise ValueError(f"{stream.place(row)}: {error}") from None
+        raise
 
 
 def score_corpus(corpus: Corpus, manifest: Manifest, store: ShardStore, workers: Workers) -> None:
@@ -119,7 +161,7 @@ def score_corpus(corpus: Corpus, manifest: Manifest, store: ShardStore, workers:
             track(title, rows, done=done) as advance,
         ):
             if not pointwise:
-                for _, scores in workers.score(unit, _whole(corpus, rows)):
+                for _, scores in workers.score(unit, _whole(corpus)):
                     for i, part in enumerate(ranges):
                         store.write(i, {n: v[part.start : part.stop] for n, v in scores.items()})
                 advance(rows)
@@ -127,7 +169,7 @@ def score_corpus(corpus: Corpus, manifest: Manifest, store: ShardStore, workers:
             # A run that is resumed on other devices may have other units, of which a part is done.
             for names in dict.fromkeys(filter(None, missing)):
                 wanted = {i for i, lacking in enumerate(missing) if lacking == names}
-                shards = _shards(corpus, ranges, wanted)
+                shards = _shards(corpus, manifest.chunk, wanted)
                 for i, scores in workers.score({name: unit[name] for name in names}, shards):
                     store.write(i, scores)
                     advance(len(ranges[i]))
@@ -154,12 +196,12 @@ def put_together(
     means = Means(rows_in_all, dict.fromkeys(names, 0), dict.fromkeys(names, 0.0))
     with ExitStack() as open_files:
         current, writer = -1, None
-        for i, rows in enumerate(in_chunks(corpus.rows.with_files(), manifest.chunk)):
+        for i, rows in enumerate(in_chunks(corpus.rows.placed(), manifest.chunk)):
             scores = store.read(i)
             means.add(scores)
             start = 0
-            for file, part in groupby(rows, key=lambda pair: pair[0]):
-                contents = [row for _, row in part]
+            for file, part in groupby(rows, key=lambda row: row.file):
+                contents = [row.cells for row in part]
                 output = min(file, len(outputs) - 1)
                 if output != current:
                     open_files.close()
@@ -182,16 +224,16 @@ def _written(output: Location, shape: TableShape, names: Sequence[str]) -> Itera
         writer.close()
 
 
-def _whole(corpus: Corpus, total: int) -> Iterator[Shard]:
+def _whole(corpus: Corpus) -> Iterator[Shard]:
     """Yield all rows as one shard."""
-    yield Shard(0, range(total), corpus.samples(list(corpus.rows), 0))
+    yield corpus.shard(0, list(corpus.rows.placed()))
 
 
-def _shards(corpus: Corpus, ranges: Sequence[range], wanted: set[int]) -> Iterator[Shard]:
+def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
     """Yield the shards that are wanted, as the rows are read."""
-    for i, rows in enumerate(in_chunks(corpus.rows, len(ranges[0]))):
+    for i, rows in enumerate(in_chunks(corpus.rows.placed(), chunk)):
         if i in wanted:
-            yield Shard(i, ranges[i], corpus.samples(rows, ranges[i].start))
+            yield corpus.shard(i, rows)
 
 
 def _refuse_score_columns(corpus: Corpus, rows: Sequence[Row]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, islice, pairwise, zip_longest
 from typing import Any, TypeVar
 
 from ctrlreward.commands.formats.row_streams import Row
@@ -67,16 +67,15 @@ class Manifest:
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"no manifest of shards: {error}") from None
 
-    def require_same(self, started: Manifest, corpus: str, folder: str) -> None:
-        """Raise if a run that was started can't be resumed with these settings and rows.
+    def require_same_settings(self, started: Manifest, folder: str) -> None:
+        """Raise if a run that was started can't be resumed with these settings.
 
         Args:
             started: Manifest of the run that was started.
-            corpus: Name of the input, for errors.
             folder: Where the run keeps its scores, for errors.
 
         Raises:
-            ValueError: Settings or rows differ; names which.
+            ValueError: Settings differ; names which.
         """
         settings = json.loads(json.dumps(self.settings))
         differing = [name for name in settings if started.settings.get(name) != settings[name]]
@@ -89,17 +88,14 @@ class Manifest:
                 f"{folder} was started with a different {' and '.join(differing)}: {was}, not "
                 f"{now}. Resume with the same, or delete the folder to start over"
             )
-        pairs = zip(self.shards, started.shards, strict=False)
-        same = next((i for i, (now, was) in enumerate(pairs) if now != was), None)
-        if same is None and len(self.shards) != len(started.shards):
-            same = min(len(self.shards), len(started.shards))
-        if same is not None:
-            first = same * self.chunk
-            raise ValueError(
-                f"{corpus} is not the input that {folder} was started with: shard {same} (from row "
-                f"{first:,} on) has changed. Resume with the same, or delete the folder to start "
-                "over"
-            )
+
+    def changed_shards(self, started: Manifest) -> list[int]:
+        """Return the shards whose rows differ from those of a run that was started, in order.
+
+        Shards that only one of the two has are among them.
+        """
+        pairs = enumerate(zip_longest(self.shards, started.shards))
+        return [number for number, (now, was) in pairs if now != was]
 
 
 def checksum(rows: Sequence[Row]) -> str:

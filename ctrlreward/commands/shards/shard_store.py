@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,9 +33,8 @@ class ShardStore:
         self.folder = folder
         self._names = list(names)
         self._files: dict[int, dict[str, str]] = {}  # by shard: file of each score
-        for file in folder.names():
-            if found := _SHARD.fullmatch(file):
-                self._note(int(found[1]), [int(i) for i in found[2].split(".")], file)
+        for file, shard, positions in self._on_disk():
+            self._note(shard, positions, file)
 
     def manifest(self) -> Manifest | None:
         """Return the manifest of the run; None if there is none.
@@ -55,6 +54,14 @@ class ShardStore:
     def start(self, manifest: Manifest) -> None:
         """Write the manifest of a new run."""
         self.folder.child(_MANIFEST).write(manifest.to_json())
+
+    def drop(self, shards: Collection[int], names: Collection[str]) -> None:
+        """Delete some scores of some shards, and what shares their files."""
+        for file, shard, positions in self._on_disk():
+            if shard in shards and any(self._names[i] in names for i in positions):
+                self.folder.child(file).remove()
+                kept = {n: f for n, f in self._files[shard].items() if f != file}
+                self._files[shard] = kept
 
     def missing(self, shard: int, names: Sequence[str]) -> tuple[str, ...]:
         """Return the scores of a shard, of those named, that are not on disk."""
@@ -81,6 +88,12 @@ class ShardStore:
                 found.update(json.load(opened)["scores"])
         return {name: np.array(found[name], dtype=np.float64) for name in self._names}
 
+    def _on_disk(self) -> Iterator[tuple[str, int, list[int]]]:
+        """Yield the name, the shard and the positions of the scores of each file."""
+        for file in self.folder.names():
+            if found := _SHARD.fullmatch(file):
+                positions = [int(i) for i in found[2].split(".")]
+                yield file, int(found[1]), [i for i in positions if i < len(self._names)]
+
     def _note(self, shard: int, positions: Sequence[int], file: str) -> None:
-        scores = {self._names[i]: file for i in positions if i < len(self._names)}
-        self._files.setdefault(shard, {}).update(scores)
+        self._files.setdefault(shard, {}).update({self._names[i]: file for i in positions})

@@ -1,24 +1,30 @@
-"""Workers that score shards: the face that all engines have, and the one in this process."""
+"""Workers that score shards: the interface that all engines have, and the one in this process."""
 
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias
 
+import numpy as np
 import torch
 
+from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.empty_texts import scatter
 
 ScoredShard: TypeAlias = tuple[int, dict[str, Scores]]
 
 # A shard whose worker has died so often is taken for the cause.
 MOST_DEATHS = 3
+
+_ITEM_FILTER = ItemFilter()
 
 
 @dataclass(frozen=True)
@@ -27,16 +33,20 @@ class Shard:
 
     Attributes:
         number: Its number in the manifest.
-        rows: Its rows in the corpus, for errors.
-        samples: Its samples.
+        samples: Samples of its rows, without rows that can't be scored.
+        rows: Index of each sample among the rows.
+        places: Where each row is, for errors and warnings (`"reviews.jsonl:417"`).
+        columns: Column of `Samples` → its name in the file, if it has another one.
     """
 
     number: int
-    rows: range
     samples: Samples
+    rows: Sequence[int]
+    places: Sequence[str]
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"rows {self.rows.start:,} to {self.rows.stop - 1:,}"
+        return f"{self.places[0]} to {self.places[-1]}"
 
 
 class Workers(Protocol):
@@ -100,14 +110,24 @@ class InProcess:
 
 
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
-    """Return the scores of a shard; an error names its rows, and can go to another process."""
-    try:
-        with portable_errors():
-            return score(components, shard.samples)
-    except Exception as error:
-        if shard.rows.start:
-            error.add_note(f"({shard} of the input, where these indices start at 0)")
-        raise
+    """Return the scores of a shard's rows, NaN for those that are not among its samples.
+
+    Errors and warnings name the rows by their places; an error can go to another process.
+    """
+    for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
+        handler.addFilter(_ITEM_FILTER)  # once; the loggers may be those of a user's scorer
+    size = len(shard.places)
+    if not shard.rows:
+        return {name: np.full(size, np.nan) for name in components}
+    places = [shard.places[row] for row in shard.rows]
+    with items_named(ItemPlaces(places, shard.columns)), portable_errors():
+        try:
+            scores = score(components, shard.samples)
+        except Exception as error:
+            if not names_item(str(error)):
+                error.add_note(f"(while {shard} were scored)")
+            raise
+    return {name: scatter(values, shard.rows, size) for name, values in scores.items()}
 
 
 @contextmanager
@@ -145,9 +165,9 @@ def pickled(components: Mapping[str, Component], dumps: Callable[[object], bytes
 def died_too_often(shard: Shard) -> RuntimeError:
     """Return the error for a shard whose workers die."""
     return RuntimeError(
-        f"{MOST_DEATHS} workers died while they scored {shard} of the input: out of memory, or a "
-        "text that ends the process; the last lines above say more. Use fewer workers, or a "
-        "smaller --chunk to find the row"
+        f"{MOST_DEATHS} workers died while they scored {shard}: out of memory, or a text that ends "
+        "the process; the last lines above say more. Use fewer workers, or a smaller --chunk to "
+        "find the row"
     )
 
 

@@ -1,0 +1,90 @@
+"""Names of samples' items in errors and warnings: an index becomes the user's row.
+
+Scorers write `labels[2]`, the place among the samples that they were given. Who gave them some rows
+of a larger whole says what these rows are called there.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ctrlreward.columns import JSON_KEYS
+
+# Column of `Samples` and an index of it → name for messages.
+ItemName: TypeAlias = Callable[[str, int], str]
+
+_ITEM = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[(\d+)\]")
+
+# From the innermost to the outermost.
+_NAMES: ContextVar[tuple[ItemName, ...]] = ContextVar("names", default=())
+
+
+@contextmanager
+def items_named(name: ItemName) -> Iterator[None]:
+    """Rename the items of samples in errors that are raised inside, and in warnings.
+
+    Warnings are renamed by `ItemFilter`.
+
+    Args:
+        name: Maps a column of `Samples` and an index to a name.
+
+    Examples:
+        >>> with items_named("{}[chosen[{}]]".format):
+        ...     raise ValueError("labels[2] = 'up' is unknown")
+        Traceback (most recent call last):
+        ValueError: labels[chosen[2]] = 'up' is unknown
+    """
+    token = _NAMES.set((name, *_NAMES.get()))
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(_renamed(a, name) if isinstance(a, str) else a for a in error.args)
+        raise
+    finally:
+        _NAMES.reset(token)
+
+
+@dataclass(frozen=True)
+class ItemPlaces:
+    """Names items of samples by the places of their rows: `reviews.jsonl:417: sentiment`.
+
+    Args:
+        places: The place of each sample.
+        columns: Column of `Samples` → its name in the file.
+    """
+
+    places: Sequence[str]
+    columns: Mapping[str, str]
+
+    def __call__(self, column: str, i: int) -> str:
+        """Return the name of one item."""
+        name = self.columns.get(column, JSON_KEYS[column])
+        return f"{self.places[i]}: {name}" if i < len(self.places) else f"{name}[{i}]"
+
+
+def names_item(message: str) -> bool:
+    """Return True if a message names an item of samples by its index."""
+    return bool(_ITEM.search(message))
+
+
+class ItemFilter(logging.Filter):
+    """Filter of a logger or a handler that renames items as `items_named` says; passes all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rename the items in the message of a record."""
+        if names := _NAMES.get():
+            message = record.getMessage()
+            for name in names:
+                message = _renamed(message, name)
+            record.msg, record.args = message, ()
+        return True
+
+
+def _renamed(message: str, name: ItemName) -> str:
+    return _ITEM.sub(lambda item: name(item[1], int(item[2])), message)
