@@ -204,7 +204,9 @@ class ServerConnection:
         if self.patience is not None:
             return self.patience
         error = state.outcome.exception() if state.outcome is not None else None
-        reached = self._description is not None or not isinstance(error, _Transient) or error.reached
+        reached = (
+            self._description is not None or not isinstance(error, _Transient) or error.reached
+        )
         return _PATIENCE if reached else _UNREACHED
 
     def _attempt(
