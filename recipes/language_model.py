@@ -21,7 +21,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward.files import whole_folder, write_whole
-from ctrlreward.recipes.corpus import END, Corpus, count_words, word_tokenizer
+from ctrlreward.models.control_tokens import mark, text_reader
+from ctrlreward.recipes.corpus import Corpus, count_words, word_tokenizer
 from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.scorers import Perplexity
 
@@ -213,7 +214,8 @@ class LanguageModelTrainer(pl.LightningModule):
     def _loss(self, batch: list[str]) -> tuple[Tensor, int]:
         """Return the mean cross-entropy of words and ends, and their number."""
         end = self.tokenizer.eos_token_id
-        encoded = self.tokenizer(batch, truncation=True, max_length=self.max_words - 1).input_ids
+        reader = text_reader(self.tokenizer, batch)
+        encoded = reader(batch, truncation=True, max_length=self.max_words - 1).input_ids
         rows = [torch.tensor([end, *ids, end]) for ids in encoded]
         # Padding comes after the words, which do not attend to it: it needs no mask.
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=_IGNORED)
@@ -242,11 +244,13 @@ def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:
         `LanguageModelTrainer`.
     """
     tokenizer = scorer.loaded_model.tokenizer
-    ids = [token for row in tokenizer(list(texts)).input_ids for token in row]
+    reader = text_reader(tokenizer, texts)
+    ids = [token for row in reader(list(texts)).input_ids for token in row]
+    end = mark(tokenizer.eos_token_id)
     return {
         "texts": len(texts),
         "perplexity": scorer.corpus_perplexity(list(texts)),
-        "perplexity_with_ends": scorer.corpus_perplexity([text + END for text in texts]),
+        "perplexity_with_ends": scorer.corpus_perplexity([text + end for text in texts]),
         "unknown_words": ids.count(tokenizer.unk_token_id) / len(ids),
     }
 

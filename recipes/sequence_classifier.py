@@ -24,6 +24,7 @@ from transformers import (
 from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models import tokenization
+from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
@@ -159,7 +160,8 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         Sentences are in the order of their length.
         """
         texts = [sentence.text for sentence in batch]
-        rows = self.tokenizer(texts, truncation=True, max_length=self.limit).input_ids
+        reader = text_reader(self.tokenizer, texts)
+        rows = reader(texts, truncation=True, max_length=self.limit).input_ids
         encoded = [tuple(row) for row in rows]
         order = sorted(range(len(batch)), key=lambda i: len(encoded[i]))
         labels = torch.tensor([batch[i].label for i in order], device=self.device)

@@ -19,7 +19,7 @@ import secrets
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from tokenizers import AddedToken, Regex, Tokenizer
@@ -198,10 +198,11 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
     if unspelled and tokenizer.is_fast:
         for_any = _copy(tokenizer, control, literals)
         unspelled = _unspelled(for_any, literals)
-    of_marks = {}
+    of_marks: dict[int, int] = {}
     if tokenizer.is_fast:
         backend: Tokenizer = reader._tokenizer
-        of_marks = {backend.token_to_id(mark(i)): i for i in control.values()}
+        for token_id in control.values():
+            of_marks[cast(int, backend.token_to_id(mark(token_id)))] = token_id
     return _Readers(first, similar, reader, for_any, of_marks, unspelled)
 
 
@@ -221,7 +222,7 @@ def _copy(
     reader.split_special_tokens = True
     if not tokenizer.is_fast:
         return reader
-    published: Tokenizer = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    published: Tokenizer = tokenizer.backend_tokenizer
     backend = Tokenizer(published.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if getattr(published, part) is not None:

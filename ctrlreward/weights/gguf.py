@@ -7,9 +7,10 @@ import hashlib
 import io
 import shutil
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ctrlreward.displays import Phase
 from ctrlreward.extras import import_extra
@@ -48,12 +49,16 @@ def convert(file: Path, folder: Path) -> None:
         contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar
     ):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # reported, and refused
+        # transformers declares a model alone.
+        model, report = cast(
+            tuple[PreTrainedModel, dict[str, Any]],
+            AutoModelForCausalLM.from_pretrained(
+                file.parent,
+                gguf_file=file.name,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, and refused
+            ),
         )
         check_complete(str(file), model, report, "a GGUF file")
         # transformers refuses to save a model that it considers quantised, although these weights
