@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import datasets
 import pandas as pd
 import pytest
 import torch
-from lightning_choice import LIGHTNING, MisconfigurationException, PolicyTuner, pl
+from lightning_choice import MisconfigurationException, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
@@ -20,14 +21,26 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = ["ab", "cd"]
 RECORDS = [{"prompt": "ab", "label": 1}, {"prompt": "cd", "label": 0}]
+SYSTEM = {"role": "system", "content": "Be long."}
 TALKS = [[{"role": "user", "content": "ab"}], [{"role": "user", "content": "cd"}]]
 
 
 @pytest.fixture
-def trained(tuner: Callable[..., PolicyTuner], share, tmp_path) -> Callable[..., list[Samples]]:
+def scored() -> list[Samples]:
+    return []
+
+
+@pytest.fixture
+def trained(
+    tuner: Callable[..., PolicyTuner], scored: list[Samples], tmp_path: Path
+) -> Callable[..., list[Samples]]:
     """Return a function that trains on some dataloaders, and returns the samples scored."""
 
-    def run(*data: Any, module: PolicyTuner | None = None, **options: Any) -> list[Samples]:
+    def length(samples: Samples) -> list[int]:
+        scored.append(samples)
+        return [len(text) for text in samples.texts]
+
+    def run(*data: Any, build: Callable[..., PolicyTuner] = tuner, **options: Any) -> list[Samples]:
         trainer = pl.Trainer(
             accelerator="cpu",
             default_root_dir=tmp_path,
@@ -37,8 +50,8 @@ def trained(tuner: Callable[..., PolicyTuner], share, tmp_path) -> Callable[...,
             logger=False,
             max_epochs=1,
         )
-        trainer.fit(module or tuner(num_generations=2, **options), *data)
-        return share.scored
+        trainer.fit(build(num_generations=2, reward=length, **options), *data)
+        return scored
 
     return run
 
@@ -68,22 +81,26 @@ def test_prompts_are_completed(trained, data, batch_size, prefixes, labels) -> N
     assert (scored.labels and scored.labels[first]) == labels
 
 
-def test_conversations_of_a_dataset(chat, share, trained) -> None:
+@pytest.mark.parametrize("of_dicts", [False, True])
+def test_conversations_of_a_dataset(chat, trained, of_dicts: bool) -> None:
     talks = [[{"role": "system", "content": "Be brief."}, *talk] for talk in TALKS]
-    module = chat(num_generations=2, system="Be long.")
-    read: list[str] = []
-    sample, module._sample = module._sample, lambda p, **o: read.extend(p) or sample(p, **o)
-    for data in (datasets.Dataset.from_dict({"prompt": talks}), [{"prompt": t} for t in talks]):
-        trained(DataLoader(data, batch_size=2), module=module)
-        assert read[::2] == talks
-        read.clear()
-    assert share.scored[0].prompts[::2] == ("Be brief.\nab", "Be brief.\ncd")
-    assert set(share.scored[0].prefixes) == {""}
-    texts = module.tokenizer.batch_decode(module._sample(TALKS + talks[:1] + ["ab"]).ids)
-    systems = [text.split("<|close|>")[0].removeprefix("<|open|>system\n") for text in texts]
-    assert [s.split("<|endoftext|>")[-1].split("\n")[-1] for s in systems] == [
-        *("Be long.", "Be long.", "Be brief.", "Be long.")
-    ]
+    rows = [{"prompt": talk} for talk in talks]
+    data = rows if of_dicts else datasets.Dataset.from_list(rows)
+    modules: list[PolicyTuner] = []
+
+    def build(**options: Any) -> PolicyTuner:
+        modules.append(chat(system="Be long.", **options))
+        return modules[0]
+
+    (samples,) = trained(DataLoader(data, batch_size=2), build=build)
+    assert samples.prompts[::2] == ("Be brief.\nab", "Be brief.\ncd")
+    assert set(samples.prefixes) == {""}
+    module = modules[0]
+    for prompt, expected in [(talks[0], talks[0]), ("ab", [SYSTEM, *TALKS[0]])]:
+        rollout = module._sample([prompt])
+        read = rollout.ids[0, : -rollout.mask.shape[1]].tolist()
+        template = module.tokenizer.apply_chat_template
+        assert read == template(expected, add_generation_prompt=True, return_dict=False)
 
 
 def test_strings_of_a_chat_and_of_an_encoder_decoder_have_no_prefix(chat, tuner, tiny_seq2seq):
@@ -125,9 +142,10 @@ def test_other_batches_are_one_error(tuner, batch: Any, error: type, message: st
 
 def test_ignored_columns_are_said_once(trained, caplog, monkeypatch) -> None:
     data = [{"prompt": prompt, "answer": 3, "completion": "x"} for prompt in PROMPTS * 2]
-    logger = logging.getLogger(f"{LIGHTNING}.utilities.rank_zero")  # does not propagate
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    trained(DataLoader(data, batch_size=1))
+    # The package's own logger does not propagate.
+    monkeypatch.setattr("lightning_utilities.core.rank_zero.log", logging.getLogger("propagates"))
+    with caplog.at_level(logging.INFO):
+        trained(DataLoader(data, batch_size=1))
     said = [m for m in caplog.messages if "ignores" in m]
     assert said == [
         "PolicyTuner ignores the columns answer, completion of the batches: rewards read text, "
