@@ -311,12 +311,12 @@ def resumed(tiny_llama: Callable[[str], str], tmp_path_factory: pytest.TempPathF
 
 
 def test_resumes_from_the_last_checkpoint(resumed: Resumed) -> None:
-    assert curve(resumed.killed, "reward/total")[0] == [0, 1, 2, 3, 4]
-    assert curve(resumed.killed, "score/attribute_relevance")[0] == [1, 3]
+    assert curve(resumed.killed, "reward/total")[0] == [1, 2, 3, 4, 5]
+    assert curve(resumed.killed, "score/attribute_relevance")[0] == [2, 4]
     for metric in ("reward/total", "policy/kl", "rollout/length"):
-        assert curve(resumed.history, metric)[0] == list(range(10))
-    assert curve(resumed.history, "score/attribute_relevance")[0] == [1, 3, 5, 7, 9]
-    kept = [row for row in resumed.killed if row["step"] < 4]  # later steps were repeated
+        assert curve(resumed.history, metric)[0] == list(range(1, 11))
+    assert curve(resumed.history, "score/attribute_relevance")[0] == [2, 4, 6, 8, 10]
+    kept = [row for row in resumed.killed if row["step"] <= 4]  # later steps were repeated
     assert resumed.history[: len(kept)] == kept
     assert resumed.last["global_step"] == 10
 
@@ -409,8 +409,7 @@ def test_the_report_covers_the_whole_run(resumed: Resumed) -> None:
 def test_the_offline_run_of_wandb_has_the_curves(resumed: Resumed) -> None:
     killed, rest = read_runs(resumed.folder)
     assert killed.id == rest.id
-    steps, values = curve(resumed.history, "score/attribute_relevance")
-    scored = dict(zip([step + 1 for step in steps], values, strict=True))
+    scored = dict(zip(*curve(resumed.history, "score/attribute_relevance"), strict=True))
     curves = [run.curve("score/scored_step", "score/attribute_relevance") for run in (killed, rest)]
     # A killed process loses up to a second of rows.
     assert list(curves[0]) == [2, 4][: len(curves[0])]

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, zip_longest
 from math import isnan, nan
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -132,7 +132,7 @@ def draw_front(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    labels = [arrowed(n, mode) for n, mode in zip(names, modes or [None] * len(names), strict=True)]
+    labels = [arrowed(name, mode) for name, mode in zip_longest(names, modes or ())]
     pairs = list(combinations(range(len(names)), 2))
     figure = new_figure(4.2 * len(pairs), 3.6)
     panels = figure.subplots(1, len(pairs), squeeze=False).flat

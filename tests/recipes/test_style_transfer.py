@@ -266,7 +266,7 @@ def test_a_small_run_writes_all_results(
             for judge in (accuracy, auc)
         ]
         assert values == pytest.approx(expected)
-    assert (folder / "samples" / "rollout" / "step=000000.jsonl").exists()
+    assert (folder / "samples" / "rollout" / "step=000001.jsonl").exists()
     assert "gm, after - copying" in capsys.readouterr().out
     rows = JsonLog(folder / "metrics.jsonl").read()
     for key in ("score/independent", "guard/alarm", "score/corpus/gm", "policy/kl"):

@@ -243,7 +243,7 @@ def test_the_best_constant_beats_all_others_by_gm(judges: Judges) -> None:
 
 
 def history(*values: float | None) -> list[dict[str, Any]]:
-    return [{"step": 10 * i + 9, "gm": value} for i, value in enumerate(values)]
+    return [{"step": 10 * i + 10, "gm": value} for i, value in enumerate(values)]
 
 
 def test_the_stop_is_where_patience_ends() -> None:

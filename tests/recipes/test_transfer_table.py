@@ -53,7 +53,7 @@ def write_run(
         )
         names = ("accuracy", "similarity", "perplexity", "gm")
         row = {f"score/corpus/{name}": getattr(corpus, name) for name in names}
-        log.append({"step": step - 1, **row})
+        log.append({"step": step, **row})
         log.append({"step": step, "loss": 1.0})
 
 
