@@ -63,7 +63,8 @@ class Count:
 
     def text(self) -> str:
         """Return items done of all, and items per second and time left, or the time it took."""
-        count = f"{_number(self.done)} of {_number(self.total)} {self.unit}"
+        # Parts of an item count for the time left, and are not shown.
+        count = f"{_number(type(self.total)(self.done))} of {_number(self.total)} {self.unit}"
         seconds = time.monotonic() - self._started
         finished = self.done - self._start
         if self.done >= self.total:

@@ -28,11 +28,12 @@ _OTHER_TYPE = re.compile(
     r"Subclasses are disabled|Import path .* does not correspond|Expected a <class '\w+'>$"
 )
 _UNKNOWN = re.compile(
-    r"(?:Option|Key) '([\w.]+)' is not (?:accepted|expected)|Group '([\w.]+)' does not accept option "
-    r"'([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
+    r"(?:Option|Key) '([\w.]+)' is not (?:accepted|expected)|"
+    r"Group '([\w.]+)' does not accept option '([\w.]+)'|[Uu]nrecognized arguments: --([\w.]+)"
 )
 _ABSENT = re.compile(r"No (\S+) attribute (\w+)|module '(\S+)' has no attribute '(\w+)'")
 _TYPE = re.compile(r"Expected an? (?:<class '(.+?)'>|(?:typing\.)?(.*?))\. Got value: ?(.*)")
+_NO_FILE = re.compile(r"\[Errno 2\] .*: '(.+)'")
 _LITERAL = re.compile(r"Literal\[(.*)\]")
 
 
@@ -61,12 +62,18 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
         files: Files that were parsed, in the order in which they apply.
         arguments: The command line.
     """
+    if no_file := _NO_FILE.search(message):
+        return missing(no_file[1], files)
+    if not re.search(r"Parser key|Does not validate|Problem with given", message):
+        return message
     mistakes = list(_mistakes(message))
     if not mistakes:
         return " ".join(message.partition("Given value")[0].split())
     keys, path, text = max(
         mistakes, key=lambda mistake: (not _OTHER_TYPE.match(mistake.text), len(mistake.keys))
     )
+    if not keys:  # what a class raised
+        return text
     keys, problem = _described(keys, path, text)
     dotted = ".".join(key for key in keys if not key.startswith("="))
     for argument in arguments:
@@ -79,6 +86,16 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
     # The last file that has most of the keys.
     file, (_, shown, line) = max(reversed(found), key=lambda each: each[1][0])
     return f"{file.path}:{line}: {'.'.join(shown)} {problem}"
+
+
+def missing(path: str, files: Sequence[ConfigFile]) -> str:
+    """Return that a file does not exist, with the key that names it."""
+    for file in reversed(files):
+        for keys, value in file.values():
+            if value == path:
+                place = f"{file.path}:{file.line(keys)}: {'.'.join(keys)}"
+                return f"{place} = {path}: there is no such file"
+    return f"there is no file {path}"
 
 
 def _mistakes(message: str) -> list[_Mistake]:

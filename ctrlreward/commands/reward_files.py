@@ -14,6 +14,7 @@ from ctrlreward.commands.config_files import ConfigFile, check_models, read_conf
 
 # Keys of a reward, and of a component, in the short form.
 REWARD_KEYS = ("components", "aggregate", "thresholds", "device")
+AGGREGATES = ("weighted", "gm")
 COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 
@@ -57,6 +58,11 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
     for key in block:
         if key not in REWARD_KEYS:
             raise file.error((key,), f"is not a key{did_you_mean(key, REWARD_KEYS)}")
+    aggregate = block.get("aggregate", AGGREGATES[0])
+    if aggregate not in AGGREGATES:
+        hint = did_you_mean(aggregate, AGGREGATES)
+        names = " or ".join(AGGREGATES)
+        raise file.error(("aggregate",), f"must be {names}, got {aggregate!r}{hint}")
     components = block["components"]
     if not isinstance(components, Mapping) or not components:
         raise file.error(("components",), "must be names with a scorer each")

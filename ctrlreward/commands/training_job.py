@@ -176,7 +176,7 @@ def run_job(arguments: Sequence[str]) -> None:
         except SIGTERMException as error:
             raise SystemExit(128 + signal.SIGTERM) from error
         except FileNotFoundError as error:
-            _fail(_missing(error, files))
+            _fail(one_line(str(error), files))
         except subprocess.CalledProcessError as error:  # of a model that is trained first
             _fail(f"{' '.join(map(str, error.cmd))} failed, see above")
     if "--smoke" in arguments and trainer.is_global_zero:
@@ -188,22 +188,8 @@ def _one_line_errors(files: Sequence[ConfigFile]) -> Iterator[None]:
     """Print errors in the user's input in one line, and exit with status 2."""
     try:
         yield
-    except FileNotFoundError as error:
-        _fail(_missing(error, files))
     except (ValueError, TypeError, OSError, ImportError, MisconfigurationException) as error:
-        _fail("\n".join([str(error), *getattr(error, "__notes__", [])]))
-
-
-def _missing(error: FileNotFoundError, files: Sequence[ConfigFile]) -> str:
-    """Return which file does not exist, and the key that names it."""
-    if error.filename is None:
-        return str(error)
-    for file in reversed(files):
-        for keys, value in file.values():
-            if value == str(error.filename):
-                place = f"{file.path}:{file.line(keys)}: {'.'.join(keys)}"
-                return f"{place} = {value}: there is no such file"
-    return f"there is no file {error.filename}"
+        _fail("\n".join([one_line(str(error), files), *getattr(error, "__notes__", [])]))
 
 
 def _fail(message: str) -> NoReturn:

@@ -19,6 +19,7 @@ from ctrlreward.policy.model import LoRA, export_adapter
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Generation, Rollout, sample
+from ctrlreward.progress import part
 from ctrlreward.ranks import rank_and_ranks
 
 _PROMPTS_PER_BATCH = 128  # in `complete`
@@ -95,13 +96,15 @@ class AdaptedModuleMixin(LightningModule):
         """Complete each prompt with the settings of `generation`, at its `eval_temperature`."""
         prompts = [prompts] if isinstance(prompts, str) else prompts
         temperature = self.generation.eval_temperature
-        return [
-            completion
-            for start in range(0, len(prompts), _PROMPTS_PER_BATCH)
-            for completion in self._sample(
-                prompts[start : start + _PROMPTS_PER_BATCH], temperature
-            ).completions
-        ]
+        completions: list[str] = []
+        several = len(prompts) > _PROMPTS_PER_BATCH
+        with part("generating", len(prompts)) if several else nullcontext() as advance:
+            for start in range(0, len(prompts), _PROMPTS_PER_BATCH):
+                batch = prompts[start : start + _PROMPTS_PER_BATCH]
+                completions += self._sample(batch, temperature).completions
+                if advance:
+                    advance(len(batch))
+        return completions
 
     def export_adapter(self, folder: str | PathLike[str]) -> None:
         """Write the adapter in peft's format, for `PeftModel.from_pretrained`."""

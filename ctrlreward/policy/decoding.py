@@ -18,6 +18,7 @@ from torch import Tensor
 from ctrlreward.engine.output_layer import logit_blocks, states_and_output
 from ctrlreward.policy.kv_cache import make_room
 from ctrlreward.policy.packing import packed_products
+from ctrlreward.progress import part
 
 _BLOCK = 128  # words
 _BELOW_1 = 1 - 2**-40  # times a number is always less than the number
@@ -114,7 +115,11 @@ def decode(
     ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
     states = decoder.start(*prompts, torch.tensor(rows, device=device))
     make_room(decoder.cache, max_completion_length)
-    with packed_products(model, len(rows)) as multiply:
+    token = len(rows) / max_completion_length  # of each row, as a share of all texts
+    with (
+        packed_products(model, len(rows)) as multiply,
+        part("sampling", len(rows)) as advance,
+    ):
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
             (values,) = logits(states)
@@ -122,6 +127,7 @@ def decode(
             drawn = values.argmax(dim=-1) if greedy else draw(truncation.apply(values))
             tokens.append(drawn.masked_fill(ended, padding))
             ended = ended | torch.isin(drawn, end)
+            advance(token)
             if len(tokens) == max_completion_length or bool(ended.all()):
                 return torch.stack(tokens, dim=1)
             states = decoder.read(tokens[-1])

@@ -204,10 +204,8 @@ class ServerConnection:
         if self.patience is not None:
             return self.patience
         error = state.outcome.exception() if state.outcome is not None else None
-        reached = (
-            self._description is not None or not isinstance(error, _Transient) or error.reached
-        )
-        return _PATIENCE if reached else _UNREACHED
+        unreached = isinstance(error, _Transient) and not error.reached
+        return _UNREACHED if unreached and self._description is None else _PATIENCE
 
     def _attempt(
         self, method: str, path: str, content: bytes | None, expected: str | None

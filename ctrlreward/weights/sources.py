@@ -11,8 +11,8 @@ from ctrlreward.weights import wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.wheels import Wheel
 
-# The modules of GGUF files and of word vectors import PyTorch, which takes seconds: the command line
-# checks names before.
+# The modules of GGUF files and of word vectors import PyTorch, which takes seconds: the command
+# line checks names before.
 
 # Real weights that ship in wheels, so that they load where no model hub can be reached.
 SHORT_NAMES: Mapping[str, Wheel] = {

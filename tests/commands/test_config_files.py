@@ -175,6 +175,9 @@ MISTAKES = {
     "init_args": (edited(["data", "init_args"], 0, "init_arg"), "data.init_arg", "'init_args'?"),
     "model": (edited([*INIT, "model"], "smollm-135m"), "model = 'smollm-135m'", "'smollm2-135m'?"),
     "lacking": (edited([*INIT], {"model": "m"}), "model", "lacks reward"),
+    "range": (
+        edited([*INIT, "generation", "temperature"], -1), "generation.temperature = -1",
+        "positive"),
     "value": (
         edited(["trainer", "callbacks", 3, "init_args", "dirpath"], "${trainer.root}"),
         "${trainer.root}", "only ${trainer.default_root_dir}"),
@@ -197,9 +200,9 @@ def test_a_mistake_in_yaml_is_one_line_with_file_key_and_suggestion(
     assert ended.value.code == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("Seed")]
     assert line.startswith("error: ")
-    if mistake != "value":
+    if mistake not in ("value", "range"):
         assert re.search(r"job\.yaml:\d+: ", line)
-    if mistake not in ("value", "lacking"):
+    if mistake not in ("value", "range", "lacking"):
         name = key.partition(" =")[0].split(".")[-1]
         number = int(line.split(":")[2])
         assert Path("job.yaml").read_text().splitlines()[number - 1].strip("- ").startswith(name)

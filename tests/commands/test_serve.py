@@ -191,10 +191,13 @@ def test_components_as_a_reader_of_the_page_writes_them(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("aggregate:", "agregate:", "reward.yaml:9: agregate is not a key (did you mean 'aggregate'?)"),
+        ("aggregate:", "agregate:",
+         "reward.yaml:10: agregate is not a key (did you mean 'aggregate'?)"),
         ("scorer: CTRLEval", "scorer: CTRLEvall", "reward.yaml:3: relevance.class_path = "
-         "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall (did you mean 'CTRLEval'?)"),
-        ("scorer: CTRLEval", "scoer: CTRLEval", "reward.yaml:3: components.relevance must have a scorer"),
+         "ctrlreward.scorers.CTRLEvall: ctrlreward.scorers has no CTRLEvall "
+         "(did you mean 'CTRLEval'?)"),
+        ("scorer: CTRLEval", "scoer: CTRLEval",
+         "reward.yaml:3: components.relevance must have a scorer"),
         ("task:", "tsk:", "reward.yaml:3: relevance.tsk is not an option (did you mean 'task'?)"),
         ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
         ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),

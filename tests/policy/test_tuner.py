@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import peft
 import pytest
@@ -13,12 +16,14 @@ from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Reward, Samples, displays
+from ctrlreward.callbacks.completion import generate
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
 from ctrlreward.policy import learner
 from ctrlreward.policy.objectives import ALGORITHMS as CHOICES
 from ctrlreward.policy.rollouts import Rollout, log_probs
+from ctrlreward.progress import show
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -263,6 +268,19 @@ def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
     torch.manual_seed(0)
     assert module.complete(prompts) == completions
     assert module.complete([]) == []
+
+
+def test_long_generation_shows_texts_and_time_left(tuner, monkeypatch, capsys) -> None:
+    clock = count(0, 4)  # seconds
+    stand_in = SimpleNamespace(monotonic=lambda: next(clock), strftime=lambda form: "12:00:00")
+    monkeypatch.setattr(displays, "time", stand_in)
+    module = tuner()
+    with show(displays.Phase("before")):
+        generate(module, ["ab", "cd", "e", "f"])
+    said = capsys.readouterr().err
+    assert re.search(
+        r"generating 4 texts \| sampling: [123] of 4 texts, \S+ texts/s, \d+ s left", said
+    )
 
 
 def test_completes_at_a_temperature_of_its_own(tuner) -> None:
