@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "label in a composite": (
         [{"text": "a", "label": "topic=x", "source": "b"}] * 9
         + [{"text": "a", "label": "topic=y", "source": "b"}],
-        "AttributeClassifier --scorers.models={topic:cnn2}",
+        'AttributeClassifier --scorers.models={"topic":"cnn2"}',
         "in.jsonl:10: label = 'topic=y': 'y' is not a label of the classifier for 'topic'",
     ),
     "label map": (
@@ -137,7 +137,7 @@ TABLES = {
     "end.jsonl": ('{"text": "a"}\n\n{"text": "b"}\n\n', ""),
     "twice.csv": (
         "id,text,text\n1,a,b\n",
-        "twice.csv:1 has several columns 'text': rename all but",
+        "twice.csv:1 has several columns 'text': rename",
     ),
     "short.csv": ("text,id\na,1\nb\n", "short.csv:3 has 1 cells, but the header has 2 columns"),
     "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),

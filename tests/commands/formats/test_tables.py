@@ -49,11 +49,11 @@ def test_bad_files(
 
 def test_rows_without_a_column_are_named() -> None:
     places = ["in.jsonl:1", "in.jsonl:3"]
-    with pytest.raises(ValueError, match="^in.jsonl:3 has no 'label', but the first row has"):
+    with pytest.raises(ValueError, match=r"^in\.jsonl:3 has no 'label', but the first row has"):
         to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
-    with pytest.raises(ValueError, match="^the first row has no 'label', but in.jsonl:3 has: give"):
+    with pytest.raises(ValueError, match=r"^the first row has no 'label', but in\.jsonl:3 has"):
         to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
-    with pytest.raises(TypeError, match=r"^in.jsonl:3: text = 2 is of type int: give strings$"):
+    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text = 2 is of type int: give strings$"):
         to_samples([{"text": "a"}, {"text": 2}], Columns(), places)
     with pytest.raises(TypeError, match=r"ignore the column with --columns\.label=null"):
         to_samples([{"text": "a", "label": True}], Columns())

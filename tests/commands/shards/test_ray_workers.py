@@ -92,9 +92,7 @@ def test_an_actor_that_dies_is_replaced(
     assert capsys.readouterr().err.count("in.jsonl:7 to in.jsonl:8 are scored again") == 1
     (tmp_path / "kill").touch()
     monkeypatch.setattr(ray_workers, "MOST_DEATHS", 1)  # a start takes seconds
-    with pytest.raises(
-        RuntimeError, match="workers died while they scored in.jsonl:7 to in.jsonl:8"
-    ):
+    with pytest.raises(RuntimeError, match=r"workers died while they scored in\.jsonl:7 to"):
         collect(two, Length(str(tmp_path)), shards(texts))
 
 

@@ -77,7 +77,7 @@ def test_a_worker_that_dies_is_replaced(
     assert capsys.readouterr().err.count("(SIGKILL): in.jsonl:7 to in.jsonl:8 are scored") == 2
     for i in range(3):
         (tmp_path / f"kill{i}").touch()
-    with pytest.raises(RuntimeError, match="3 workers died while they scored in.jsonl:7 to"):
+    with pytest.raises(RuntimeError, match=r"3 workers died while they scored in\.jsonl:7 to"):
         collect(two, Length(str(tmp_path)), shards(texts))
 
 
