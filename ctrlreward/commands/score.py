@@ -42,7 +42,8 @@ OPTIONS = (
 )
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
-    *("InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity", "TransferQuality"),
+    *("FunctionScorer", "InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity"),
+    "TransferQuality",
 )
 
 

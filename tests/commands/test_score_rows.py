@@ -157,13 +157,14 @@ def test_tables_as_programs_write_them(name: str, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_a_scorer_says_names_the_row_of_the_user(
-    workers: str, capfd: pytest.CaptureFixture[str]
+    workers: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     Path("in").mkdir()
     write(rows(6), "in/a.jsonl")
     write([{"text": "x"}, *rows(6, row_3={"text": "odd"})], "in/b.jsonl")
     main(["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers])
-    assert "in/b.jsonl:5: text is odd" in capfd.readouterr().err.splitlines()
+    warnings = [*capfd.readouterr().err.splitlines(), *caplog.messages]  # of workers, and here
+    assert "in/b.jsonl:5: text is odd" in warnings
     write([{"text": "x"}, *rows(6, row_3={"text": "bad"})], "in/b.jsonl")
     with pytest.raises(SystemExit):
         main(["score", "in", "out.csv", "--scorers=shard_scorers.Length", "--workers", workers])
