@@ -21,6 +21,8 @@ ItemName: TypeAlias = Callable[[str, int], str]
 
 _ITEM = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[(\d+)\]")
 
+_RENAMED = "_ctrlreward_items_renamed"  # attribute of a record
+
 # From the innermost to the outermost.
 _NAMES: ContextVar[tuple[ItemName, ...]] = ContextVar("names", default=())
 
@@ -29,7 +31,7 @@ _NAMES: ContextVar[tuple[ItemName, ...]] = ContextVar("names", default=())
 def items_named(name: ItemName) -> Iterator[None]:
     """Rename the items of samples in errors that are raised inside, and in warnings.
 
-    Warnings are renamed by `ItemFilter`.
+    Warnings are renamed if their logger is an `item_logger`, or their handler has an `ItemFilter`.
 
     Args:
         name: Maps a column of `Samples` and an index to a name.
@@ -77,13 +79,22 @@ class ItemFilter(logging.Filter):
     """Filter of a logger or a handler that renames items as `items_named` says; passes all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Rename the items in the message of a record."""
-        if names := _NAMES.get():
+        """Rename the items in the message of a record, once."""
+        names = _NAMES.get()
+        if names and _RENAMED not in vars(record):
             message = record.getMessage()
             for name in names:
                 message = _renamed(message, name)
             record.msg, record.args = message, ()
+            vars(record)[_RENAMED] = True
         return True
+
+
+def item_logger(module: str) -> logging.Logger:
+    """Return the logger of a module whose warnings name items of samples."""
+    logger = logging.getLogger(module)
+    logger.addFilter(ItemFilter())
+    return logger
 
 
 def _renamed(message: str, name: ItemName) -> str:

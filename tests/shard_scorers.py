@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -73,3 +74,26 @@ class Threads(Scorer):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         return {"threads": np.full(len(samples), float(torch.get_num_threads()))}
+
+
+class Odd(Scorer):
+    """Number of letters; warns of a text "odd"."""
+
+    specs: ClassVar = {"letters": UP}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        for i, text in enumerate(samples.texts):
+            if text == "odd":
+                logging.getLogger("kitchen").warning("texts[%d] is odd", i)
+        return {"letters": np.array([float(len(text)) for text in samples.texts])}
+
+
+class Rank(Scorer):
+    """Share of all samples that are shorter."""
+
+    specs: ClassVar = {"rank": ScoreSpec(higher_is_better=True, range=(0.0, 1.0))}
+    pointwise = False
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        lengths = np.array([len(text) for text in samples.texts])
+        return {"rank": (lengths[:, None] > lengths).mean(axis=1)}

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.columns import JSON_KEYS
+from ctrlreward.commands.argument_words import gather_words
 from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.row_streams import RowStream, check_suffix
-from ctrlreward.commands.words import gather_words
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file, or of a folder of them.
 
@@ -42,7 +42,8 @@ OPTIONS = (
 )
 SCORERS = (
     *("Accuracy", "Alignment", "AttributeClassifier", "BARTScore", "CTRLEval", "Distinct"),
-    *("InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity", "TransferQuality"),
+    *("FunctionScorer", "InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity"),
+    "TransferQuality",
 )
 
 

@@ -1,4 +1,4 @@
-"""What `ctrlreward score` does once its arguments are in order; `score.py` checks them first."""
+"""Scores of a file, for arguments that `score.py` has checked."""
 
 from __future__ import annotations
 

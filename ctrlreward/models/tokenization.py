@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+from ctrlreward.items import item_logger
 from ctrlreward.models.control_tokens import text_reader
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 Ids = tuple[int, ...]
 Result = TypeVar("Result")

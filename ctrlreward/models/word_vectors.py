@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import inf, isfinite
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from ctrlreward.columns import shortened
 from ctrlreward.files import whole_folder
+from ctrlreward.items import item_logger
 from ctrlreward.models.word_matrix import WordMatrix
 from ctrlreward.text.separation import split_words_and_marks
 from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
@@ -24,7 +24,7 @@ from ctrlreward.weights.vector_folder import (
     write_vectors,
 )
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 Vectors = npt.NDArray[np.float64]
 Split = Callable[[str], Sequence[str]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from os import PathLike
@@ -16,6 +15,7 @@ from ctrlreward.columns import shortened
 from ctrlreward.engine.requests import Requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.alignment import AGGREGATES, preservation
+from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
     Aligner,
     EmbeddingAligner,
@@ -32,7 +32,7 @@ from ctrlreward.scorers.empty_texts import nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 AspectName: TypeAlias = Literal[
     "consistency", "relevance", "preservation", "engagingness", "groundedness"

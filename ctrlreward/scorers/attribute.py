@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.columns import shortened
+from ctrlreward.items import item_logger
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
@@ -21,7 +21,7 @@ from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.empty_texts import nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 # Attribute → target label of one sample.
 Targets = Mapping[str, str]

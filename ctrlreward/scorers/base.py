@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,10 +16,10 @@ import torch
 from ctrlreward.columns import shortened
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.engine.sharing import exclusive
-from ctrlreward.items import items_named
+from ctrlreward.items import item_logger, items_named
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 Scores: TypeAlias = npt.NDArray[np.float64]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
@@ -21,6 +20,7 @@ from ctrlreward.functional.ctrleval import (
     label_probabilities,
     mean_weights,
 )
+from ctrlreward.items import item_logger
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
 from ctrlreward.models.tasks import Blank, TokenScores
@@ -38,7 +38,7 @@ from ctrlreward.scorers.task import Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance"]
 

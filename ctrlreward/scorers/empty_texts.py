@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import numpy as np
 
+from ctrlreward.items import item_logger
 from ctrlreward.scorers.base import Scores
 
-log = logging.getLogger(__name__)
+log = item_logger(__name__)
 
 
 def nonempty(score: str, **columns: Sequence[str]) -> list[int]:

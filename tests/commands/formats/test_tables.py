@@ -31,7 +31,7 @@ NAN = float("nan")
             r"in\.csv:4 has 1 cells, but the header has 2 columns \(text, id\)",
         ),
         ("in.csv", 'text,id\n"a,1\n', "in.csv:. is not valid CSV: unexpected end of data"),
-        ("in.csv", "text,id,text\na,1,b\n", "in.csv has several columns 'text': rename all"),
+        ("in.csv", "text,id,text\na,1,b\n", "in.csv:1 has several columns 'text': rename all"),
         ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text: convert the file"),
         ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text: convert the file"),
         ("in.parquet", "text", "in.parquet can't be read as Parquet"),
@@ -48,12 +48,26 @@ def test_bad_files(
 
 
 def test_rows_without_a_column_are_named() -> None:
-    with pytest.raises(ValueError, match="row 1 has no 'label', but the first row has"):
-        to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns())
-    with pytest.raises(TypeError, match=r"text\[1\] = None is of type NoneType: give strings$"):
-        to_samples([{"text": "a"}, {"text": None}], Columns())
+    places = ["in.jsonl:1", "in.jsonl:3"]
+    with pytest.raises(ValueError, match=r"^in\.jsonl:3 has no 'label', but the first row has"):
+        to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
+    with pytest.raises(ValueError, match=r"^the first row has no 'label', but in\.jsonl:3 has"):
+        to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
+    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text = 2 is of type int: give strings$"):
+        to_samples([{"text": "a"}, {"text": 2}], Columns(), places)
     with pytest.raises(TypeError, match=r"ignore the column with --columns\.label=null"):
-        to_samples([{"text": "a", "label": 1}], Columns())
+        to_samples([{"text": "a", "label": True}], Columns())
+
+
+def test_an_empty_or_null_text_needs_no_prefix_and_integers_name_labels_and_groups() -> None:
+    rows = [
+        {"text": "a b", "prefix": "a", "label": 1, "group": 7},
+        {"text": "", "prefix": "a", "label": "0", "group": 7},
+        {"text": None, "prefix": "a", "label": 0, "group": "8"},
+    ]
+    samples = to_samples(rows, Columns(), label_map={"0": "bad", "1": "good"})
+    labels, groups = ["good", "bad", "bad"], ["7", "7", "8"]
+    assert samples == Samples(["a b", "", ""], ["a", "", ""], labels, groups=groups)
 
 
 def test_columns_can_be_renamed_and_ignored() -> None:

@@ -127,12 +127,12 @@ def test_errors_far_down_name_the_row(capsys: pytest.CaptureFixture[str]) -> Non
     Path("in.jsonl").write_text("\n".join(lines))
     with pytest.raises(SystemExit):
         main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4"])
-    assert "text[9] = 3 is of type int" in capsys.readouterr().err
+    assert "in.jsonl:10: text = 3 is of type int: give strings" in capsys.readouterr().err
     Path("in.jsonl").write_text("\n".join([*lines[:9], json.dumps({"text": "bad"})]))
     with pytest.raises(SystemExit):
         main(["score", "in.jsonl", "out.csv", *SCORER, "--chunk=4", "--workers=2"])
     error = " ".join(capsys.readouterr().err.split())
-    assert "texts[1] = 'bad': give a good one (rows 8 to 9 of the input, where" in error
+    assert "error: in.jsonl:10: text = 'bad': give a good one" in error
     assert not Path("out.csv").exists()
     assert list(Path("out.csv.partial").glob("*-*.json"))  # what was scored is kept
 

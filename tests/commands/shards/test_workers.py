@@ -27,7 +27,8 @@ def components(scorer: Scorer) -> dict[str, Component]:
 def shards(texts: list[str], rows: int = 2) -> Iterator[Shard]:
     for number, first in enumerate(range(0, len(texts), rows)):
         part = texts[first : first + rows]
-        yield Shard(number, range(first, first + len(part)), Samples(part))
+        places = [f"in.jsonl:{first + i + 1}" for i in range(len(part))]
+        yield Shard(number, Samples(part), range(len(part)), places)
 
 
 def collect(workers: Workers, scorer: Scorer, given: Iterator[Shard]) -> dict[int, list[Scores]]:
@@ -73,10 +74,10 @@ def test_a_worker_that_dies_is_replaced(
     for i in range(2):
         (tmp_path / f"kill{i}").touch()
     same(collect(two, Length(str(tmp_path)), shards(texts)), expected)
-    assert capsys.readouterr().err.count("a worker died (SIGKILL): rows 6 to 7 are scored") == 2
+    assert capsys.readouterr().err.count("(SIGKILL): in.jsonl:7 to in.jsonl:8 are scored") == 2
     for i in range(3):
         (tmp_path / f"kill{i}").touch()
-    with pytest.raises(RuntimeError, match="3 workers died while they scored rows 6 to 7 of"):
+    with pytest.raises(RuntimeError, match=r"3 workers died while they scored in\.jsonl:7 to"):
         collect(two, Length(str(tmp_path)), shards(texts))
 
 
@@ -85,10 +86,9 @@ def test_errors_of_scorers_name_the_rows(workers: int) -> None:
     texts = [*TEXTS[:7], "bad", *TEXTS[8:]]
     with (
         InProcess() if workers == 1 else ProcessWorkers(2, 1) as pool,
-        pytest.raises(ValueError, match=r"texts\[1\] = 'bad': give a good one") as raised,
+        pytest.raises(ValueError, match=r"^in\.jsonl:8: text = 'bad': give a good one$"),
     ):
         collect(pool, Length(), shards(texts))
-    assert raised.value.__notes__ == ["(rows 6 to 7 of the input, where these indices start at 0)"]
 
 
 def test_an_error_that_can_not_be_read_in_another_process(two: ProcessWorkers) -> None:

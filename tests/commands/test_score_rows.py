@@ -1,0 +1,274 @@
+"""`ctrlreward score` on rows that are wrong, empty, corrected, mapped and piped."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctrlreward.cli import main
+from ctrlreward.commands import score as command
+from ctrlreward.commands.command_parser import known_scorers
+from ctrlreward.commands.formats.row_streams import read_rows
+from ctrlreward.commands.scoring_job import score_file
+from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+
+TESTS = Path(__file__).parents[1]
+LENGTH = ["--scorers", "shard_scorers.Length", "--chunk=4"]
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(TESTS)
+
+
+def rows(count: int = 12, **changes: Any) -> list[dict[str, Any]]:
+    """Rows of which the first two are equal; a change is `row_9={"text": 3}`."""
+    made: list[dict[str, Any]] = [{"text": f"text {max(i, 1)}"} for i in range(count)]
+    for name, cells in changes.items():
+        made[int(name.removeprefix("row_"))].update(cells)
+    return made
+
+
+def write(records: list[dict[str, Any]], name: str = "in.jsonl") -> None:
+    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *arguments])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
+    output: str, workers: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bad = "soup \ud800 cold"
+    write(rows(row_9={"text": bad}))
+    scorers = ["--scorers", "shard_scorers.Length", "shard_scorers.Odd", "shard_scorers.Rank"]
+    main(["score", "in.jsonl", output, *scorers, "--chunk=4", "--workers", workers])
+    warnings = [line[9:] for line in capfd.readouterr().err.splitlines() if "in.jsonl" in line]
+    assert warnings == ["in.jsonl:10: text is not valid Unicode: its scores are NaN"]
+    found = read_rows(Path(output))
+    assert found[9]["text"] == (bad if output == "out.jsonl" else r"soup \ud800 cold")
+    for name in ("length", "letters", "rank"):
+        failed = [i for i, row in enumerate(found) if row[name] in (None, "")]
+        assert failed == [9]
+    main(["score", "in.jsonl", output, *scorers])  # it is complete, to the escape
+
+
+WRONG: dict[str, tuple[list[dict[str, Any]], str, str]] = {
+    "label": (
+        [{"text": "good soup", "mood": "positive"}] * 9 + [{"text": "a", "mood": "happy"}],
+        "LexiconSentiment --columns.labels mood",
+        "in.jsonl:10: mood = 'happy' is not a label of the lexicon, which has negative, positive",
+    ),
+    "label of a classifier": (
+        [{"text": "good soup", "label": "positive"}] * 9 + [{"text": "a", "label": "happy"}],
+        "Accuracy --scorers.model=cnn",
+        "in.jsonl:10: label = 'happy' is not a label of the classifier, which has negative,",
+    ),
+    "label in a composite": (
+        [{"text": "a", "label": "topic=x", "source": "b"}] * 9
+        + [{"text": "a", "label": "topic=y", "source": "b"}],
+        'AttributeClassifier --scorers.models={"topic":"cnn2"}',
+        "in.jsonl:10: label = 'topic=y': 'y' is not a label of the classifier for 'topic'",
+    ),
+    "label map": (
+        [{"text": "good soup", "label": 1}] * 9 + [{"text": "a", "label": 2}],
+        "LexiconSentiment --label-map 0=negative 1=positive",
+        "in.jsonl:10: label = '2' is not a key of label_map, which has 0, 1: map every label",
+    ),
+    "text": (
+        rows(row_9={"text": ["a"]}),
+        "shard_scorers.Length",
+        "in.jsonl:10: text = ['a'] is of type list: give strings",
+    ),
+    "column": (
+        [{"text": "a b", "prefix": "a"}] * 9 + [{"text": "a"}],
+        "shard_scorers.Length",
+        "in.jsonl:10 has no 'prefix', but the first row has: give it in all rows",
+    ),
+    "no text": (
+        [{"text": "a", "id": 1}] * 9 + [{"id": 2}],
+        "shard_scorers.Length",
+        "in.jsonl:10 has no 'text', but the first row has: give it in all rows",
+    ),
+    "prefix": (
+        [{"text": "a b", "prefix": "a"}] * 9 + [{"text": "a b", "prefix": "b"}],
+        "shard_scorers.Length",
+        "in.jsonl:10: prefix = 'b' does not start in.jsonl:10: text = 'a b'",
+    ),
+    "value that JSON lacks": (
+        rows(row_9={"size": float("inf")}),
+        "shard_scorers.Length",
+        "in.jsonl:10: the column 'size' has the value inf, which JSON cannot represent",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_row_is_named_before_anything_is_scored(
+    case: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder, labels in (("cnn", ("negative", "positive")), ("cnn2", ("x", "z"))):
+        save_text_cnn(TextCNN(TextCNNConfig(("good",), labels, 4)), Path(folder))
+        Path(folder, "model.safetensors").unlink()  # no weights are needed
+    records, scorers, message = WRONG[case]
+    write(records)
+    monkeypatch.setattr(ShardStore, "start", lambda *_: pytest.fail("scoring was started"))
+    options = ["--scorers", *scorers.split(), "--chunk=4"]
+    assert f"error: {message}" in fails("in.jsonl", "out.jsonl", *options, capsys=capsys)
+
+
+TABLES = {
+    "bom.csv": ("\ufefftext,id\ngood,1\n", ""),
+    "end.jsonl": ('{"text": "a"}\n\n{"text": "b"}\n\n', ""),
+    "twice.csv": (
+        "id,text,text\n1,a,b\n",
+        "twice.csv:1 has several columns 'text': rename",
+    ),
+    "short.csv": ("text,id\na,1\nb\n", "short.csv:3 has 1 cells, but the header has 2 columns"),
+    "half.jsonl": ('{"text": "a"}\n{"te', "half.jsonl:2 is not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_as_programs_write_them(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    content, message = TABLES[name]
+    Path(name).write_text(content)
+    if message:
+        assert f"error: {message}" in fails(name, "out.jsonl", *LENGTH, capsys=capsys)
+    else:
+        main(["score", name, "out.jsonl", *LENGTH])
+        assert all(row["length"] for row in read_rows(Path("out.jsonl")))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_what_a_scorer_says_names_the_row_of_the_user(
+    workers: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("in").mkdir()
+    write(rows(6), "in/a.jsonl")
+    write([{"text": "x"}, *rows(6, row_3={"text": "odd"})], "in/b.jsonl")
+    main(["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers])
+    warnings = [*capfd.readouterr().err.splitlines(), *caplog.messages]  # of workers, and here
+    assert "in/b.jsonl:5: text is odd" in warnings
+    write([{"text": "x"}, *rows(6, row_3={"text": "bad"})], "in/b.jsonl")
+    with pytest.raises(SystemExit):
+        main(["score", "in", "out.csv", "--scorers=shard_scorers.Length", "--workers", workers])
+    assert "error: in/b.jsonl:5: text = 'bad': give a good one" in capfd.readouterr().err
+
+
+def scored_texts(folder: Path) -> list[str]:
+    """First text of each call of `shard_scorers.Length`."""
+    return sorted(file.read_text() for file in folder.iterdir() if "-" in file.name)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_corrected_input_keeps_the_shards_that_have_not_changed(
+    killed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    scorers = ["--scorers", "shard_scorers.Rank", "shard_scorers.Length"]
+    command = ["in.jsonl", "out.jsonl", *scorers, f"--scorers.folder={calls}", "--chunk=4"]
+    write(rows(22, row_17={"text": "bad"}))
+    assert "in.jsonl:18: text = 'bad'" in fails(*command, capsys=capsys)
+    assert scored_texts(calls) == ["text 1", "text 12", "text 4", "text 8"]
+    write(corrected := rows(23, row_5={"text": "a longer text"}, row_17={"text": "good"}))
+    if killed:  # after the old scores are gone, before the manifest is new
+        with monkeypatch.context() as patch:
+            patch.setattr(ShardStore, "start", lambda *_: sys.exit(9))
+            with pytest.raises(SystemExit, match="9"):
+                main(["score", *command])
+    for call in calls.iterdir():
+        call.unlink()
+    main(["score", *command])
+    assert "in.jsonl has changed: 3 of 6 shards are kept, except rank" in capsys.readouterr().err
+    assert scored_texts(calls) == ["text 16", "text 20", "text 4"]
+    write(corrected, "whole.jsonl")
+    main(["score", "whole.jsonl", "fresh.jsonl", *scorers, "--chunk=4"])
+    assert Path("out.jsonl").read_bytes() == Path("fresh.jsonl").read_bytes()
+
+
+def test_an_empty_or_null_generation_fails_alone() -> None:
+    write(
+        [
+            {"text": "Good soup.", "prefix": "Good"},
+            *({"text": t, "prefix": "Good"} for t in ("", None)),
+        ]
+    )
+    main(["score", "in.jsonl", "out.jsonl", "--scorers", "LexiconSentiment"])
+    assert [row["polarity"] is None for row in read_rows(Path("out.jsonl"))] == [False, True, True]
+
+
+def test_pipes(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write(rows())
+    main(["score", "in.jsonl", "out.jsonl", *LENGTH])
+    capfdbinary.readouterr()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path("in.jsonl").read_bytes())))
+    before = sorted(Path().iterdir())
+    main(["score", "-", "-", *LENGTH])
+    out, err = capfdbinary.readouterr()
+    assert out == Path("out.jsonl").read_bytes()
+    assert b"can't be resumed" in err
+    assert b"length" in err  # the summary
+    assert sorted(Path().iterdir()) == before
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"text": "a"}\n{"text": 1}\n')))
+    with pytest.raises(SystemExit):
+        main(["score", "-", "-", *LENGTH])
+    out, err = capfdbinary.readouterr()
+    assert (out, b"error: stdin:2: text = 1 is of type int" in err) == (b"", True)
+
+
+def test_labels_of_the_file_are_mapped() -> None:
+    texts = ("Lovely soup.", "Awful soup.")
+    write([{"text": text, "mood": mood} for text, mood in zip(texts, (1, 0), strict=True)])
+    options = ["--columns.labels", "mood", "--scorers=LexiconSentiment"]
+    main(["score", "in.jsonl", "out.jsonl", *options, "--label-map", "0=negative", "1=positive"])
+    found = read_rows(Path("out.jsonl"))
+    assert [(row["mood"], row["accuracy"]) for row in found] == [(1, 1.0), (0, 1.0)]
+
+
+def test_what_is_known_without_pytorch() -> None:
+    assert list(command.SCORERS) == known_scorers()
+    options = set(inspect.signature(score_file).parameters) - {"input", "output", "identity"}
+    assert set(command.OPTIONS) == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("in.jsonl", "the following arguments are required: output, scorers"),
+        ("in.jsonl out.csv --scorers Perplexty", "Perplexty (did you mean Perplexity?)"),
+        ("in.jsnl out.csv --scorers Perplexity", "in.jsnl (did you mean in.jsonl?)"),
+        ("in.jsonl out.xlsx --scorers Perplexity", "out.xlsx ends in '.xlsx': give .jsonl"),
+        ("in.jsonl out.csv --scorer Perplexity", "--scorer (did you mean --scorers?)"),
+    ],
+)
+def test_wrong_arguments_are_named_without_pytorch(arguments: str, message: str) -> None:
+    write(rows())
+    program = (
+        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+        "from ctrlreward.cli import main; main(sys.argv[1:])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, "score", *arguments.split()], capture_output=True, text=True
+    )
+    assert (run.returncode, run.stdout) == (2, "False\n")
+    assert message in run.stderr
