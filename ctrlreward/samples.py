@@ -416,7 +416,7 @@ def _strings(name: str, column: object) -> tuple[str, ...]:
     items = tuple(column)
     if name in _MAY_BE_INTEGERS:
         items = tuple(
-            str(int(item)) if isinstance(item, Integral) and not isinstance(item, bool) else item
+            item if isinstance(item, bool) or not isinstance(item, Integral) else str(int(item))
             for item in items
         )
     for i, item in enumerate(items):

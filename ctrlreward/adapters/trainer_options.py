@@ -187,7 +187,8 @@ class TrainerRoutes:
         plain = [without(self.special_tokens, completion) for completion in completions]
         table: Mapping[str, Sequence[Any]] = {} if labels is None else {"label": labels}
         samples = build_samples(plain, prompts, table, self.columns or {})
-        return as_samples(samples, **(self.constants or {}))
+        constants: dict[str, Any] = {**(self.constants or {})}
+        return as_samples(samples, **constants)
 
     def _mapped_to(self, source: str) -> list[str]:
         return [name for name, given in (self.columns or {}).items() if given == source]

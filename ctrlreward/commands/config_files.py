@@ -102,7 +102,7 @@ def read_config(path: str | Path) -> ConfigFile:
         raise ValueError(f"{path}{line}: is not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict):
+    if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} has no keys: it must be a YAML mapping")
     return ConfigFile(str(path), content, root)
 

@@ -169,7 +169,8 @@ def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
 def _type_of(owner: Any, argument: str) -> Any:
     """Return the dataclass that an argument takes; None if there is none, or it isn't known."""
     with suppress(NameError, TypeError):
-        hint = get_type_hints(owner.__init__ if isinstance(owner, type) else owner)[argument]
+        build = owner.__init__ if isinstance(owner, type) else owner  # type: ignore[misc]
+        hint = get_type_hints(build)[argument]
         for kind in (hint, *get_args(hint)):
             if isinstance(kind, type) and is_dataclass(kind):
                 return kind

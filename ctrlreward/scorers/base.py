@@ -405,7 +405,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
-    first_rows = np.unique(inverse, return_index=True)[1]  # of each distinct sample
+    first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     wanted = _names_by_scorer(components)
     with ExitStack() as locks:
         for scorer in sorted(wanted, key=id):  # the same order in all threads: no deadlock

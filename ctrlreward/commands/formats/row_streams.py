@@ -133,6 +133,7 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Ro
     Raises:
         ValueError: The file has no rows, or it is malformed; names the line.
     """
+    rows: Iterator[tuple[int, Row]]
     if suffix == ".parquet":
         rows = enumerate(_parquet_rows(file, path), 1)
     elif suffix == ".csv":
