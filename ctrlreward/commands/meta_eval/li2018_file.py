@@ -29,7 +29,7 @@ from ctrlreward.commands.score import name_components
 from ctrlreward.engine.requests import Requests
 from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment, Method
 from ctrlreward.scorers.base import Scores
@@ -164,9 +164,11 @@ class SentenceTransfer(TransferQuality):
         accuracy, similarity, perplexity = (scores[name] for name in self.inputs)
         return {**scores, "gm": adjusted_gm(accuracy, similarity, perplexity, self.thresholds)}
 
-    def corpus(self, samples: SamplesLike) -> CorpusTransfer:
+    def corpus(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> CorpusTransfer:
         """Return the paper's scores over all samples, taken as the output of one system."""
-        return super().corpus(self._read(as_samples(samples)))
+        return super().corpus(self._read(as_samples(samples, **columns)))
 
     def _read(self, samples: Samples) -> Samples:
         if not self.separate:
