@@ -413,18 +413,21 @@ def _strings(name: str, column: object) -> tuple[str, ...]:
         raise TypeError(
             f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of strings"
         )
-    items = tuple(column)
-    if name in _MAY_BE_INTEGERS:
-        items = tuple(
-            item if isinstance(item, bool) or not isinstance(item, Integral) else str(int(item))
-            for item in items
-        )
+    integers = name in _MAY_BE_INTEGERS
+    items: tuple[Any, ...] = tuple(_as_string(item) if integers else item for item in column)
     for i, item in enumerate(items):
         if not isinstance(item, str):
             raise TypeError(
                 f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
             )
     return items
+
+
+def _as_string(item: object) -> object:
+    """Return an integer as a string; anything else, a bool included, as it is."""
+    if isinstance(item, bool) or not isinstance(item, Integral):
+        return item
+    return str(int(item))
 
 
 def _is_encodable(text: str) -> bool:

@@ -17,7 +17,7 @@ from ctrlreward.adapters.conversion import (
 from ctrlreward.arguments import one_of
 from ctrlreward.columns import MissingColumn, shortened
 from ctrlreward.reward import Reward
-from ctrlreward.samples import Samples, as_samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import check_columns as check_present
 
 # What the requests of trainers hold, beside the completion.
@@ -138,9 +138,9 @@ class TrainerRoutes:
             raise ValueError(f"patience = {self.patience}: give seconds, 0 or more")
         tokens: Any = self.special_tokens  # a string is one token
         tokens = (tokens,) if isinstance(tokens, str) else tuple(tokens)
-        for field, value in (("columns", columns), ("constants", constants)):
-            object.__setattr__(self, field, value)  # by the plural names
         object.__setattr__(self, "special_tokens", tokens)
+        object.__setattr__(self, "columns", columns)
+        object.__setattr__(self, "constants", constants)
 
     def check(self, reward: Reward) -> None:
         """Raise if the routes can't serve a reward; loads no model.
@@ -187,8 +187,8 @@ class TrainerRoutes:
         plain = [without(self.special_tokens, completion) for completion in completions]
         table: Mapping[str, Sequence[Any]] = {} if labels is None else {"label": labels}
         samples = build_samples(plain, prompts, table, self.columns or {})
-        constants: dict[str, Any] = {**(self.constants or {})}
-        return as_samples(samples, **constants)
+        constants = {name: [text] * len(samples) for name, text in (self.constants or {}).items()}
+        return samples.replace(**constants)
 
     def _mapped_to(self, source: str) -> list[str]:
         return [name for name, given in (self.columns or {}).items() if given == source]

@@ -35,6 +35,7 @@ from ctrlreward.scorers import (
     BARTScore,
     CTRLEval,
     Distinct,
+    FunctionScorer,
     InfillingPerplexity,
     LexiconSentiment,
     Perplexity,
@@ -137,6 +138,7 @@ POINTWISE: Mapping[str, Callable[..., Scorer]] = {
 }
 # Without a model there is no batch: exactly the same.
 EXACT: Mapping[str, Callable[..., Scorer]] = {
+    "FunctionScorer": lambda f: FunctionScorer(lambda texts: [*map(len, texts)], pointwise=True),
     "LexiconSentiment": lambda f: LexiconSentiment(),
     "Similarity of word vectors": lambda f: Similarity(f["vectors"]),
 }

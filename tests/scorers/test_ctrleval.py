@@ -236,7 +236,7 @@ def test_an_unknown_label_raises(scorer: CTRLEval) -> None:
 def test_a_missing_column_raises(scorer: CTRLEval, column: str, aspect: str) -> None:
     message = f"CTRLEval {aspect} needs the column '{column}', but these samples have texts, "
     with pytest.raises(ValueError, match=message):
-        scorer.score(FOOD.replace(**{column: None}))
+        scorer[aspect](FOOD.replace(**{column: None}))
 
 
 @pytest.mark.parametrize("aspects", [["fluency"], []])
