@@ -307,7 +307,7 @@ class Prompts(Dataset[cr.Samples]):
     def __getitem__(self, batch: int) -> cr.Samples:
         if batch:
             raise IndexError
-        return cr.Samples(["cold soup", "soup"], sources=["soup", "soup"]).as_prompts()
+        return cr.Samples(["cold soup", "hot soup"], sources=["soup", "soup"]).as_prompts()
 
 
 def own_module() -> None:
@@ -373,7 +373,8 @@ def policy_gradient() -> None:
         overlong=callbacks.SoftOverlong(longest=4, cache=2),
     )
     rollouts = callbacks.RolloutSamples(every_n_batches=2)
-    trainer = pl.Trainer(max_steps=1, callbacks=[shaping, rollouts])
+    summary = callbacks.RunReport()
+    trainer = pl.Trainer(max_steps=1, callbacks=[shaping, rollouts, summary])
     trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
     assert tuner.last_rollout is not None
     samples, scored = tuner.last_rollout
@@ -387,6 +388,7 @@ def own_module_of_lightning() -> None:
     directions = {"score/content": "max", "score/fail_rate": "min"}
     module = LightningWriter()
     front = lightning.ParetoCheckpoint(directions, dirpath="lightning-front")
+    summary = lightning.RunReport("runs/lightning")
     trainer = L.Trainer(
         max_epochs=1,
         logger=lightning.HistoryLogger("runs/lightning"),
@@ -397,6 +399,7 @@ def own_module_of_lightning() -> None:
             lightning.RewardEarlyStopping("score/content", min_delta=0.01),
             lightning.RewardCheckpoint("score/content", mode="max", save_top_k=2),
             front,
+            summary,
             lightning.ProxyGuard("score/content", "score/fail_rate", held_out_mode="min"),
             lightning.BeforeAfter(
                 {"content": content},

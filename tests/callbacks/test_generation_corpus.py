@@ -155,7 +155,7 @@ def test_decisions_follow_the_corpus(fit, rewriter, tmp_path: Path) -> None:
     assert list(front.kept) == [1, 2, 3]
     assert trainer.global_step == 3  # no improvement after step 2
     with pytest.raises(MisconfigurationException, match="better when lower"):
-        fit(rewriter, [watcher(), RewardCheckpoint("score/corpus/perplexity")])
+        fit(rewriter, [watcher(), RewardCheckpoint("score/corpus/perplexity", "max")])
 
 
 def test_samples_on_disk_have_the_scores_that_were_asked_for(fit, rewriter, tmp_path: Path) -> None:

@@ -94,8 +94,8 @@ def fit(folder: Path, report: TransferReport, *others: pl.Callback) -> Restyler:
         logger=HistoryLogger(str(folder)),
         callbacks=[
             *others,
-            RewardCheckpoint("score/corpus/gm"),
-            RewardCheckpoint("score/corpus/accuracy"),
+            RewardCheckpoint("score/corpus/gm", "max"),
+            RewardCheckpoint("score/corpus/accuracy", "max"),
             report,
         ],
         enable_progress_bar=False,
@@ -196,7 +196,7 @@ def test_what_is_missing_is_said_before_training(
         fit(tmp_path / "run", other)
     trainer = pl.Trainer(
         max_epochs=1,
-        callbacks=[RewardCheckpoint(f"score/corpus/{key}") for key in ("gm", "accuracy")]
+        callbacks=[RewardCheckpoint(f"score/corpus/{key}", "max") for key in ("gm", "accuracy")]
         + [report],
         logger=False,
         default_root_dir=tmp_path,
