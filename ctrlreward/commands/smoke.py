@@ -61,8 +61,12 @@ def shrink(config: Namespace) -> None:
         if "thresholds" in group and "classifier" in group:
             group.thresholds = _EVERY_GM
         folder = group.get("folder")
-        if folder and "${" not in folder and not Path(folder).expanduser().exists():
-            folders[folder] = str(Path(root, "trained_first", *Path(folder).parts[-2:]))
+        if not folder or "${" in folder or Path(folder).is_relative_to(tempfile.gettempdir()):
+            continue
+        # What the job trains must not replace what an earlier one has trained.
+        own = group is config.model.get("init_args")
+        if own or not Path(folder).expanduser().exists():
+            folders[folder] = str(Path(root, "trained", *Path(folder).parts[-2:]))
             if "config" in group and "arguments" in group:
                 group.arguments = [*group.arguments, "--smoke"]
     for key, value in _TRAINER.items():

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import socket
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import constants
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -35,6 +39,8 @@ from ctrlreward.processor.onednn import adapt
 from ctrlreward.weights.completeness import check_complete
 from ctrlreward.weights.dtypes import pick_dtype
 from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES, resolve
+
+_OFFLINE = constants.HF_HUB_OFFLINE  # as the user has set it
 
 
 class AutoClass(Protocol):
@@ -197,7 +203,8 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
 def _hub_errors(model: str, location: str) -> Iterator[None]:
     """Turn a failure to reach the hub into an error that names the model and the alternatives."""
     try:
-        yield
+        with contextlib.nullcontext() if Path(location).exists() else _offline_if_unreachable():
+            yield
     except OSError as error:
         if Path(location).is_dir():
             raise
@@ -207,6 +214,27 @@ def _hub_errors(model: str, location: str) -> Iterator[None]:
             f"({str(error).splitlines()[0]}): give a local folder, or one of the built-in names "
             f"{', '.join(SHORT_NAMES)}{hint}"
         ) from error
+
+
+@contextlib.contextmanager
+def _offline_if_unreachable() -> Iterator[None]:
+    """Take cached files where the hub can't be reached, instead of asking six times for each.
+
+    A machine that reaches the hub through a proxy, or slowly, is not offline.
+    """
+    hub = urlsplit(constants.ENDPOINT)
+    if not _OFFLINE and not getproxies():
+        try:
+            port = hub.port or {"http": 80}.get(hub.scheme, 443)
+            socket.create_connection((hub.hostname or "", port), timeout=3).close()
+        except TimeoutError:
+            pass
+        except OSError:  # no such name, no route, or nobody listens
+            constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = _OFFLINE
 
 
 @contextlib.contextmanager

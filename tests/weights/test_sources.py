@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ctrlreward.weights import sources, wheels
+from ctrlreward.weights import loading, sources, wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 from ctrlreward.weights.sources import resolve
@@ -374,11 +375,31 @@ def test_a_frozen_model(tiny_llama: Path, capfd: pytest.CaptureFixture[str]) -> 
     "load", [load_tokenizer, lambda model: load_frozen(AutoModelForCausalLM, model)]
 )
 def test_a_hub_that_cannot_be_reached(
-    load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+    load: Callable[[str], object],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    """Said at once, without the hub's own retries."""
+    for variable in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(variable, raising=False)
+        monkeypatch.delenv(variable.upper(), raising=False)
+    monkeypatch.setattr(loading, "_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    started = time.monotonic()
     with pytest.raises(OSError, match=r"model = 'no/such' could not.*local folder.*smollm2-135m"):
         load("no/such")
+    assert time.monotonic() - started < 5
+    assert "Retrying" not in capfd.readouterr().err
+    assert huggingface_hub.constants.HF_HUB_OFFLINE is False
+
+
+@pytest.mark.parametrize("name", ["smollm2-135", "SmolLM2-135M", "minilm", "glove-6b"])
+def test_a_misspelt_short_name_is_not_asked_of_the_hub(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"model = '{name}' is neither .* \(did you mean '.*'\?\)"
+    ):
+        resolve(name)
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(pegasus: str, tmp_path: Path) -> None:
