@@ -163,8 +163,8 @@ def score_file(
             means = put_together(corpus, manifest, store, outputs, shapes)
             store.folder.remove()
         if output == STANDARD:
-            with target.open() as written:
-                shutil.copyfileobj(written, sys.stdout.buffer)
+            with target.open() as scored:
+                shutil.copyfileobj(scored, sys.stdout.buffer)
             sys.stdout.flush()
         plain_console(stderr=output == STANDARD).print(_means_table(means, components))
 
