@@ -203,7 +203,7 @@ def test_learns_to_say_a_and_scores_the_completions_alone(
     assert sum(rewards[-5:]) / 5 > rewards[0] + 0.4
     texts = {text for samples in share.scored for text in samples.texts}
     assert all(len(text) <= 6 and set(text) <= set("abcdef?") for text in texts)
-    (written,) = module.complete(["abc"])
+    written = "".join(module.complete(["abc"] * 20))
     assert written.count("a") > len(written) / 2
 
 

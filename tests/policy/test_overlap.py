@@ -138,7 +138,7 @@ def test_an_exception_leaves_no_worker_behind(tuner, share, monkeypatch) -> None
 
 def test_algorithms_without_a_ratio_are_refused(tuner) -> None:
     with pytest.raises(
-        ValueError, match=r"updates\.overlap = True needs a ratio to the policy that s"
+        ValueError, match=r"optimizer\.overlap = True needs a ratio to the policy that s"
     ):
         tuner(algorithm="rloo", overlap=True)
 
