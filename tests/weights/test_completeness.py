@@ -205,7 +205,7 @@ def test_similarity_without_a_query(model_of: Callable[[str], Path]) -> None:
 
 def test_an_adapter_without_a_weight(model_of: Callable[[str], Path], tmp_path: Path) -> None:
     model, adapter = str(model_of("llama")), tmp_path / "adapter"
-    export_adapter(load_policy(model, LoRA(rank=2), "cpu"), str(adapter))
+    export_adapter(load_policy(model, LoRA(r=2), "cpu"), str(adapter))
     weights = load_file(adapter / "adapter_model.safetensors")
     name = next(iter(weights))
     del weights[name]
