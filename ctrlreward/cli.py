@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from importlib.metadata import version
+from itertools import zip_longest
 
 from ctrlreward.arguments import did_you_mean
 
@@ -80,7 +81,7 @@ def _check_models(options: list[str]) -> None:
 
     A command finds out only after the imports of PyTorch and transformers, which take seconds.
     """
-    for option, following in zip(options, [*options[1:], ""], strict=True):
+    for option, following in zip_longest(options, options[1:], fillvalue=""):
         name, equals, value = option.partition("=")
         if name.startswith("--") and name.endswith(("model", "encoder")):
             from ctrlreward.weights.sources import check_spelling

@@ -194,7 +194,7 @@ def test_transfer_quality_is_read_from_yaml(capsys: pytest.CaptureFixture[str]) 
     }
     config = {"scorers": [{"class_path": "TransferQuality", "init_args": parts}]}
     Path("scorers.yaml").write_text(yaml.safe_dump(config))
-    write_jsonl("in.jsonl", [{"text": "good", "gm": 1}])
+    write_jsonl("in.jsonl", [{"text": "good", "label": "a", "source": "b", "gm": 1}])
     error = fails("in.jsonl", "out.jsonl", "--config=scorers.yaml", capsys=capsys)
     assert "in.jsonl already has columns with the names of scores (gm): give --names" in error
 
@@ -467,8 +467,11 @@ def test_bad_arguments(
         ("in.jsonl o.csv --config bad.yaml", "Similrity (did you mean Similarity?) scorers: "),
         ("in.jsonl o.csv --scorers Zzz", "Zzz scorers: Accuracy"),
         ("in.jsonl o.csv --scorers no.Such", "No module named 'no' scorers: Accuracy"),
-        ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer scorers: Accuracy"),
-        ("in.jsonl o.csv --scorers Accuracy", "required: model scorers: Accuracy"),
+        ("in.jsonl o.csv --scorers Scorer", "there is no scorer Scorer"),
+        (
+            "in.jsonl o.csv --scorers Accuracy",
+            "Accuracy needs a column 'label': the file has id, text",
+        ),
         (
             "in.jsonl o.csv --scorers stubs.Letters --scorers.leter=e",
             "Option 'leter' is not accepted (did you mean letter?) scorers: Accuracy",

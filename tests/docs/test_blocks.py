@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from ctrlreward.cli import main
+from ctrlreward.commands import score
 from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.scorers import Task
@@ -165,6 +166,7 @@ def parse_only(arguments: list[str]) -> None:
             build(arguments[1:])
         else:
             patch.setattr(ArgumentParser, "parse_args", parse_and_stop)
+            patch.setattr(score, "open_rows", lambda *_: None)  # there are no such files
             with pytest.raises(Parsed):
                 main(arguments)
 
