@@ -86,15 +86,15 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         dirpath: str | None = None,
         save_last: bool = True,
     ) -> None:
-        given = isinstance(metrics, Mapping | str)  # the rule refuses a string
-        self._inferred = () if given else tuple(metrics)
-        if self._inferred:
+        self._inferred: tuple[str, ...] = ()
+        if not isinstance(metrics, Mapping | str):  # the rule refuses a string
+            self._inferred = tuple(metrics)
             metrics = dict.fromkeys(metrics, "max")  # until `setup`
         with rule_errors(self):
-            self.rule = ParetoRule(metrics)
-        self.metrics = dict(metrics)
-        first = next(iter(metrics))
-        leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in metrics]
+            self.rule = ParetoRule(cast("Mapping[str, str]", metrics))
+        self.metrics = dict(self.rule.metrics)
+        first = next(iter(self.metrics))
+        leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in self.metrics]
         super().__init__(
             monitor=first,
             mode=self.metrics[first],
