@@ -86,14 +86,13 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         dirpath: str | None = None,
         save_last: bool = True,
     ) -> None:
-        directions: Any = metrics  # the rule refuses a string
         self._inferred: tuple[str, ...] = ()
-        if not isinstance(metrics, Mapping | str):
+        if not isinstance(metrics, Mapping | str):  # the rule refuses a string
             self._inferred = tuple(metrics)
-            directions = dict.fromkeys(metrics, "max")  # until `setup`
+            metrics = dict.fromkeys(metrics, "max")  # until `setup`
         with rule_errors(self):
-            self.rule = ParetoRule(directions)
-        self.metrics = dict(directions)
+            self.rule = ParetoRule(cast("Mapping[str, str]", metrics))
+        self.metrics = dict(self.rule.metrics)
         first = next(iter(self.metrics))
         leaves = [f"{key.rsplit('/', 1)[-1]}={{{key}:.3f}}" for key in self.metrics]
         super().__init__(

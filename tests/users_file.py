@@ -388,7 +388,6 @@ def own_module_of_lightning() -> None:
     directions = {"score/content": "max", "score/fail_rate": "min"}
     module = LightningWriter()
     front = lightning.ParetoCheckpoint(directions, dirpath="lightning-front")
-    summary = lightning.RunReport("runs/lightning")
     trainer = L.Trainer(
         max_epochs=1,
         logger=lightning.HistoryLogger("runs/lightning"),
@@ -399,7 +398,6 @@ def own_module_of_lightning() -> None:
             lightning.RewardEarlyStopping("score/content", min_delta=0.01),
             lightning.RewardCheckpoint("score/content", mode="max", save_top_k=2),
             front,
-            summary,
             lightning.ProxyGuard("score/content", "score/fail_rate", held_out_mode="min"),
             lightning.BeforeAfter(
                 {"content": content},
@@ -434,7 +432,8 @@ def policy_gradient_of_lightning() -> None:
         overlong=lightning.SoftOverlong(4, 2),
         normalise=True,
     )
-    trainer = L.Trainer(max_steps=1, callbacks=[shaping, lightning.RolloutSamples()])
+    more = [lightning.RolloutSamples(), lightning.RunReport("runs/lightning")]
+    trainer = L.Trainer(max_steps=1, callbacks=[shaping, *more])
     trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
     assert shaping.moments.count > 0
 

@@ -396,9 +396,7 @@ def test_a_hub_that_cannot_be_reached(
 
 @pytest.mark.parametrize("name", ["smollm2-135", "SmolLM2-135M", "minilm", "glove-6b"])
 def test_a_misspelt_short_name_is_not_asked_of_the_hub(name: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"model = '{name}' is neither .*\(did you mean '"
-    ):
+    with pytest.raises(ValueError, match=rf"model = '{name}' is neither .*\(did you mean '"):
         resolve(name)
 
 
