@@ -127,8 +127,12 @@ def test_an_unknown_option_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "temperatur" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("nothing_loaded")
-def test_a_run_that_sigterm_ended_exits_with_143(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_sigterm_ended_exits_with_143(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # restored at the end, unlike the command line's own
+
     def fit(*_: Any, **__: Any) -> None:
         raise SIGTERMException
 
