@@ -37,7 +37,8 @@ class Table(Protocol):
 
 
 # A column to add: one string per sample, or one for all. Labels and groups may be integers.
-Column: TypeAlias = str | int | Iterable[str] | Iterable[int] | None
+Column: TypeAlias = str | Iterable[str] | None
+Ids: TypeAlias = Column | int | Iterable[int]
 
 
 class SampleKeywords(TypedDict, total=False):
@@ -51,22 +52,22 @@ class SampleKeywords(TypedDict, total=False):
 
     texts: Column
     prefixes: Column
-    labels: Column
+    labels: Ids
     sources: Column
     references: Column
     contexts: Column
     histories: Column
     prompts: Column
-    groups: Column
+    groups: Ids
     text: Column
     prefix: Column
-    label: Column
+    label: Ids
     source: Column
     reference: Column
     context: Column
     history: Column
     prompt: Column
-    group: Column
+    group: Ids
     label_map: Mapping[Any, str] | None
 
 

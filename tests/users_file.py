@@ -179,9 +179,16 @@ def the_same_scorers_by_their_room() -> list[scorers.Component]:
     attributes = scorers.AttributeClassifier({"topic": scorers.CTRLEval(task="topic")})
     assert scorers.attribute_label({"topic": "world"}) == "topic=world"
     alignment = scorers.Alignment(method="embedding", stop_words=["the"], aggregate="mean")
+    similar = scorers.Similarity(VECTORS)
     names = ["gm", "accuracy", "preservation", "distinct_2"]
     several: list[scorers.Scorer] = [quality, attributes, alignment, scorers.Distinct()]
+    function: scorers.ComponentLike = scorers.FunctionScorer(brevity, pointwise=True)
+    assert cr.Reward([function, similar]).weights == {"brevity": 1.0, "similarity": 1.0}
     return [scorer[name] for scorer, name in zip(several, names, strict=True)]
+
+
+def brevity(texts: list[str]) -> list[float | None]:
+    return [-float(len(text)) or None for text in texts]
 
 
 # Rewards
@@ -201,6 +208,8 @@ def rewards() -> None:
     assert np.array_equal(total, later.total)
     assert batch.statistics()["fail_rate"] == 0
     assert cr.RewardBatch.concat([batch, later]).failed.shape == (4,)
+    short = cr.Reward({"short": (cr.FunctionScorer(brevity), 0.5), "same": brevity})
+    assert short(texts=TEXTS, label=[0, 1], label_map={0: "bad", 1: "good"}).total.shape == (2,)
 
     def smaller(scores: Mapping[str, Floats]) -> Floats:
         return np.minimum(scores["content"], 1 / scores["words"])
