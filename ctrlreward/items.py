@@ -35,12 +35,6 @@ def items_named(name: ItemName) -> Iterator[None]:
 
     Args:
         name: Maps a column of `Samples` and an index to a name.
-
-    Examples:
-        >>> with items_named("{}[chosen[{}]]".format):
-        ...     raise ValueError("labels[2] = 'up' is unknown")
-        Traceback (most recent call last):
-        ValueError: labels[chosen[2]] = 'up' is unknown
     """
     token = _NAMES.set((name, *_NAMES.get()))
     try:

@@ -380,13 +380,12 @@ WRONG = {
     ),
     "a model that does not exist": (
         lambda _: Perplexity("smollm2").score(["good"]),
-        OSError,
-        r"model = 'smollm2' could not be loaded as a Hugging Face id .*: give a local folder, or "
-        r"one of the built-in names smollm2-135m, minilm-l6 \(did you mean 'smollm2-135m'\?\)",
+        ValueError,
+        r"model = 'smollm2' is neither a folder .* \(did you mean 'smollm2-135m'\?\)",
     ),
     "word vectors that do not exist": (
         lambda _: Similarity("glove-6b-300d").score(["good"], sources="bad"),
-        OSError,
+        ValueError,
         r"model = 'glove-6b-300d' .* \(did you mean 'glove-6b-50d'\?\)",
     ),
     "scores of a callback as a list": (

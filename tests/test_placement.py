@@ -97,6 +97,7 @@ def test_generation_scorer_refuses_before_training() -> None:
         strategy=SimpleNamespace(root_device=torch.device("cuda:0")),
         device_ids=[0, 1],
         world_size=2,
+        _logger_connector=SimpleNamespace(log_metrics=None),
     )
     module = SimpleNamespace(complete=lambda prompts: list(prompts))
     with pytest.raises(MisconfigurationException, match=r"CTRLEval of scores\['c'\] runs on"):

@@ -91,10 +91,9 @@ class TransferQuality(CompositeScorer):
         self.accuracy = Accuracy() if accuracy is None else accuracy
         self.similarity = Similarity() if similarity is None else similarity
         self.perplexity = Perplexity() if perplexity is None else perplexity
-        style, fluency = ("accuracy", "label_probability"), ("perplexity", "log_likelihood")
-        check_part("accuracy", self.accuracy, style, "Accuracy(...)")
-        check_part("similarity", self.similarity, ("similarity",), "Similarity(...)")
-        check_part("perplexity", self.perplexity, fluency, "Perplexity(...)")
+        check_part("accuracy", self.accuracy, ["label_probability"], "Accuracy(...)")
+        check_part("similarity", self.similarity, ["similarity"], "Similarity(...)")
+        check_part("perplexity", self.perplexity, ["perplexity"], "Perplexity(...)")
         self.thresholds = thresholds
 
     @property
@@ -144,6 +143,8 @@ class TransferQuality(CompositeScorer):
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
+        check_part("accuracy", self.accuracy, ["accuracy"], "Accuracy(...)")
+        check_part("perplexity", self.perplexity, ["log_likelihood"], "Perplexity(...)")
         requests = checked_requests(self, as_samples(samples, **columns), _CORPUS_PARTS)
         scores = run_requests([requests])[0]
         parts = (scores[name] for name in _CORPUS_PARTS)

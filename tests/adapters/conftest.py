@@ -45,7 +45,7 @@ class Kinds(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"kinds": ScoreSpec(True, (0.0, 1.0)), "first": ScoreSpec(True, (0.0, 1.0))}
+        return {"kinds": ScoreSpec(True, (0.0, 1.0)), "first": ScoreSpec(True, (0.0, np.inf))}
 
     def score(self, samples: Samples) -> dict[str, Scores]:
         n = len(samples)

@@ -68,7 +68,10 @@ class Curve(Scorer):
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
-        return {"value": ScoreSpec(True, (0.0, 1.0)), "loss": ScoreSpec(False, (0.0, 1.0))}
+        return {
+            "value": ScoreSpec(True, (-np.inf, np.inf)),
+            "loss": ScoreSpec(False, (-np.inf, np.inf)),
+        }
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         torch.rand(7)  # as loading a model does

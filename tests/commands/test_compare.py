@@ -190,7 +190,7 @@ def test_only_the_first_gaps_are_printed(
         (["a.json"], "run_b"),
         (["a.json", "a.json", "--output", "logged"], "Is a directory: "),
         (["logged", "logged"], "logged/metrics.csv:2 has no step: give one in each row"),
-        (["twice.csv", "a.json"], "twice.csv has several columns 'x': rename all but one"),
+        (["twice.csv", "a.json"], "twice.csv:1 has several columns 'x': rename all but one"),
     ],
 )
 def test_errors_name_the_fix(

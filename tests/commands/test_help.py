@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from ctrlreward.cli import COMMANDS, main
-from ctrlreward.commands import score
+from ctrlreward.commands import scoring_job
 from ctrlreward.commands.formats.row_streams import read_rows
 from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.commands.training_job import build
@@ -91,7 +91,7 @@ def files(
     Path("corpus").mkdir()
     write_jsonl("corpus/part-0.jsonl", samples)
     # Other processes would look for the weights behind the short names.
-    monkeypatch.setattr(score, "ProcessWorkers", lambda _, threads: InProcess(threads))
+    monkeypatch.setattr(scoring_job, "ProcessWorkers", lambda _, threads: InProcess(threads))
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("corpus.txt").write_text("\n".join(texts))

@@ -138,9 +138,10 @@ def test_configurations_agree() -> None:
     encoder = report["judges"]["encoder"]["init_args"]
     assert encoder == {"corpus": list(files.values()), "exclude": data["exclude"]}
     models = [configuration(Path(judge["config"]).stem) for judge in data["judges"]]
-    assert [model["model"]["init_args"]["folder"] for model in models] == [
-        judge["folder"] for judge in data["judges"]
-    ]
+    roots = [model["trainer"]["default_root_dir"] for model in models]
+    folders = [model["model"]["init_args"]["folder"] for model in models]
+    assert folders == ["${trainer.default_root_dir}/model"] * 2
+    assert [f"{root}/model" for root in roots] == [judge["folder"] for judge in data["judges"]]
     classifier, language_model = (model["data"]["init_args"] for model in models)
     assert (classifier["train"], classifier["exclude"]) == (files, dev)
     assert list(classifier["test"].values()) == test

@@ -65,7 +65,7 @@ def test_selection_and_report_never_see_training_sentences() -> None:
 
 def test_what_a_model_extends_comes_first() -> None:
     small = str(FOLDER / "small.yaml")
-    given = with_extended(["--config", str(FOLDER / "m2.yaml"), f"--config={small}", "--x=1"])
+    given, _ = with_extended(["--config", str(FOLDER / "m2.yaml"), f"--config={small}", "--x=1"])
     base, rest = given[1], yaml.safe_load(given[3])
     assert Path(base) == FOLDER / "yelp.yaml"
     assert rest == {key: value for key, value in read("m2.yaml").items() if key != "extends"}
@@ -75,7 +75,7 @@ def test_what_a_model_extends_comes_first() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("extends: absent.yaml", r"a\.yaml extends .*absent\.yaml, which does not exist"),
+        ("extends: absent.yaml", r"a\.yaml:1: extends names .*absent\.yaml, which does not exist"),
         ("extends: a.yaml", r"a\.yaml extends itself"),
     ],
 )
