@@ -86,6 +86,9 @@ def test_generation_scorer_refuses_before_training() -> None:
     scorer = CTRLEval(device="cuda:0")
     callback = GenerationScorer({"c": scorer["coherence"]}, Samples(texts=["a"]))
 
+    class Connector:
+        def log_metrics(self, metrics: object, step: object = None) -> None: ...
+
     class Trainer(pl.Trainer):
         def __init__(self, **read: object) -> None:
             vars(self).update(read)
@@ -97,7 +100,8 @@ def test_generation_scorer_refuses_before_training() -> None:
         strategy=SimpleNamespace(root_device=torch.device("cuda:0")),
         device_ids=[0, 1],
         world_size=2,
-        _logger_connector=SimpleNamespace(log_metrics=None),
+        _logger_connector=Connector(),
+        _loggers=[],
     )
     module = SimpleNamespace(complete=lambda prompts: list(prompts))
     with pytest.raises(MisconfigurationException, match=r"CTRLEval of scores\['c'\] runs on"):

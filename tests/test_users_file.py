@@ -49,7 +49,7 @@ MISTAKES = {
     'callbacks.GenerationScorer(cr.Similarity(), ["soup"])': "arg-type",
     'callbacks.RewardCheckpoint("score/content", mode="maximum")': "arg-type",
     'lightning.RewardEarlyStopping("score/content", patience="3")': "arg-type",
-    'policy.PolicyTuner("smollm2-135m", cr.Similarity())': "arg-type",
+    'policy.PolicyTuner("smollm2-135m", 3)': "arg-type",
     'lightning.Objective("gpro")': "arg-type",
     "trl.as_reward_funcs(3)": "arg-type",
     'selection.StopRule("score/content", mode="maximum")': "arg-type",

@@ -441,7 +441,7 @@ def policy_gradient_of_lightning() -> None:
         overlong=lightning.SoftOverlong(4, 2),
         normalise=True,
     )
-    more = [lightning.RolloutSamples(), lightning.RunReport("runs/lightning")]
+    more: list[L.Callback] = [lightning.RolloutSamples(), lightning.RunReport("runs/lightning")]
     trainer = L.Trainer(max_steps=1, callbacks=[shaping, *more])
     trainer.fit(tuner, DataLoader(Prompts(), batch_size=None))
     assert shaping.moments.count > 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import run_warm
 
 from ctrlreward.cli import main
 from ctrlreward.commands import score as command
@@ -157,14 +158,21 @@ def test_tables_as_programs_write_them(name: str, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_what_a_scorer_says_names_the_row_of_the_user(
-    workers: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    workers: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("in").mkdir()
     write(rows(6), "in/a.jsonl")
     write([{"text": "x"}, *rows(6, row_3={"text": "odd"})], "in/b.jsonl")
-    main(["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers])
-    warnings = [*capfd.readouterr().err.splitlines(), *caplog.messages]  # of workers, and here
-    assert "in/b.jsonl:5: text is odd" in warnings
+    command = ["score", "in", "out.jsonl", "--scorers=shard_scorers.Odd", "--workers", workers]
+    lines = [
+        "from ctrlreward.cli import main",
+        "if __name__ == '__main__':",
+        f"    main({command})",
+    ]
+    Path("command.py").write_text("\n".join(lines))
+    # In a new process: the workers of this one would write to the stderr that it started with.
+    printed = run_warm(Path("command.py").resolve(), timeout=120).stderr
+    assert "in/b.jsonl:5: text is odd" in printed
     write([{"text": "x"}, *rows(6, row_3={"text": "bad"})], "in/b.jsonl")
     with pytest.raises(SystemExit):
         main(["score", "in", "out.csv", "--scorers=shard_scorers.Length", "--workers", workers])
