@@ -147,6 +147,6 @@ def test_memory_does_not_grow_with_the_rows(suffix: str) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert len(read_rows(Path(f"out-10000-2{suffix}"))) == 10_000
-    # A row of these files has 35 bytes, and many more in memory. A shard of 100 rows is known by its
-    # entry in the manifest and its file: about 1,250 bytes.
+    # A row of these files has 35 bytes, and many more in memory. A shard of 100 rows is known by
+    # its entry in the manifest and its file: about 1,250 bytes.
     assert peaks[2] < 1.1 * peaks[1] + 150 * 1000
