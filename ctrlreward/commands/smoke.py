@@ -96,9 +96,9 @@ def _groups(value: Any) -> Iterator[Namespace]:
             yield from _groups(each)
 
 
-def _at_most(value: Any, limit: int) -> Any:
+def _at_most(value: Any, limit: float) -> Any:
     if isinstance(value, list):
-        return value[:limit]
+        return value[: int(limit)]
     return limit if value is None else min(value, limit)
 
 
