@@ -49,7 +49,7 @@ LORA = {
 TUNER = {
     "updates": "optimizer=OptimizerConfig(...)",
     "reward_funcs": "reward=Reward(...)",
-    "reward_weights": "reward=Reward(..., weights={...})",
+    "reward_weights": "reward=Reward({name: (component, weight)})",
     "peft_config": "lora=LoraConfig(...)",
     "model_name_or_path": "model",
     "args": "objective=Objective(...), generation=Generation(...), optimizer=OptimizerConfig(...)",
