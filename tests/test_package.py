@@ -293,6 +293,7 @@ MISSING = {
     ),
     "lightning": ("import ctrlreward.lightning", "ctrlreward.lightning needs lightning"),
     "serve": (
+        "import pathlib; pathlib.Path('reward.yaml').write_text('components: {d: Distinct}');"
         "from ctrlreward.cli import main; main('serve reward.yaml'.split())",
         "ctrlreward serve needs fastapi",
     ),
@@ -326,7 +327,7 @@ def test_training_without_the_logger_of_a_configuration(bare: Path, tmp_path: Pa
     config = ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml"
     process = run("-m", "ctrlreward", "train", "--config", str(config), cwd=tmp_path, python=bare)
     assert process.stderr.splitlines()[-1] == (
-        "ImportError: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
+        "error: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
     )
 
 

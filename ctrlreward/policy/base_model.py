@@ -42,21 +42,23 @@ def load_base(
         ImportError: bitsandbytes is needed and not installed.
     """
     torch_dtype = pick_dtype(dtype, device)
+    config = _quantization_config(quantization, torch_dtype)
     plain = _without_dropout(load_config(model))
     auto_class = AutoModelForSeq2SeqLM if plain.is_encoder_decoder else AutoModelForCausalLM
-    if quantization is None:
-        base = load_weights(auto_class, model, plain, torch_dtype)
-    else:
-        # int8 weights cannot be moved to another kind of device later.
-        config = _quantization_config(quantization, torch_dtype)
-        base = load_weights(auto_class, model, plain, torch_dtype, config, {"": device})
+    # int8 weights cannot be moved to another kind of device later.
+    placement = None if config is None else {"": device}
+    base = load_weights(auto_class, model, plain, torch_dtype, config, placement)
     base.generation_config = _plain_generation_config(model, base)
     if quantization is not None:
         _keep_in_training_mode(base)
     return base
 
 
-def _quantization_config(quantization: Quantization, dtype: torch.dtype) -> BitsAndBytesConfig:
+def _quantization_config(
+    quantization: Quantization | None, dtype: torch.dtype
+) -> BitsAndBytesConfig | None:
+    if quantization is None:
+        return None
     import_extra("bitsandbytes", f"lora.quantization = {quantization!r}")
     if quantization == "int8":
         return BitsAndBytesConfig(load_in_8bit=True)
