@@ -84,12 +84,14 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
         weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
 
     Returns:
-        A value in the range of the scores; higher is better.
+        A value in the range of the scores; higher is better. NaN without evaluators.
 
     Examples:
         >>> weighted_mean(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
         -1.25
     """
+    if not len(scores):
+        return float("nan")
     shares = normalize_weights(weights)
     counted = shares > 0  # 0 · -inf would be NaN
     return float(scores[counted] @ shares[counted])

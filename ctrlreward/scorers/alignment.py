@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
@@ -12,9 +12,8 @@ import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of, some_of
 from ctrlreward.columns import shortened
-from ctrlreward.engine.requests import Requests
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.functional.alignment import AGGREGATES, preservation
+from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation
 from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
     Aligner,
@@ -26,7 +25,7 @@ from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.alignment_aspects import ASPECTS, Aspect
-from ctrlreward.scorers.alignment_explanation import AlignedText, aligned_text
+from ctrlreward.scorers.alignment_explanation import Aligned, AlignedText, aligned_text
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
@@ -138,9 +137,9 @@ class Alignment(ModelScorer[Aligner]):
             return shared_model(TokenAligner, *settings)
         return shared_model(RegressionAligner, *settings)
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Compute the chosen aspects and their directions, each float64 of shape (n,).
 
         With `names` only the aspects of these scores.
@@ -151,14 +150,11 @@ class Alignment(ModelScorer[Aligner]):
         Raises:
             ValueError: A column that an aspect needs is absent.
         """
-        yield from ()  # an aligner takes pairs of texts, which no other scorer's requests can join
         aspects = self._wanted(names)
         scores = {d: np.empty(len(samples)) for a in aspects for d in ASPECTS[a].directions}
 
-        def keep(job: _Job, aligned: AlignedText) -> None:
-            scores[job.direction][job.sample] = aligned.score
-
-        self._align_each(samples, aspects, keep)
+        for job, (_, _, score) in self._align_each(samples, aspects):
+            scores[job.direction][job.sample] = score
         for name in aspects:
             aspect = ASPECTS[name]
             if aspect.fold is not None:
@@ -182,16 +178,14 @@ class Alignment(ModelScorer[Aligner]):
             `score`.
 
         Raises:
-            ValueError: See `requests`.
+            ValueError: See `score`.
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))
-        explained: dict[tuple[int, str], AlignedText] = {}
-
-        def keep(job: _Job, aligned: AlignedText) -> None:
-            explained[job.sample, job.direction] = aligned
-
-        self._align_each(samples, aspects, keep)
+        explained = {
+            (job.sample, job.direction): aligned_text(job.text, job.other, *aligned)
+            for job, aligned in self._align_each(samples, aspects)
+        }
         directions = [direction for aspect in aspects for direction in ASPECTS[aspect].directions]
         return [
             {direction: explained[i, direction] for direction in directions}
@@ -199,12 +193,9 @@ class Alignment(ModelScorer[Aligner]):
         ]
 
     def _align_each(
-        self,
-        samples: Samples,
-        aspects: Sequence[str],
-        keep: Callable[[_Job, AlignedText], None],
-    ) -> None:
-        """Call `keep` with each direction of each sample, in an order that suits the aligner.
+        self, samples: Samples, aspects: Sequence[str]
+    ) -> Iterator[tuple[_Job, Aligned]]:
+        """Yield each direction of each sample, in an order that suits the aligner.
 
         A pair of texts is aligned once, even if several aspects or samples contain it.
         """
@@ -217,7 +208,7 @@ class Alignment(ModelScorer[Aligner]):
         with self.exclusive_model() as aligner:
             for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
                 for job in jobs[pair]:
-                    keep(job, self._aligned(job, alignment))
+                    yield job, self._aligned(job, alignment)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""
@@ -235,18 +226,23 @@ class Alignment(ModelScorer[Aligner]):
             return low, high
         return (-np.inf if low < 0 else 0.0), np.inf
 
-    def _aligned(self, job: _Job, alignment: TokenAlignment) -> AlignedText:
+    def _aligned(self, job: _Job, alignment: TokenAlignment) -> Aligned:
+        """Return the alignment, the tokens that count, shape (tokens,), and the score."""
         aspect = ASPECTS[job.aspect]
-        by_word = aspect.content_only and self.method != "regression"
-        stop_words = self.stop_words if by_word else frozenset[str]()
-        aligned = aligned_text(job.text, job.other, alignment, stop_words, self._aggregate(aspect))
-        if job.text and job.other and np.isnan(aligned.score):
+        spans, values = alignment
+        if spans and not np.isnan(values).any():
+            by_word = aspect.content_only and self.method != "regression"
+            counted = content_tokens(job.text, spans, self.stop_words if by_word else ())
+            score = AGGREGATES[self._aggregate(aspect)](values[counted])
+        else:
+            alignment, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
+        if job.text and job.other and np.isnan(score):
             column = aspect.directions[job.direction].text
             log.warning(
                 "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
                 *(column, job.sample, shortened(job.text), job.direction),
             )
-        return aligned
+        return alignment, counted, score
 
 
 class _Job(NamedTuple):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from ctrlreward.functional.alignment import AGGREGATES, content_tokens
 from ctrlreward.models.aligner import TokenAlignment
 
 
@@ -51,33 +51,25 @@ class AlignedText:
         return {**record, "score": None if np.isnan(self.score) else self.score}
 
 
+# Alignment of a text's tokens, which of them count, shape (tokens,), and the score.
+Aligned: TypeAlias = tuple[TokenAlignment, npt.NDArray[np.bool_], float]
+
+
 def aligned_text(
-    text: str,
-    other: str,
-    alignment: TokenAlignment,
-    stop_words: Collection[str],
-    aggregate: str,
+    text: str, other: str, alignment: TokenAlignment, counted: npt.NDArray[np.bool_], score: float
 ) -> AlignedText:
-    """Aggregate the alignments of one text's tokens.
+    """Explain the score of a text by its tokens.
 
     Args:
         text: Text whose tokens are aligned.
         other: Text that they are aligned with.
-        alignment: Spans and values of the tokens, from an aligner.
-        stop_words: Tokens that the score leaves out, in lower case.
-        aggregate: One of `functional.alignment.AGGREGATES`.
+        alignment: Spans and values of the tokens; none if there is nothing to score.
+        counted: Whether each token counts, shape (tokens,).
+        score: Score of the text.
     """
-    spans, values = alignment
-    if not spans or np.isnan(values).any():
-        return AlignedText(text, other, np.nan)
-    counted = content_tokens(text, spans, stop_words)
-    tokens = tuple(
-        AlignedToken(start, end, value, counts)
-        for (start, end), value, counts in zip(
-            spans, values.tolist(), counted.tolist(), strict=True
-        )
-    )
-    return AlignedText(text, other, AGGREGATES[aggregate](values[counted]), tokens)
+    rows = zip(alignment.spans, alignment.values.tolist(), counted.tolist(), strict=True)
+    tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
+    return AlignedText(text, other, score, tokens)
 
 
 def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from ctrlreward.arguments import checked_keywords, some_of
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.requests import Requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.conditional import conditional_log_probs
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
@@ -110,9 +109,9 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
             )
         return shared_model(Seq2SeqInfiller, name, self.device, self.dtype, self.batch_tokens)
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Compute the chosen scores, or those of them in `names`, each float64 of shape (n,).
 
         NaN, with a warning, if the text or what it is compared with is empty.
@@ -120,7 +119,6 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         Raises:
             ValueError: A column that a score needs is absent.
         """
-        yield from ()  # a pair of texts is no task of the infiller: nothing to merge
         for column, reader in self.required_columns(names).items():
             samples.require(column, reader)
         wanted = self._wanted(names)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from inspect import signature
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -53,7 +54,7 @@ class CorpusFold:
     """Fold of the values of n samples into the score of the corpus that they make up.
 
     Attributes:
-        parts: Names of its arguments: scores, or values that `requests` returns only by name.
+        parts: Names of its arguments: scores, or values that `score_samples` returns only by name.
         fold: Maps arrays of shape (n,), NaN where a sample failed, to a number in the score's
             range; NaN if no sample counts.
 
@@ -70,6 +71,8 @@ class Scorer(ABC):
     """A formula that turns `Samples` into named scores.
 
     Subclasses implement `specs` and `score_samples`. Models are loaded at the first `score` only.
+    `scorer.score(texts)`, `scorer["name"](texts)` and `Reward` compute alike: each distinct sample
+    once, in one thread at a time, and no more scores than are wanted.
 
     Examples:
         >>> class Words(Scorer):
@@ -90,15 +93,6 @@ class Scorer(ABC):
     # True if `score` leaves out the scores whose columns are absent, and those that it has named.
     _leaves_out: bool = False
     _left_out: tuple[str, ...] = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        computes = cls.score_samples, cls.requests
-        if "score" in vars(cls) and computes != (Scorer.score_samples, Scorer.requests):
-            raise TypeError(
-                f"{cls.__name__} overrides score, which a Reward does not call: override "
-                "score_samples(samples)"
-            )
 
     @property
     @abstractmethod
@@ -128,7 +122,7 @@ class Scorer(ABC):
             ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
         """
         samples = as_samples(samples, **columns)
-        return run_requests([checked_requests(self, samples, self.computable(samples))])[0]
+        return score({name: self[name] for name in self.computable(samples)}, samples)
 
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -139,12 +133,8 @@ class Scorer(ABC):
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.
 
-        These are all scores, or with `aspects="all"` all whose columns are there; a warning names
-        the others once.
-
-        Raises:
-            MissingColumn: The samples lack a column that every score needs, or one of a score that
-                was asked for by name.
+        These are all scores, or with `aspects="all"` those whose columns are there; a warning names
+        the others once. If there are none, these are all scores, and `score` raises.
         """
         present = samples.columns()
         lacking = {
@@ -153,42 +143,27 @@ class Scorer(ABC):
         }
         names = tuple(name for name in self.specs if not lacking.get(name))
         left_out = tuple(name for name in lacking if lacking[name])
-        for column, reader in self.required_columns(names or None).items():
-            samples.require(column, reader)
-        if left_out and left_out != self._left_out:
+        if names and left_out and left_out != self._left_out:
             self._left_out = left_out
             absent = dict.fromkeys(column for name in left_out for column in lacking[name])
             log.warning(
                 "%s leaves out %s, for lack of the columns %s: these samples have %s",
                 *(type(self).__name__, ", ".join(left_out), ", ".join(absent), ", ".join(present)),
             )
-        return names
+        return names or tuple(self.specs)
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+    @abstractmethod
+    def score_samples(self, samples: Samples) -> Mapping[str, Any] | Requests[Mapping[str, Any]]:
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
-        Subclasses implement this, or `requests`; without random draws, as it may run on a thread.
-        """
-        if type(self).score is Scorer.score:
-            raise NotImplementedError(
-                f"{type(self).__name__} computes no scores: implement score_samples(samples)"
-            )
-        return self.score(samples)  # a subclass may override `score` itself
-
-    def requests(
-        self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
-        """Run `score_samples` as a generator of its model requests (see `engine.requests`).
-
-        Override it to merge the requests with those of other scorers of the same model, or to
-        compute no more scores than are wanted.
+        Subclasses implement this, without random draws, as it may run on a thread. A second
+        parameter, `names=None`, gets the names of the scores that are wanted, None for all; others
+        may be returned, too. Written as a generator, it yields the requests to its model, which are
+        merged with the requests of other scorers to the same model (`engine.requests`).
 
         Args:
-            samples: n samples.
-            names: The scores that are wanted, None for all. Others may be returned, too.
+            samples: n samples; a pointwise scorer gets no sample twice.
         """
-        yield from ()  # no requests by default
-        return self.score_samples(samples)
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that samples must have, each with the name of what needs it.
@@ -292,7 +267,7 @@ class Component:
 def checked_requests(
     scorer: Scorer, samples: Samples, names: Collection[str] | None = None
 ) -> Requests[dict[str, Scores]]:
-    """Run `scorer.requests`, with NaN for samples whose text is not valid Unicode.
+    """Run `scorer.score_samples`, with NaN for samples whose text is not valid Unicode.
 
     A tokenizer would fail on the whole batch. Such samples are scored as empty texts, so that the
     others keep their places in warnings and errors.
@@ -305,11 +280,21 @@ def checked_requests(
     for i, column in invalid.items():
         log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
     readable = samples.blanked(invalid) if invalid else samples
-    returned = yield from scorer.requests(readable, names)
+    returned = yield from unchecked_requests(scorer, readable, names)
     scores = checked_scores(scorer, readable, returned, wanted)
     for values in scores.values() if invalid else ():
         values[list(invalid)] = np.nan
     return scores
+
+
+def unchecked_requests(
+    scorer: Scorer, samples: Samples, names: Collection[str] | None = None
+) -> Requests[Any]:
+    """Run `scorer.score_samples` as a generator of its model requests, whichever form it has."""
+    method: Callable[..., Any] = scorer.score_samples
+    takes_names = len(signature(method).parameters) > 1
+    returned = method(samples, names) if takes_names else method(samples)
+    return (yield from returned) if isinstance(returned, Generator) else returned
 
 
 def checked_scores(
@@ -322,7 +307,7 @@ def checked_scores(
     Args:
         scorer: The scorer.
         samples: The n samples that it was given.
-        returned: What its `requests` or `score_samples` returned.
+        returned: What its `score_samples` returned.
         names: The scores that are wanted.
 
     Raises:

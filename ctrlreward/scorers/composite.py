@@ -57,7 +57,7 @@ class CompositeScorer(Scorer):
         ...         return self.scorers
         ...
         ...     def score_samples(self, samples):
-        ...         scores = [part.score_samples(samples)["similarity"] for part in self.parts]
+        ...         scores = [part.score(samples)["similarity"] for part in self.parts]
         ...         return {"strictest": np.min(scores, axis=0)}
         >>> one = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> other = Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]}))

@@ -19,6 +19,8 @@ from ctrlreward.functional.ctrleval import (
     beta_weights,
     label_probabilities,
     mean_weights,
+    relevance_evaluators,
+    weighted_mean,
 )
 from ctrlreward.items import item_logger
 from ctrlreward.models.frequency import InverseFrequency
@@ -29,8 +31,10 @@ from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
 from ctrlreward.scorers.ctrleval_explanation import (
     Explanation,
-    explain_likelihood,
-    explain_relevance,
+    Pattern,
+    explanation,
+    likelihood_patterns,
+    relevance_patterns,
 )
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.scorers.patterns import aspect_blanks, reason_for_nan, score_words, word_log_probs
@@ -41,6 +45,10 @@ from ctrlreward.text.sentences import find_splitter
 log = item_logger(__name__)
 
 AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance"]
+
+# Score and weight ≥ 0 of each evaluator of one text, shape (evaluators,), empty where an aspect has
+# nothing to score. The weights need not sum to 1.
+Evaluated: TypeAlias = tuple[Scores, Scores]
 
 SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
@@ -172,7 +180,7 @@ class CTRLEval(ModelScorer[Infiller]):
         if "attribute_relevance" in (self.aspects if names is None else names):
             samples.require_labels(self.labels, "CTRLEval attribute_relevance", "the task")
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
         """Compute the chosen aspects, or those of them in `names`, each float64 of shape (n,).
@@ -184,13 +192,12 @@ class CTRLEval(ModelScorer[Infiller]):
             ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
         aspects = [a for a in self.aspects if names is None or a in names]
-        scores: dict[str, Scores] = {aspect: np.empty(len(samples)) for aspect in aspects}
-
-        def keep(i: int, explanation: Explanation) -> None:
-            scores[explanation.aspect][i] = explanation.score
-
-        yield from self._explain_each(samples, aspects, keep)
-        return scores
+        self.check_samples(samples, aspects)
+        evaluated = yield from self._evaluate(self._bounded(samples), aspects)
+        return {
+            aspect: np.array([weighted_mean(*text) for text in texts])
+            for aspect, texts in evaluated.items()
+        }
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -208,18 +215,21 @@ class CTRLEval(ModelScorer[Infiller]):
             For each sample, the chosen aspects by name, with the same scores as `score`.
 
         Raises:
-            ValueError: See `requests`.
+            ValueError: See `score`.
         """
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)
         aspects = [aspect for aspect in self.aspects if aspect in computable]
-        explained: list[dict[str, Explanation]] = [{} for _ in samples.texts]
-
-        def keep(i: int, explanation: Explanation) -> None:
-            explained[i][explanation.aspect] = explanation
-
-        run_requests([self._explain_each(samples, aspects, keep)])
-        return explained
+        self.check_samples(samples, aspects)
+        samples = self._bounded(samples)
+        (evaluated,) = run_requests([self._evaluate(samples, aspects)])
+        return [
+            {
+                aspect: explanation(aspect, self._patterns(aspect, samples, i), *texts[i])
+                for aspect, texts in evaluated.items()
+            }
+            for i in range(len(samples))
+        ]
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
         """Return the probability of each label, shape (n, labels): the task as a classifier.
@@ -237,33 +247,29 @@ class CTRLEval(ModelScorer[Infiller]):
             result[i] = label_probabilities(values - bias, weighting)
         return result
 
-    def _explain_each(
-        self,
-        samples: Samples,
-        aspects: Sequence[AspectName],
-        keep: Callable[[int, Explanation], None],
-    ) -> Requests[None]:
-        """Call `keep` with the index of a sample and each of the aspects, window by window."""
-        self.check_samples(samples, aspects)
-        samples = self._bounded(samples)
-        labels: Sequence[str] = samples.labels or ()
+    def _evaluate(
+        self, samples: Samples, aspects: Sequence[AspectName]
+    ) -> Requests[dict[AspectName, list[Evaluated]]]:
+        """Evaluate samples that are `_bounded`, by aspect, window by window."""
+        evaluated: dict[AspectName, list[Evaluated]] = {a: [] for a in aspects}
         for window in windows(samples.texts):
             bias = (yield from self._label_bias()) if "attribute_relevance" in aspects else 0.0
-            blanks = {
-                (i, aspect): self._blanks(aspect, samples, i) for i in window for aspect in aspects
-            }
-            flat = [blank for group in blanks.values() for blank in group]
-            scored = iter((yield from self.loaded_model.requests(flat)))
-            for (i, aspect), group in blanks.items():
+            groups = {(i, a): self._blanks(a, samples, i) for i in window for a in aspects}
+            blanks = [blank for group in groups.values() for blank in group]
+            scored = iter((yield from self.loaded_model.requests(blanks)))
+            for (i, aspect), group in groups.items():
                 token_scores = [next(scored) for _ in group]
                 if not group:
-                    keep(i, Explanation(aspect, np.nan))
+                    scores = beta = np.zeros(0)
                 elif aspect == "attribute_relevance":
                     log_probs = word_log_probs(token_scores, len(self.labels)) - bias
-                    label, weighting = self.labels.index(labels[i]), self._weighting(aspect)
-                    keep(i, explain_relevance(self.evaluators, log_probs, label, weighting))
+                    scores, beta = relevance_evaluators(log_probs)
+                    scores = scores[:, self._label(samples, i)]
                 else:
-                    keep(i, self._likelihood(aspect, group, token_scores))
+                    scores, beta = self._likelihoods(aspect, token_scores)
+                weights = self._weighting(aspect)(scores, beta) if group else beta
+                evaluated[aspect].append((scores, weights))
+        return evaluated
 
     def _bounded(self, samples: Samples) -> Samples:
         """Return the samples with at most `max_tokens` of each text; their prefixes fit."""
@@ -273,26 +279,34 @@ class CTRLEval(ModelScorer[Infiller]):
             prefixes = [p[: len(text)] for p, text in zip(prefixes, texts, strict=True)]
         return samples.replace(texts=texts, prefixes=prefixes)
 
-    def _blanks(self, aspect: str, samples: Samples, i: int) -> list[Blank]:
+    def _blanks(self, aspect: str, samples: Samples, i: int, warn: bool = True) -> list[Blank]:
         """Return the patterns of a sample for an aspect, with a warning if there are none."""
         text = samples.texts[i]
         prefix = samples.prefixes[i] if samples.prefixes else ""
         blanks = aspect_blanks(aspect, text, prefix, self.split, self.evaluators)
-        if not blanks:
+        if warn and not blanks:
             reason = reason_for_nan(aspect, text, prefix)
             log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
         return blanks
 
-    def _likelihood(
-        self, aspect: str, blanks: list[Blank], token_scores: list[list[TokenScores]]
-    ) -> Explanation:
-        """Return the coherence or consistency of one text; each pattern has one target."""
+    def _likelihoods(
+        self, aspect: AspectName, token_scores: list[list[TokenScores]]
+    ) -> tuple[Scores, Scores]:
+        """Return scores and β of the patterns of one text, each of which has one target."""
         targets = [target for (target,) in token_scores]
-        weighting = self._weighting(aspect)
         beta = np.ones(len(targets))
-        if weighting is beta_weights:  # the others ignore β, and its table may be large
+        if self._weighting(aspect) is beta_weights:  # the others ignore β; its table may be large
             beta = np.array([self.iwf.sentence_weight(target.ids) for target in targets])
-        return explain_likelihood(aspect, blanks, targets, beta, weighting)
+        return np.array([target.log_probs.mean() for target in targets]), beta
+
+    def _patterns(self, aspect: AspectName, samples: Samples, i: int) -> list[Pattern]:
+        """Return what the evaluators of a text are, in the order in which they ran."""
+        if aspect == "attribute_relevance":
+            return relevance_patterns(self.evaluators, self._label(samples, i))
+        return likelihood_patterns(self._blanks(aspect, samples, i, warn=False))
+
+    def _label(self, samples: Samples, i: int) -> int:
+        return self.labels.index((samples.labels or ())[i])
 
     def _label_bias(self) -> Requests[Scores]:
         """Return the bias that calibration takes off, shape (evaluators, labels); computed once."""

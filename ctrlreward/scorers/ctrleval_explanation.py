@@ -8,13 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.functional.ctrleval import (
-    Weighting,
-    normalize_weights,
-    relevance_evaluators,
-    weighted_mean,
-)
-from ctrlreward.models.tasks import Blank, TokenScores
+from ctrlreward.functional.ctrleval import normalize_weights, weighted_mean
+from ctrlreward.models.tasks import Blank
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.task import WORD_SLOT, Evaluator
 
@@ -73,72 +68,44 @@ class Explanation:
         return {**record, "score": None if np.isnan(self.score) else self.score}
 
 
-def explain_likelihood(
-    aspect: str,
-    blanks: Sequence[Blank],
-    targets: Sequence[TokenScores],
-    beta: Scores,
-    weighting: Weighting,
-) -> Explanation:
-    """Aggregate the patterns of coherence or consistency of one text.
-
-    Args:
-        aspect: `"coherence"` or `"consistency"`.
-        blanks: Patterns, one or more, with one target each.
-        targets: Token scores of the targets.
-        beta: Unnormalised weights of the paper, shape (evaluators,).
-        weighting: One of `functional.ctrleval.WEIGHTINGS`.
-    """
-    patterns = [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks]
-    scores = np.array([target.log_probs.mean() for target in targets])
-    return explain(aspect, patterns, scores, beta, weighting)
+def likelihood_patterns(blanks: Sequence[Blank]) -> list[Pattern]:
+    """Return the patterns of coherence or consistency, whose blanks have one target each."""
+    return [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks]
 
 
-def explain_relevance(
-    evaluators: Sequence[Evaluator], log_probs: Scores, label: int, weighting: Weighting
-) -> Explanation:
-    """Aggregate the evaluators of attribute relevance of one text.
+def relevance_patterns(evaluators: Sequence[Evaluator], label: int) -> list[Pattern]:
+    """Return the patterns of attribute relevance.
 
     Args:
         evaluators: Prompts with their verbalizers.
-        log_probs: Mean log-probability of each label's word, shape (evaluators, labels).
         label: Index of the target label.
-        weighting: One of `functional.ctrleval.WEIGHTINGS`.
     """
     patterns = []
     for prompt, words in evaluators:
         left, _, right = prompt.partition(WORD_SLOT)
         patterns.append(Pattern(left, right, words[label], words))
-    scores, beta = relevance_evaluators(log_probs)
-    return explain("attribute_relevance", patterns, scores[:, label], beta, weighting)
+    return patterns
 
 
-def explain(
-    aspect: str,
-    patterns: Sequence[Pattern],
-    scores: Scores,
-    beta: Scores,
-    weighting: Weighting,
+def explanation(
+    aspect: str, patterns: Sequence[Pattern], scores: Scores, weights: Scores
 ) -> Explanation:
-    """Aggregate the scores of one text's pattern evaluators.
+    """Explain the score of one text by its pattern evaluators.
 
     Args:
         aspect: Name of the aspect.
-        patterns: One or more.
-        scores: Score of each evaluator, shape (evaluators,).
-        beta: Unnormalised weights of the paper, shape (evaluators,).
-        weighting: One of `functional.ctrleval.WEIGHTINGS`.
+        patterns: What the evaluators are; ignored where there are no scores.
+        scores: Score of each evaluator, shape (evaluators,), empty if there is nothing to score.
+        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
     """
-    weights = weighting(scores, beta)
+    if not len(scores):
+        return Explanation(aspect, np.nan)
     rows = zip(patterns, scores.tolist(), normalize_weights(weights).tolist(), strict=True)
-    return Explanation(
-        aspect,
-        weighted_mean(scores, weights),
-        tuple(
-            PatternScore(p.left, p.right, p.target, p.candidates, score, weight)
-            for p, score, weight in rows
-        ),
+    evaluators = tuple(
+        PatternScore(p.left, p.right, p.target, p.candidates, score, weight)
+        for p, score, weight in rows
     )
+    return Explanation(aspect, weighted_mean(scores, weights), evaluators)
 
 
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ class InfillingPerplexity(ModelScorer[Infiller]):
         """Load the model, or share it with the scorers that have loaded it."""
         return load_infiller(name, self.device, self.dtype, self.batch_tokens)
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
         """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text.

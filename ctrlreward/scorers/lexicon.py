@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, some_of
-from ctrlreward.engine.requests import Requests
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
@@ -93,9 +92,9 @@ class LexiconSentiment(Scorer):
         """
         _ = self.analyzer
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Return the chosen scores, or those of them in `names`, each float64 of shape (n,).
 
         NaN, with a warning, for an empty text.
@@ -104,7 +103,6 @@ class LexiconSentiment(Scorer):
             ValueError: The accuracy is wanted and `labels` are absent, or one has another name.
             ImportError: The package is not installed.
         """
-        yield from ()  # no model
         aspects = self.aspects if names is None else names
         signs = self._signs(samples) if "accuracy" in aspects else None
         kept = nonempty("polarity", texts=samples.texts)

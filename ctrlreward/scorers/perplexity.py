@@ -81,7 +81,7 @@ class Perplexity(ModelScorer[CausalLM]):
         """Load the language model, or share it with the scorers that have loaded it."""
         return shared_model(CausalLM, name, self.device, self.dtype, self.batch_tokens)
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
         """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
@@ -103,7 +103,7 @@ class Perplexity(ModelScorer[CausalLM]):
         Returns:
             `pooled_perplexity`: 1 or more, lower is better; NaN if no text has a token.
         """
-        scores = run_requests([self.requests(as_samples(samples, **columns), (TOKENS,))])[0]
+        scores = run_requests([self.score_samples(as_samples(samples, **columns), (TOKENS,))])[0]
         return pooled_perplexity(scores["log_likelihood"], scores[TOKENS])
 
     def _totals(self, samples: Samples) -> Requests[tuple[Scores, Scores]]:

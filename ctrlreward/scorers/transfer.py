@@ -10,7 +10,7 @@ from typing import Unpack
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.engine.requests import Requests, run_requests
+from ctrlreward.engine.requests import run_requests
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
@@ -19,7 +19,14 @@ from ctrlreward.functional.transfer import (
 )
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
+from ctrlreward.scorers.base import (
+    CorpusFold,
+    Scorer,
+    Scores,
+    ScoreSpec,
+    checked_requests,
+    unchecked_requests,
+)
 from ctrlreward.scorers.composite import CompositeScorer, check_part
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
@@ -120,17 +127,18 @@ class TransferQuality(CompositeScorer):
 
         return {name: fold(name) for name in ("gm", "accuracy", "similarity", "perplexity")}
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Compute all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
 
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        yield from ()  # the parts run side by side, so their requests are not passed on
         extra = names or ()
-        parts = run_requests([p.requests(samples, {*p.specs, *extra}) for p in self.parts])
+        parts = run_requests(
+            [unchecked_requests(p, samples, {*p.specs, *extra}) for p in self.parts]
+        )
         scores = {name: values for part in parts for name, values in part.items()}
         factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
         return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}

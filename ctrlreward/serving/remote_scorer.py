@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
-from ctrlreward.engine.requests import Requests
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec
 from ctrlreward.serving.server_connection import ServerConnection
@@ -61,16 +60,15 @@ class RemoteScorer(Scorer):
         wanted = self.specs if names is None else names
         return {c: reader for name in wanted for c, reader in required.get(name, {}).items()}
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Ask the server for the scores, or those of them in `names`, each float64 of shape (n,).
 
         Raises:
             ValueError: The server's scorer rejects the samples.
             ServerLost: The server does not answer.
         """
-        yield from ()  # no model here
         wanted = sorted(self.specs if names is None else names)
         reply = self.connection.post(f"/scorers/{self.id}/score", scorer_body(samples, wanted))
         return parse_scores_reply(reply, wanted, len(samples))

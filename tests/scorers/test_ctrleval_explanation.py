@@ -8,7 +8,7 @@ import pytest
 
 from ctrlreward.functional.ctrleval import WEIGHTINGS
 from ctrlreward.plots.evaluators import bar_chart
-from ctrlreward.scorers.ctrleval_explanation import Explanation, Pattern, explain, to_records
+from ctrlreward.scorers.ctrleval_explanation import Explanation, Pattern, explanation, to_records
 
 PATTERNS = [
     Pattern("<gen_result> It was ", ".", "good", ("bad", "good")),
@@ -28,7 +28,8 @@ BETA = np.array([3.0, 1.0])
     ],
 )
 def test_score_and_shares(weights: str, score: float, shares: list[float]) -> None:
-    result = explain("attribute_relevance", PATTERNS, SCORES, BETA, WEIGHTINGS[weights])
+    found = WEIGHTINGS[weights](SCORES, BETA)
+    result = explanation("attribute_relevance", PATTERNS, SCORES, found)
     assert result.score == score
     assert [e.weight for e in result.evaluators] == shares
     assert [e.score for e in result.evaluators] == [0.25, 0.75]
@@ -36,13 +37,13 @@ def test_score_and_shares(weights: str, score: float, shares: list[float]) -> No
 
 
 def test_weights_of_zero_are_shown_as_the_plain_mean_that_they_give() -> None:
-    result = explain("coherence", PATTERNS, -SCORES, np.zeros(2), WEIGHTINGS["beta"])
+    result = explanation("coherence", PATTERNS, -SCORES, np.zeros(2))
     assert result.score == -0.5
     assert [e.weight for e in result.evaluators] == [0.5, 0.5]
 
 
 def test_records_are_plain_data() -> None:
-    result = explain("attribute_relevance", PATTERNS[:1], SCORES[:1], BETA[:1], lambda s, b: b)
+    result = explanation("attribute_relevance", PATTERNS[:1], SCORES[:1], BETA[:1])
     records = to_records(
         [{"attribute_relevance": result}, {"coherence": Explanation("coherence", np.nan)}]
     )
@@ -71,9 +72,7 @@ def test_records_are_plain_data() -> None:
 
 def chart_of(*parts: tuple[Pattern, float, float], largest: int = 24):
     patterns, scores, weights = zip(*parts, strict=True)
-    result = explain(
-        "attribute_relevance", patterns, np.array(scores), np.array(weights), lambda s, b: b
-    )
+    result = explanation("attribute_relevance", patterns, np.array(scores), np.array(weights))
     return bar_chart(result, largest)
 
 

@@ -98,7 +98,7 @@ def test_a_corpus_is_the_tokens_of_all_texts(pegasus: str) -> None:
     scorer = InfillingPerplexity(pegasus)
     fold = scorer["infilling_perplexity"].corpus_fold
     assert fold is not None
-    scores = run_requests([scorer.requests(Samples([*TEXTS, ""]), fold.parts)])[0]
+    scores = run_requests([scorer.score_samples(Samples([*TEXTS, ""]), fold.parts)])[0]
     pooled = np.concatenate([one_by_one("pegasus", pegasus, part) for part in SENTENCES])
     found = fold.fold(*(scores[part] for part in fold.parts))
     assert found == pytest.approx(np.exp(-pooled.mean()), rel=1e-4)

@@ -81,9 +81,9 @@ def ctrleval(
     values = {name: values[name] for name in components}
     record = report_correlations(file, values, components, outputs, kind="CTRLEval")
     if ablation:
-        explained = {name: recorded.explanations(file.samples, name) for name in values}
-        explained[_RELEVANCE] = by_beta.explanations(file.samples, _RELEVANCE)
-        record["ablation"] = studies.ablate(file, explained)
+        evaluated = {name: recorded.evaluators_of(file.samples, name) for name in values}
+        evaluated[_RELEVANCE] = by_beta.evaluators_of(file.samples, _RELEVANCE)
+        record["ablation"] = studies.ablate(file, evaluated)
         studies.print_ablation(record["ablation"], file.file)
     if quality_levels is not None:
         rows = studies.sample_levels(file, values, draws, seed)
@@ -91,8 +91,8 @@ def ctrleval(
         studies.print_levels(rows, file.file, draws)
         studies.draw_levels(rows, quality_levels)
     if evaluator_counts is not None:
-        explanations = recorded.explanations(file.samples, _RELEVANCE)
-        rows = studies.count_evaluators(file, explanations, scorer.task, draws, seed)
+        relevance = recorded.evaluators_of(file.samples, _RELEVANCE)
+        rows = studies.count_evaluators(file, relevance, scorer.task, draws, seed)
         record["evaluator_counts"] = {"draws": draws, "rows": rows}
         studies.print_counts(rows, file.file, draws)
         studies.draw_counts(rows, evaluator_counts)

@@ -18,7 +18,7 @@ from scipy import stats
 from ctrlreward.commands.formats.rated_files import Rated
 from ctrlreward.commands.meta_eval.correlations import STATISTICS
 from ctrlreward.commands.meta_eval.published_figures import published
-from ctrlreward.commands.meta_eval.recorded_evaluators import evaluator_scores, evaluator_table
+from ctrlreward.commands.meta_eval.recorded_evaluators import evaluator_table
 from ctrlreward.commands.terminal import plain_console
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
@@ -29,7 +29,7 @@ from ctrlreward.functional.ctrleval import (
 )
 from ctrlreward.plots.deviations import draw_deviations
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.ctrleval_explanation import Explanation
+from ctrlreward.scorers.ctrleval import Evaluated
 from ctrlreward.scorers.task import Task
 
 # Quality levels of Figure 3.
@@ -42,12 +42,13 @@ _MODEL = "CTRLEval PEGASUS-568M"
 _MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
 
-def ablate(rated: Rated, explained: Mapping[str, Sequence[Explanation]]) -> list[dict[str, Any]]:
+def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Evaluated]]) -> list[dict[str, Any]]:
     """Correlate each aspect with its rating under every aggregation of evaluators (Table 5).
 
     Args:
         rated: The rated file, n rows.
-        explained: By aspect, one explanation per row, with the paper's β as weights.
+        evaluated: By aspect, scores and weights of each row's evaluators, the weights by the
+            paper's β.
 
     Returns:
         One record for each aggregation and aspect: `weights`, `score`, the statistics of
@@ -56,11 +57,10 @@ def ablate(rated: Rated, explained: Mapping[str, Sequence[Explanation]]) -> list
     """
     rows: list[dict[str, Any]] = []
     for name, weighting in WEIGHTINGS.items():
-        for aspect, explanations in explained.items():
-            scores = np.full(len(explanations), np.nan)
-            for i, explanation in enumerate(explanations):
-                if explanation.evaluators:
-                    values, beta = evaluator_scores(explanation)
+        for aspect, texts in evaluated.items():
+            scores = np.full(len(texts), np.nan)
+            for i, (values, beta) in enumerate(texts):
+                if len(values):
                     scores[i] = weighted_mean(values, weighting(values, beta))
             row = {"weights": name, "score": aspect, **correlate(scores, rated.ratings[aspect])}
             rows.append({**row, "published": _table_5(aspect, name)})
@@ -81,7 +81,7 @@ def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
 
 
 def count_evaluators(
-    rated: Rated, explanations: Sequence[Explanation], task: Task, draws: int, seed: int
+    rated: Rated, relevance: Sequence[Evaluated], task: Task, draws: int, seed: int
 ) -> list[dict[str, Any]]:
     """Correlate attribute relevance by k random evaluators with its rating (Figure 4).
 
@@ -89,7 +89,8 @@ def count_evaluators(
 
     Args:
         rated: The rated file, n rows.
-        explanations: Attribute relevance of each row by all evaluators of the task.
+        relevance: Scores and weights of each row's evaluators of attribute relevance, all of the
+            task's.
         task: The task.
         draws: Number of draws for each k, 1 or more.
         seed: Seed of the first draw.
@@ -100,14 +101,14 @@ def count_evaluators(
     """
     evaluators = task.evaluators
     places = {evaluator: place for place, evaluator in enumerate(evaluators)}
-    scores, weights = evaluator_table(explanations, len(evaluators))
+    scores, weights = evaluator_table(relevance, len(evaluators))
     rows = []
     for k in range(1, len(evaluators) + 1):
         drawn = []
         for d in range(draws):
             chosen = [places[evaluator] for evaluator in task.subset(k, seed + d)]
-            relevance = subset_means(scores, weights, chosen)
-            drawn.append(correlate(relevance, rated.ratings["attribute_relevance"]))
+            subset = subset_means(scores, weights, chosen)
+            drawn.append(correlate(subset, rated.ratings["attribute_relevance"]))
         rows.append({"evaluators": k, **_over_draws(drawn)})
     return rows
 

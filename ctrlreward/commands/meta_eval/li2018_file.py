@@ -26,7 +26,6 @@ from ctrlreward.commands.meta_eval.transfer_systems import (
     systems_record,
 )
 from ctrlreward.commands.scoring_job import name_components
-from ctrlreward.engine.requests import Requests
 from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
@@ -156,11 +155,11 @@ class SentenceTransfer(TransferQuality):
     inputs: tuple[str, str, str] = ("label_probability", "similarity", "perplexity")
     separate: bool = False
 
-    def requests(
+    def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
-    ) -> Requests[dict[str, Scores]]:
+    ) -> dict[str, Scores]:
         """Compute all scores, float64 of shape (n,); `gm` is NaN where an input is NaN."""
-        scores = yield from super().requests(self._read(samples), names)
+        scores = super().score_samples(self._read(samples), names)
         accuracy, similarity, perplexity = (scores[name] for name in self.inputs)
         return {**scores, "gm": adjusted_gm(accuracy, similarity, perplexity, self.thresholds)}
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ctrlreward.engine.requests import Requests
+from ctrlreward.functional.ctrleval import normalize_weights
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.ctrleval import AspectName, CTRLEval
-from ctrlreward.scorers.ctrleval_explanation import Explanation
+from ctrlreward.scorers.ctrleval import AspectName, CTRLEval, Evaluated
 
 
 class RecordedCTRLEval(CTRLEval):
-    """CTRLEval with the explanations of all samples that it has scored.
+    """CTRLEval with the evaluators of all samples that it has scored.
 
     Args:
         *arguments: See `CTRLEval`.
@@ -24,49 +24,42 @@ class RecordedCTRLEval(CTRLEval):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._explained: dict[tuple[str, ...], Explanation] = {}
+        self._recorded: dict[tuple[str, ...], Evaluated] = {}
 
-    def explanations(self, samples: Samples, aspect: str) -> list[Explanation]:
-        """Return the explanation of one aspect of each sample.
+    def evaluators_of(self, samples: Samples, aspect: str) -> list[Evaluated]:
+        """Return scores and weights of the evaluators of each sample; weights sum to 1.
 
-        One with a NaN score stands for a sample that failed or was never scored.
+        Both are empty for a sample that failed or was never scored.
         """
+        samples = self._bounded(samples)
         keys = (_key(samples, i, aspect) for i in range(len(samples)))
-        return [self._explained.get(key, Explanation(aspect, np.nan)) for key in keys]
+        return [self._recorded.get(key, (np.zeros(0), np.zeros(0))) for key in keys]
 
-    def _explain_each(
-        self,
-        samples: Samples,
-        aspects: Sequence[AspectName],
-        keep: Callable[[int, Explanation], None],
-    ) -> Requests[None]:
-        def record(i: int, explanation: Explanation) -> None:
-            self._explained[_key(samples, i, explanation.aspect)] = explanation
-            keep(i, explanation)
-
-        yield from super()._explain_each(samples, aspects, record)
+    def _evaluate(
+        self, samples: Samples, aspects: Sequence[AspectName]
+    ) -> Requests[dict[AspectName, list[Evaluated]]]:
+        evaluated = yield from super()._evaluate(samples, aspects)
+        for aspect, texts in evaluated.items():
+            for i, (scores, weights) in enumerate(texts):
+                if len(scores):
+                    self._recorded[_key(samples, i, aspect)] = scores, normalize_weights(weights)
+        return evaluated
 
 
-def evaluator_scores(explanation: Explanation) -> tuple[Scores, Scores]:
-    """Return the scores and weights of the evaluators of one text, shape (evaluators,) each."""
-    rows = explanation.evaluators
-    return np.array([e.score for e in rows]), np.array([e.weight for e in rows])
-
-
-def evaluator_table(explanations: Sequence[Explanation], evaluators: int) -> tuple[Scores, Scores]:
+def evaluator_table(texts: Sequence[Evaluated], evaluators: int) -> tuple[Scores, Scores]:
     """Return scores and weights of texts that have the same evaluators, as attribute relevance.
 
     Args:
-        explanations: One of each of n texts.
+        texts: Scores and weights of the evaluators of each of n texts.
         evaluators: Number of evaluators.
 
     Returns:
         Two arrays of shape (n, evaluators); NaN in the rows of texts that failed.
     """
-    scores, weights = np.full((2, len(explanations), evaluators), np.nan)
-    for i, explanation in enumerate(explanations):
-        if explanation.evaluators:
-            scores[i], weights[i] = evaluator_scores(explanation)
+    scores, weights = np.full((2, len(texts), evaluators), np.nan)
+    for i, text in enumerate(texts):
+        if len(text[0]):
+            scores[i], weights[i] = text
     return scores, weights
 
 
