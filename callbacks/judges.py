@@ -108,6 +108,12 @@ class AUC:
             return _UNDEFINED
         return paired_auc_bootstrap(before, after, self._wanted(samples), _groups(samples))
 
+    def interval(self, scores: Scores, samples: Samples) -> Estimate:
+        """Return the AUC with its 95 % interval; NaN without pairs."""
+        constant = np.zeros_like(scores)  # its AUC is 0.5 in every draw
+        found = self.change(constant, scores, samples)
+        return Estimate(*(end + 0.5 for end in (found.value, found.low, found.high)))
+
     def _wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
         return np.array([label == self.positive for label in samples.require("labels", "AUC")])
 
@@ -185,11 +191,10 @@ def comparison(
         }
 
     mean = Mean(scores[first])
-    means_of = {key: Mean(component) for key, component in scores.items()}
-    means_of |= {key: judge for key, judge in judges.items() if isinstance(judge, Mean)}
+    all_judges = {key: Mean(component) for key, component in scores.items()} | {**judges}
 
     def intervals(name: str) -> dict[str, list[float]]:
-        found = {key: m.interval(sets[name][key], samples) for key, m in means_of.items()}
+        found = {key: j.interval(sets[name][key], samples) for key, j in all_judges.items()}
         return {key: [estimate.low, estimate.high] for key, estimate in found.items()}
 
     return {

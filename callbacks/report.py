@@ -72,7 +72,7 @@ class BeforeAfterMixin(CallbackMixin):
     - `judges`: by name, `before` and `after`, the mean or AUC of all texts; `difference` and
       `difference_ci95` as above; `failed`, the number of texts of each file that were left out, as
       they have no score; `others`: by name, `value`, `difference` and `difference_ci95`;
-    - `intervals`: `before` and `after`, the 95 % interval of each mean;
+    - `intervals`: `before` and `after`, the 95 % interval of each mean and AUC;
     - `steps`, `stopped_by`;
     - `best_checkpoint`: the folder of the adapter if it was exported, else the checkpoint;
     - `constraints_met`: false if no validation met the constraints of `RewardCheckpoint`, so that

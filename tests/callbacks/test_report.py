@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import struct
@@ -285,7 +286,7 @@ def counted_auc(records: list[dict[str, Any]], name: str) -> float:
         ]
         for label in ("positive", "negative")
     )
-    return float(np.mean([(a > b) + (a == b) / 2 for a in wanted for b in others]))
+    return float(np.mean([(a > b) + (a == b) / 2 for a in wanted for b in others] or [np.nan]))
 
 
 def test_judges_see_the_texts_of_the_report_alone(compare, tmp_path, capsys) -> None:
@@ -338,6 +339,24 @@ def test_the_interval_of_a_judge_is_the_paired_bootstrap_over_prompts(compare, t
     }.items():
         assert judges[name]["difference"] == pytest.approx(interval.value)
         assert judges[name]["difference_ci95"] == pytest.approx([interval.low, interval.high])
+
+
+def test_a_side_of_an_auc_has_the_interval_of_its_draws(compare, tmp_path) -> None:
+    compare(judges={"ranking": AUC(Noise(), "positive")})
+    summary = read_summary(tmp_path)
+    for side in ("before", "after"):
+        records = rows(tmp_path / f"{side}.jsonl")
+        by_prompt: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            by_prompt.setdefault(record["prefix"], []).append(record)
+        draws = []
+        for drawn in itertools.product(by_prompt, repeat=len(by_prompt)):  # all, equally likely
+            draws.append(counted_auc([r for p in drawn for r in by_prompt[p]], "ranking"))
+        defined = [value for value in draws if not np.isnan(value)]
+        low, high = summary["intervals"][side]["ranking"]
+        assert low == pytest.approx(np.quantile(defined, 0.025), abs=0.05)
+        assert high == pytest.approx(np.quantile(defined, 0.975), abs=0.05)
+        assert low <= summary["judges"]["ranking"][side] <= high
 
 
 def test_a_judge_without_valid_scores_is_null(compare, tmp_path, capsys) -> None:
