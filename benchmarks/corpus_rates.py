@@ -21,14 +21,14 @@ import torch
 from corpus_cost import texts_per_second
 
 from ctrlreward import Samples
-from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import RowStream
-from ctrlreward.commands.formats.table_writing import TableShape
-from ctrlreward.commands.formats.tables import Columns
 from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.scorers import LexiconSentiment, Perplexity
 from ctrlreward.scorers.base import score
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream
+from ctrlreward.tables.table_columns import Columns
+from ctrlreward.tables.table_writing import TableShape
 
 
 class Instant:

@@ -27,8 +27,8 @@ import torch
 from side_by_side import machine
 
 from ctrlreward.commands.training_job import build
-from ctrlreward.recipes.textual_transfer.batches import TransferSentences
-from ctrlreward.recipes.textual_transfer.style_models import StyleLanguageModel, StyleModels
+from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
+from ctrlreward.recipes.papers.textual_transfer.style_models import StyleLanguageModel, StyleModels
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "textual_transfer"
 EPOCHS = 20
