@@ -9,7 +9,7 @@ DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
-# The other scripts of benchmarks/ are studies, run by hand.
+# Studies of one question are in benchmarks/studies/, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help

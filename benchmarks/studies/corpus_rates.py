@@ -1,6 +1,6 @@
 """Constants of corpus_cost.py on this machine: the driver's times, and a model's texts per second.
 
-python benchmarks/corpus_rates.py
+python benchmarks/studies/corpus_rates.py
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ import contextlib
 import io
 import json
 import pickle
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of floor
 
 import floor
 import numpy as np

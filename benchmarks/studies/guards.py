@@ -1,6 +1,6 @@
 """Drift of the demo's policy under two guards of its reward, over 40 steps.
 
-    python benchmarks/guards.py FOLDER [--steps 40] [--seeds 0 1] [--draw PNG]
+    python benchmarks/studies/guards.py FOLDER [--steps 40] [--seeds 0 1] [--draw PNG]
 
 Trains the demo's configuration with the floor of versions 0.1 and 0.2 (0.1 per nat of mean
 log-likelihood below -3.5) and with the two-sided cost of the configuration. Each validation is also
@@ -17,6 +17,8 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of reward_step
 
 import numpy as np
 import yaml

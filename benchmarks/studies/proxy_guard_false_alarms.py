@@ -1,6 +1,7 @@
 """False-alarm rate and power of `ProxyGuard` on simulated runs, honest and hacked.
 
-    python benchmarks/proxy_guard_false_alarms.py [--runs 1000] [--validations 20] [--window 12]
+    python benchmarks/studies/proxy_guard_false_alarms.py [--runs 1000] [--validations 20]
+        [--window 12]
 
 A run counts if any of its validations raises an alarm. The last column is the usual Mann-Kendall
 test (null hypothesis: values in random order) with the same level and window. The results are in

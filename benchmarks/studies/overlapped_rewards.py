@@ -1,6 +1,6 @@
 """Overlapped rewards: the step time they save, and their effect on learning.
 
-    python benchmarks/overlapped_rewards.py [--steps 40] [--seeds 3] [--threads 1]
+    python benchmarks/studies/overlapped_rewards.py [--steps 40] [--seeds 3] [--threads 1]
 
 A letter bandit: the reward is the share of the letter a in completions of a small random model.
 Scoring sleeps for as long as the updates on one rollout take, which is measured first. Serial and

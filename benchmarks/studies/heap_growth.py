@@ -1,6 +1,6 @@
 """Scores texts of changing lengths and prints how much resident memory grew, in MiB.
 
-    python benchmarks/heap_growth.py MODEL trimmed|untrimmed
+    python benchmarks/studies/heap_growth.py MODEL trimmed|untrimmed
 
 MODEL is a folder of a PEGASUS, or any name of a model. Run both: the difference is what trims save.
 """

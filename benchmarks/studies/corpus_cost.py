@@ -1,7 +1,7 @@
 """Cost of scoring a corpus on many GPUs: a model, and a simulation that checks it.
 
-    python benchmarks/corpus_cost.py    # the tables of docs/scale.md, in a minute
-    python benchmarks/corpus_rates.py   # the constants of this machine
+    python benchmarks/studies/corpus_cost.py    # the tables of docs/scale.md, in a minute
+    python benchmarks/studies/corpus_rates.py   # the constants of this machine
 
 One process, the driver, reads the rows, hands out shards and writes their scores; workers score one
 shard at a time (`ctrlreward score`). A worker that dies loses its shard, which the next free worker

@@ -1,6 +1,7 @@
 """Difference that company makes to the score of a text, by scorer and dtype, on trained weights.
 
-    python benchmarks/batch_invariance.py [--texts 48] [--dtypes float32 bfloat16] [--threads 2]
+    python benchmarks/studies/batch_invariance.py [--texts 48] [--dtypes float32 bfloat16]
+        [--threads 2]
 
 Each text is scored alone, then all of them in one call ("together"), then in another order with a
 token budget of 256 ("shuffled"). Prints, for each score, the largest absolute difference from the
@@ -17,10 +18,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of side_by_side
 
 import numpy as np
 import torch

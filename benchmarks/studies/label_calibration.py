@@ -1,7 +1,7 @@
 """Pooled ranking of attribute relevance over all labels, before and after calibration.
 
-    python benchmarks/label_calibration.py [--texts 40] [--labels world sports business science]
-        [--file generate_prior_extend.txt]
+    python benchmarks/studies/label_calibration.py [--texts 40]
+        [--labels world sports business science] [--file generate_prior_extend.txt]
 
 Prints the AUC of all pairs of a text and a label, right against wrong, for the released outputs
 of PriorCTG whose topic is controlled. Needs the data folder (CTRLREWARD_DATA).
@@ -12,6 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of side_by_side
 
 import numpy as np
 from side_by_side import DATA

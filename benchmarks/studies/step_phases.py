@@ -1,6 +1,6 @@
 """Seconds of each phase of the demo's training step, and the share of the floor that they reach.
 
-    python benchmarks/step_phases.py [--runs 5] [--dtype float32]
+    python benchmarks/studies/step_phases.py [--runs 5] [--dtype float32]
 
 The floor of a phase is the lower bound from its matrix products and the bytes of their weights
 (`floor.py`). The update is the forward and backward pass of the policy, without the optimizer.
@@ -11,10 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of floor, reward_step and side_by_side
 
 import floor
 import numpy as np

@@ -1,6 +1,6 @@
 """Steps per second and memory of textual transfer at the paper's sizes, and 20 epochs from them.
 
-    python benchmarks/textual_transfer.py [--models m0 m2 m7] [--steps 50] [--threads 2]
+    python benchmarks/studies/textual_transfer.py [--models m0 m2 m7] [--steps 50] [--threads 2]
 
 Each model trains in a process of its own, without validations: its configuration with the data
 that it names. The style language models of M7 keep their first weights, which cost as much as
@@ -22,6 +22,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # of side_by_side
+
 import pytorch_lightning as pl
 import torch
 from side_by_side import machine
@@ -30,7 +32,7 @@ from ctrlreward.commands.training_job import build
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.style_models import StyleLanguageModel, StyleModels
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "textual_transfer"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "textual_transfer"
 EPOCHS = 20
 SENTENCES = 268_000  # of the paper's larger corpus
 WARMUP = 5
