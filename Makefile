@@ -9,7 +9,7 @@ DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
 PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
-# The other scripts of benchmarks/ are studies, run by hand.
+# Studies of one question are in benchmarks/studies/, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
 .DEFAULT_GOAL := help
@@ -27,7 +27,7 @@ MODELS ?= m0 m2 m7
 transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_transfer
 	for model in $(MODELS); do WANDB_MODE=offline $(BIN)/ctrlreward train \
 		--config $(TRANSFER)/$$model.yaml --config $(TRANSFER)/small.yaml $(ARGS) || exit; done
-	$(BIN)/python -m ctrlreward.recipes.textual_transfer.transfer_table \
+	$(BIN)/ctrlreward papers transfer-table \
 		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
 # Two processes with a core each take half the time of one with two: tiny models gain nothing from

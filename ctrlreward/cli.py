@@ -14,15 +14,20 @@ from ctrlreward.arguments import did_you_mean
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-# Each command is a module with `run(arguments)`, which is imported only when it is used.
+# Each command is a module with `run(arguments)`, which is imported only when it is used. Those of
+# `recipes.papers` are named nowhere else in the library.
 COMMANDS = {
-    "train": "run a training job from a YAML file",
-    "score": "score the texts of a JSONL, CSV or Parquet file",
-    "serve": "serve a reward to trainers over HTTP",
-    "meta-eval": "measure how well scores agree with human ratings",
-    "compare": "measure how well two runs agree (QRA++)",
-    "trajectories": "show style transfer over training, run by run",
-    "iwf": "compute inverse word frequencies from a corpus",
+    "train": ("commands.train", "run a training job from a YAML file"),
+    "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
+    "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
+    "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
+    "trajectories": ("commands.trajectories", "show style transfer over training, run by run"),
+    "iwf": ("commands.iwf", "compute inverse word frequencies from a corpus"),
+    "meta-eval": (
+        "recipes.papers.meta_eval.command",
+        "measure how well scores agree with human ratings",
+    ),
+    "papers": ("recipes.papers", "reproduce tables and data of papers"),
 }
 
 EXAMPLES = (
@@ -36,7 +41,7 @@ USAGE = "\n".join(
         "usage: ctrlreward COMMAND ...",
         "",
         "commands:",
-        *(f"  {name:<14}{description}" for name, description in COMMANDS.items()),
+        *(f"  {name:<14}{purpose}" for name, (_, purpose) in COMMANDS.items()),
         "",
         "examples:",
         *(f"  {example}" for example in EXAMPLES),
@@ -68,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif command in COMMANDS:
         options = [_underscored(option) for option in options]
         _check_models(options)
-        module = importlib.import_module(f"ctrlreward.commands.{command.replace('-', '_')}")
+        module = importlib.import_module(f"ctrlreward.{COMMANDS[command][0]}")
         module.run(options)
     else:
         hint = did_you_mean(command, COMMANDS, str)

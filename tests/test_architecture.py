@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# From the lowest to the highest; a room imports from itself and from rooms before it only.
-FLOORS = [
+# From the lowest to the highest; a package imports from itself and from packages before it only.
+LAYERS = [
     ["arguments", "columns", "displays", "extras", "ranks", "files"],
     ["samples", "progress", "items"],
     ["text"],
     ["functional"],
+    ["tables"],
     ["processor"],
     ["weights"],
     ["engine"],
@@ -28,68 +29,92 @@ FLOORS = [
     ["callbacks"],
     ["policy", "adapters"],
     ["lightning"],
-    ["recipes", "configs"],
+    ["configs"],
     ["commands"],
     ["cli"],
     ["__main__"],
+    ["recipes"],
 ]
-LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 
-# The package's own face, which may name any room lazily.
-FACES = {"__init__"}
+# The interface of the whole, which may name any package lazily.
+INTERFACES = {"__init__"}
 
+# Reproductions of papers; `cli` finds its commands there by name.
+PAPERS = ROOT / "recipes" / "papers"
 
+AT_THE_TOP = ("callbacks", "recipes", "configs")  # of the repository
 QUESTION = re.compile(r"\s*(What|Which|Whether|How)\b")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
-    """Room and path of each file of the package, wherever it stands in the repository."""
+    """Package and path of each file, wherever it stands in the repository."""
     for path in sorted((ROOT / "ctrlreward").rglob("*.py")):
         yield path.relative_to(ROOT / "ctrlreward").parts[0].removesuffix(".py"), path
-    for room in ("callbacks", "recipes", "configs"):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            yield room, path
+    for package in AT_THE_TOP:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield package, path
 
 
 FILES = list(sources())
 
 
-def imported_rooms(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and room of each import from the package."""
-    for node in ast.walk(tree):
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and name of each import from ctrlreward, wherever it stands in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            module = node.module or ""
-            names = [f"{module}.{a.name}" for a in node.names] if module == "ctrlreward" else []
-            names = names or [module]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         for name in names:
             if name.startswith("ctrlreward."):
-                yield node.lineno, name.split(".")[1]
+                yield node.lineno, name
 
 
-def test_every_room_has_a_floor() -> None:
-    assert {room for room, _ in FILES} - FACES == set(LEVEL)
+def test_every_package_has_a_layer() -> None:
+    assert {package for package, _ in FILES} - INTERFACES == set(LAYER)
 
 
 def test_no_import_goes_upward_or_sideways() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)}:{line} imports {target}"
-        for room, path in FILES
-        if room not in FACES
-        for line, target in imported_rooms(ast.parse(path.read_text(encoding="utf-8")))
-        if target != room and LEVEL.get(target, len(FLOORS)) >= LEVEL[room]
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for package, path in FILES
+        if package not in INTERFACES
+        for line, name in imports(path)
+        if (target := name.split(".")[1]) != package
+        and LAYER.get(target, len(LAYERS)) >= LAYER[package]
     ]
     assert wrong == []
+
+
+def test_only_papers_import_papers() -> None:
+    """Nor does anything else name them, as a string that is imported later; `cli` alone may."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} names {node.value}"
+        for package, path in FILES
+        if not path.is_relative_to(PAPERS) and package != "cli"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+        and re.fullmatch(r"(ctrlreward\.)?recipes\.papers[\w.]*", str(node.value))
+    ]
+    wrong += [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for _, path in FILES
+        if not path.is_relative_to(PAPERS)
+        for line, name in imports(path)
+        if name.startswith("ctrlreward.recipes.papers")
+    ]
+    assert wrong == []
+    assert len([path for _, path in FILES if path.is_relative_to(PAPERS)]) > 30
 
 
 def module_graph() -> dict[str, set[str]]:
     """Module → modules of the package that it imports when it is loaded."""
     names = {}
-    for room, path in FILES:
-        base = ROOT if room in ("callbacks", "recipes", "configs") else ROOT / "ctrlreward"
+    for package, path in FILES:
+        base = ROOT if package in AT_THE_TOP else ROOT / "ctrlreward"
         parts = path.relative_to(base).with_suffix("").parts
         names[".".join(("ctrlreward", *parts)).removesuffix(".__init__")] = path
     graph: dict[str, set[str]] = {}
@@ -140,7 +165,7 @@ def test_first_lines_are_no_questions() -> None:
     assert questions == []
 
 
-# One thing on several floors: a formula, its scorer, its decision, its callback, its recipe.
+# One thing in several layers: a formula, its scorer, its decision, its callback, its recipe.
 ONE_THING = {
     "alignment",
     "ctrleval",
@@ -162,13 +187,13 @@ def test_modules_of_one_name_are_one_thing() -> None:
     for _, path in FILES:
         if path.name not in ("__init__.py", "__main__.py"):
             places.setdefault(path.stem, []).append(str(path.parent.relative_to(ROOT)))
-    several = {name for name, rooms in places.items() if len(rooms) > 1}
+    several = {name for name, folders in places.items() if len(folders) > 1}
     assert several <= ONE_THING, {name: places[name] for name in several - ONE_THING}
 
 
-@pytest.mark.parametrize("room", sorted(LEVEL))
-def test_every_room_says_what_it_holds(room: str) -> None:
-    firsts = [path for owner, path in FILES if owner == room]
-    package = [path for path in firsts if path.name == "__init__.py"]
-    first = package[0] if package else firsts[0]
+@pytest.mark.parametrize("package", sorted(LAYER))
+def test_every_package_says_what_it_holds(package: str) -> None:
+    firsts = [path for owner, path in FILES if owner == package]
+    init = [path for path in firsts if path.name == "__init__.py"]
+    first = init[0] if init else firsts[0]
     assert ast.get_docstring(ast.parse(first.read_text(encoding="utf-8")))

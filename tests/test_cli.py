@@ -172,6 +172,23 @@ def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == USAGE + "\n"
 
 
+def test_papers_lists_its_programs_and_runs_them(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["papers", "--help"])
+    listed = capsys.readouterr().out
+    for name in ("compare-systems", "transfer-table", "literature"):
+        assert f"  {name} " in listed
+        with pytest.raises(SystemExit, match="0"):
+            main(["papers", name, "--help"])
+        assert capsys.readouterr().out.startswith(f"usage: ctrlreward papers {name} ")
+    for arguments, message in (
+        ([], ""),
+        (["literatur"], "error: there is no program 'literatur' (did you mean literature?)"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["papers", *arguments])
+        assert capsys.readouterr().err.removeprefix(listed.rstrip()).strip() == message
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--version"])
     assert capsys.readouterr().out == f"ctrlreward {version('ctrlreward')}\n"

@@ -287,7 +287,7 @@ MISSING = {
         "LexiconSentiment needs vader",
     ),
     "bleu": (
-        "from ctrlreward.recipes.textual_transfer.transfer_bleu import reference_bleu;"
+        "from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import reference_bleu;"
         "from ctrlreward import Samples; reference_bleu(Samples(['a'], references=['b']))",
         "BLEU needs sacrebleu",
     ),

@@ -114,7 +114,7 @@ def scores_of_texts() -> None:
 
     options = scorers.ModelOptions(device="cpu", dtype="bfloat16", batch_tokens=512)
     perplexity = cr.Perplexity("smollm2-135m", max_tokens=64, **options)
-    assert perplexity.corpus_perplexity(TEXTS) >= 1
+    assert perplexity.corpus(TEXTS)["perplexity"] >= 1
     alignment = cr.Alignment("minilm-l6", aspects=["consistency", "groundedness"])
     records = [{"text": "cold soup", "source": "hot soup", "context": "A menu."}]
     assert alignment.score(records).keys() == {"consistency", "groundedness"}
@@ -142,11 +142,11 @@ def scores_of_texts() -> None:
 
     label = cr.attribute_label({"sentiment": "negative", "tense": None})
     attributes = cr.AttributeClassifier({"sentiment": Sentiment()})
-    assert attributes.corpus(cr.as_samples(TEXTS, labels=label)).average.mean == 1.0
+    assert attributes.report(cr.as_samples(TEXTS, labels=label)).average.mean == 1.0
     accuracy = cr.Accuracy(Sentiment())
     quality = cr.TransferQuality(accuracy, similarity, perplexity, thresholds=(63, 71, 97, -37))
-    report = quality.corpus(cr.Samples(TEXTS, labels=["negative"] * 2, sources=TEXTS))
-    assert report.failed == 0
+    figures = quality.corpus(cr.Samples(TEXTS, labels=["negative"] * 2, sources=TEXTS))
+    assert figures["gm"] >= 0
 
     table = cr.InverseFrequency(np.linspace(0, 1, 99))
     table.save("iwf.txt")

@@ -12,7 +12,6 @@ from typing import Any
 
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.compare_report import Comparison, print_comparison
-from ctrlreward.commands.formats.runs import Run, read_run
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.functional.agreement import Correlation, Findings
@@ -22,6 +21,7 @@ from ctrlreward.functional.reproducibility import (
     compare_curves,
     compare_tables,
 )
+from ctrlreward.tables.runs import Run, read_run
 
 _DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
 QRA++: CV* of each metric and its means, correlations, and the share of pairwise

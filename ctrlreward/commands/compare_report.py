@@ -9,10 +9,10 @@ from math import isfinite
 from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 
-from ctrlreward.commands.formats.csv_results import SINGLE_SYSTEM
-from ctrlreward.commands.formats.runs import Run
 from ctrlreward.functional.agreement import Correlation
 from ctrlreward.functional.reproducibility import Gap, StudyAgreement
+from ctrlreward.tables.csv_results import SINGLE_SYSTEM
+from ctrlreward.tables.runs import Run
 
 # Gaps and systems printed per study; the JSON file has all.
 _MAX_GAPS = 20

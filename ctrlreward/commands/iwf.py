@@ -7,10 +7,10 @@ from glob import glob
 from pathlib import Path
 
 from ctrlreward.commands.command_parser import command_parser
-from ctrlreward.commands.formats.parsing import decode_utf8
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.progress import track
+from ctrlreward.tables.parsing import decode_utf8
 from ctrlreward.text.sentences import find_splitter
 from ctrlreward.weights.loading import load_tokenizer
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.argument_words import gather_words
-from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import RowStream, check_suffix
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream, check_suffix
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file, or of a folder of them.
 

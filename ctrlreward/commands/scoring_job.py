@@ -17,10 +17,6 @@ from filelock import FileLock, Timeout
 from rich.table import Table
 
 from ctrlreward.commands.command_parser import command_parser, known_scorers
-from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import RowStream, parse_rows
-from ctrlreward.commands.formats.table_writing import TableShape, encode_rows
-from ctrlreward.commands.formats.tables import Columns, explained_columns, to_samples
 from ctrlreward.commands.score import STANDARD, open_rows
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
@@ -38,6 +34,10 @@ from ctrlreward.commands.terminal import direction_arrow, plain_console, user_er
 from ctrlreward.displays import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream, parse_rows
+from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.table_writing import TableShape, encode_rows
 
 _RESUME = ": repeat the command to resume"
 

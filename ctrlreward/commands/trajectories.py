@@ -12,7 +12,6 @@ from rich.table import Table
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.command_parser import CommandParser, command_parser
-from ctrlreward.commands.formats.runs import Run, read_run
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
@@ -22,6 +21,7 @@ from ctrlreward.plots.tradeoff import (
     draw_transfer_paths,
     transfer_path,
 )
+from ctrlreward.tables.runs import Run, read_run
 
 _DESCRIPTION = """Show how style transfer develops over training (Pang & Gimpel 2019, Figure 1 and
 Table 2): accuracy, similarity, perplexity and GM of each run at its validation

@@ -33,7 +33,7 @@ class TokenAligner:
 
     The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
     classifier over both texts. Values are in [0, 1]; higher is better aligned.
-    `ctrlreward.recipes.alignment` trains one. Each subword token has a value of its own; the
+    `ctrlreward.recipes.papers.ctc` trains one. Each subword token has a value of its own; the
     released package has one per word, from the sum of its tokens' features, so that long words
     weigh no more than short ones.
 

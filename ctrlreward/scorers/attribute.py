@@ -145,7 +145,7 @@ class AttributeClassifier(CompositeScorer):
         """
         return self._score(samples, self._targets(samples))
 
-    def corpus(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
+    def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
         """Return means and deviations over the combinations of target labels.
 
         Gu et al. (2022, 2023) report the mean and deviation over combinations of attributes as

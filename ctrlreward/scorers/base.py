@@ -17,6 +17,7 @@ import torch
 from ctrlreward.columns import shortened
 from ctrlreward.engine.requests import Requests, run_requests
 from ctrlreward.engine.sharing import exclusive
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 
@@ -129,6 +130,33 @@ class Scorer(ABC):
     ) -> dict[str, Scores]:
         """See `score`."""
         return self.score(samples, **columns)
+
+    def corpus(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> dict[str, float]:
+        """Return the scores of n samples as one corpus, such as all outputs of a system.
+
+        A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
+        fail; NaN if none counts. `GenerationScorer` logs the same.
+
+        Args:
+            samples: As in `score`.
+            columns: As in `score`.
+
+        Raises:
+            TypeError: See `score`.
+            ValueError: See `score`.
+        """
+        samples = as_samples(samples, **columns)
+        names, folds = self.computable(samples), self.corpus_folds
+        parts = [part for name in names if name in folds for part in folds[name].parts]
+        scores = score({name: Component(self, name) for name in (*names, *parts)}, samples)
+        return {
+            name: folds[name].fold(*(scores[part] for part in folds[name].parts))
+            if name in folds
+            else valid_mean(scores[name])
+            for name in names
+        }
 
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.

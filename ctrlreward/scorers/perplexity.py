@@ -9,13 +9,13 @@ import numpy as np
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.requests import Request, Requests, run_requests
+from ctrlreward.engine.requests import Request, Requests
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import first_tokens
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
 from ctrlreward.scorers.empty_texts import nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
@@ -38,7 +38,7 @@ class Perplexity(ModelScorer[CausalLM]):
         max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
             None reads as many as the model can.
         score_end: Score the end token after a text, too, as the perplexity of a language model of
-            sentences is computed (`recipes.language_model`). A truncated text has no end.
+            sentences is computed (`recipes.judges.language_model`). A truncated text has no end.
         **options: See `ModelOptions`.
 
     Raises:
@@ -92,19 +92,6 @@ class Perplexity(ModelScorer[CausalLM]):
         log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
         scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
         return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
-
-    def corpus_perplexity(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> float:
-        """Return the perplexity of all texts as one corpus.
-
-        Empty texts are left out, with a warning.
-
-        Returns:
-            `pooled_perplexity`: 1 or more, lower is better; NaN if no text has a token.
-        """
-        scores = run_requests([self.score_samples(as_samples(samples, **columns), (TOKENS,))])[0]
-        return pooled_perplexity(scores["log_likelihood"], scores[TOKENS])
 
     def _totals(self, samples: Samples) -> Requests[tuple[Scores, Scores]]:
         """Return the summed log-probability and the number of tokens of each text, shape (n,)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Unpack
 
 import numpy as np
 
@@ -17,14 +16,13 @@ from ctrlreward.functional.transfer import (
     adjusted_gm,
     weighted_transfer,
 )
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
     CorpusFold,
     Scorer,
     Scores,
     ScoreSpec,
-    checked_requests,
     unchecked_requests,
 )
 from ctrlreward.scorers.composite import CompositeScorer, check_part
@@ -32,7 +30,7 @@ from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 # Values of each sample from which the scores of a corpus follow.
-_CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
+CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class TransferQuality(CompositeScorer):
     - All scores of the three scorers, under their own names.
 
     The paper's tables report `corpus`, not the mean of `gm`. `GenerationScorer` logs the four
-    figures of a corpus beside the means.
+    figures of a corpus beside the means; `corpus_transfer` also counts the failed samples.
 
     Args:
         accuracy: Scores the style; None takes `Accuracy()`.
@@ -123,7 +121,7 @@ class TransferQuality(CompositeScorer):
         """Figures of the paper's tables: accuracy, similarity, perplexity and GM of a corpus."""
 
         def fold(figure: str) -> CorpusFold:
-            return CorpusFold(_CORPUS_PARTS, partial(self._figure, figure))
+            return CorpusFold(CORPUS_PARTS, partial(self._figure, figure))
 
         return {name: fold(name) for name in ("gm", "accuracy", "similarity", "perplexity")}
 
@@ -142,21 +140,6 @@ class TransferQuality(CompositeScorer):
         scores = {name: values for part in parts for name, values in part.items()}
         factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
         return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
-
-    def corpus(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> CorpusTransfer:
-        """Return the paper's scores over all samples, taken as the output of one system.
-
-        Raises:
-            ValueError: The column `labels` or `sources` is absent, or a label is unknown.
-        """
-        check_part("accuracy", self.accuracy, ["accuracy"], "Accuracy(...)")
-        check_part("perplexity", self.perplexity, ["log_likelihood"], "Perplexity(...)")
-        requests = checked_requests(self, as_samples(samples, **columns), _CORPUS_PARTS)
-        scores = run_requests([requests])[0]
-        parts = (scores[name] for name in _CORPUS_PARTS)
-        return corpus_transfer(*parts, thresholds=self.thresholds)
 
     def _figure(self, figure: str, *parts: Scores) -> float:
         return float(getattr(corpus_transfer(*parts, thresholds=self.thresholds), figure))

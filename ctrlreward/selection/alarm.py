@@ -12,7 +12,8 @@ from ctrlreward.functional.trend import LONGEST, Divergence, divergence
 from ctrlreward.selection.metrics import no_new_value, read
 
 # With these defaults at most 5 % of honest runs of 20 validations raise an alarm, even if the proxy
-# always rises and the held-out metric is a random walk (benchmarks/proxy_guard_false_alarms.py).
+# always rises and the held-out metric is a random walk
+# (benchmarks/studies/proxy_guard_false_alarms.py).
 WINDOW = 12
 LEVEL = 0.01
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def cost() -> Any:
-    path = ROOT / "benchmarks" / "corpus_cost.py"
+    path = ROOT / "benchmarks" / "studies" / "corpus_cost.py"
     spec = importlib.util.spec_from_file_location("corpus_cost", path)
     assert spec is not None
     assert spec.loader is not None

@@ -134,7 +134,7 @@ def test_corpus_figures_are_those_of_the_scorer(fit, rewriter) -> None:
     """`TransferQuality.corpus` and the callback agree on the same texts."""
     metrics = logged(fit(rewriter, [watcher(("gm",))], max_steps=3))
     samples = Samples(COMPLETIONS[3], labels=["positive"] * 3, sources=SOURCES)
-    assert metrics["score/corpus/gm"] == pytest.approx(quality().corpus(samples).gm, rel=1e-5)
+    assert metrics["score/corpus/gm"] == pytest.approx(quality().corpus(samples)["gm"], rel=1e-5)
 
 
 def test_decisions_follow_the_corpus(fit, rewriter, tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
 
 @pytest.fixture(scope="module")
 def benchmark():
-    path = ROOT / "benchmarks" / "proxy_guard_false_alarms.py"
+    path = ROOT / "benchmarks" / "studies" / "proxy_guard_false_alarms.py"
     spec = importlib.util.spec_from_file_location("proxy_guard_false_alarms", path)
     assert spec is not None
     assert spec.loader is not None

@@ -27,8 +27,8 @@ from lightning_choice import (
 
 from ctrlreward import RewardBatch
 from ctrlreward.callbacks import lightning_internals
-from ctrlreward.commands.formats.runs import read_run
 from ctrlreward.files import JsonLog
+from ctrlreward.tables.runs import read_run
 
 TrainingEpochLoop = import_module(f"{LIGHTNING}.loops.training_epoch_loop")._TrainingEpochLoop
 

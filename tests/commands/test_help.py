@@ -17,16 +17,16 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from ctrlreward.cli import COMMANDS, main
 from ctrlreward.commands import scoring_job
-from ctrlreward.commands.formats.row_streams import read_rows
 from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.commands.training_job import build
+from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.weights import sources
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT.,"
 KINDS = ("ctrleval", "ctc", "li2018", "rated")
 HELPS = [
     [],
-    *([command] for command in COMMANDS if command not in ("train", "serve")),
+    *([command] for command in COMMANDS if command not in ("train", "serve", "papers")),
     *(["meta-eval", kind] for kind in KINDS),
 ]
 

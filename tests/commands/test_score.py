@@ -20,11 +20,11 @@ import yaml
 
 from ctrlreward import Samples
 from ctrlreward.cli import main
-from ctrlreward.commands.formats.row_streams import read_rows
-from ctrlreward.commands.formats.tables import number_column
 from ctrlreward.commands.shards import workers
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
+from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
 
 NAN = float("nan")
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."

@@ -16,10 +16,10 @@ from warm_python import run_warm
 from ctrlreward.cli import main
 from ctrlreward.commands import score as command
 from ctrlreward.commands.command_parser import known_scorers
-from ctrlreward.commands.formats.row_streams import read_rows
 from ctrlreward.commands.scoring_job import score_file
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+from ctrlreward.tables.row_streams import read_rows
 
 TESTS = Path(__file__).parents[1]
 LENGTH = ["--scorers", "shard_scorers.Length", "--chunk=4"]

@@ -13,16 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.commands.chunked_scoring import score_in_chunks
-from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import RowStream
-from ctrlreward.commands.formats.table_writing import TableShape
-from ctrlreward.commands.formats.tables import Columns
 from ctrlreward.commands.scoring_units import models_of, scoring_units
 from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.models.causal import CausalLM
+from ctrlreward.recipes.papers.meta_eval.chunked_scoring import score_in_chunks
 from ctrlreward.scorers import (
     Accuracy,
     Alignment,
@@ -38,6 +34,10 @@ from ctrlreward.scorers import (
     TransferQuality,
 )
 from ctrlreward.scorers.base import Scores
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream
+from ctrlreward.tables.table_columns import Columns
+from ctrlreward.tables.table_writing import TableShape
 
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."
 SAMPLES = Samples(["Tea is hot.", "Tea is so.", "a cat is", "no"], labels=["positive"] * 4)

@@ -117,7 +117,7 @@ def test_the_report_equals_a_loop_over_combinations(
         for text in texts
     ]
     samples = Samples([text for _, text in rows], labels=[attribute_label(w) for w, _ in rows])
-    report = AttributeClassifier(CLASSIFIERS).corpus(samples, "label_probability")
+    report = AttributeClassifier(CLASSIFIERS).report(samples, "label_probability")
 
     means: dict[str, list[float]] = {"sentiment": [], "topic": [], "both": []}
     for (sentiment, topic), texts in groups.items():
@@ -145,7 +145,7 @@ def test_the_report_equals_a_loop_over_combinations(
 def test_a_report_of_decisions() -> None:
     texts = ["good ball", "bad ball", "good ball", "bad money", "  "]
     labels = ["topic=sports sentiment=positive"] * 2 + ["sentiment=negative topic=business"] * 3
-    report = AttributeClassifier(CLASSIFIERS).corpus(Samples(texts, labels=labels))
+    report = AttributeClassifier(CLASSIFIERS).report(Samples(texts, labels=labels))
     assert report.combinations == {
         "sentiment=positive topic=sports": {"sentiment": 0.5, "topic": 1.0},
         "sentiment=negative topic=business": {"sentiment": 0.5, "topic": 0.5},
@@ -198,7 +198,7 @@ def test_a_classifier_that_fails_makes_the_mean_nan() -> None:
     scores = scorer.score(samples)
     np.testing.assert_array_equal(scores["accuracy"], [np.nan, np.nan])
     np.testing.assert_array_equal(scores["accuracy_sentiment"], [1, np.nan])
-    report = scorer.corpus(samples)
+    report = scorer.report(samples)
     assert report.failed == 2
     assert np.isnan(report.average).all()
 
@@ -334,4 +334,4 @@ def test_other_errors() -> None:
     with pytest.raises(ValueError, match="has the attribute 'a b': give names without white"):
         AttributeClassifier({"a b": SENTIMENT})
     with pytest.raises(ValueError, match="score = 'f1': give one of accuracy, label_probability"):
-        AttributeClassifier(CLASSIFIERS).corpus(Samples([], labels=[]), "f1")
+        AttributeClassifier(CLASSIFIERS).report(Samples([], labels=[]), "f1")

@@ -74,7 +74,7 @@ def test_the_end_of_a_text_can_count(folder: str) -> None:
     scores = scorer.score(Samples(TEXTS))["log_likelihood"]
     np.testing.assert_allclose(scores, [values.mean() for values in ended], atol=1e-5)
     tokens = np.concatenate(ended)
-    assert scorer.corpus_perplexity(TEXTS) == pytest.approx(math.exp(-tokens.mean()), rel=1e-5)
+    assert scorer.corpus(TEXTS)["perplexity"] == pytest.approx(math.exp(-tokens.mean()), rel=1e-5)
     assert math.isnan(scorer.score([""])["perplexity"][0])
     cut = Perplexity(folder, score_end=True, max_tokens=3)  # a truncated text has no end
     (begun,) = log_probs_one_by_one(folder, ["the staff was"])
@@ -91,9 +91,9 @@ def test_a_tokenizer_without_an_end_token_raises(folder: str) -> None:
 
 def test_corpus_perplexity_weighs_texts_by_their_tokens(folder: str) -> None:
     tokens = np.concatenate(log_probs_one_by_one(folder, TEXTS))
-    value = Perplexity(folder).corpus_perplexity(Samples([*TEXTS, ""]))
+    value = Perplexity(folder).corpus(Samples([*TEXTS, ""]))["perplexity"]
     assert value == pytest.approx(math.exp(-tokens.mean()), rel=1e-5)
-    assert math.isnan(Perplexity(folder).corpus_perplexity(Samples([""])))
+    assert math.isnan(Perplexity(folder).corpus(Samples([""]))["perplexity"])
 
 
 def test_prefixes_change_nothing(folder: str) -> None:

@@ -76,7 +76,7 @@ def test_windows_of_many_texts_are_merged_and_change_no_score(
     expected = score(components, samples)
     explained = ctrleval.explain(samples)
     chances = ctrleval.probabilities(samples.texts)
-    corpus = perplexity.corpus_perplexity(samples)
+    corpus = perplexity.corpus(samples)["perplexity"]
     calls: list[set[str]] = []
     model = perplexity.loaded_model
     own = model.log_probs
@@ -99,7 +99,7 @@ def test_windows_of_many_texts_are_merged_and_change_no_score(
         {*samples.texts[:2]},
         {samples.texts[2], samples.texts[4]},
     ]
-    np.testing.assert_allclose(perplexity.corpus_perplexity(samples), corpus, rtol=1e-5)
+    np.testing.assert_allclose(perplexity.corpus(samples)["perplexity"], corpus, rtol=1e-5)
     np.testing.assert_allclose(ctrleval.probabilities(samples.texts), chances, rtol=1e-5)
     for parts, others in zip(ctrleval.explain(samples), explained, strict=True):
         (part,), (other,) = parts.values(), others.values()

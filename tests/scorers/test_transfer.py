@@ -82,21 +82,22 @@ def test_all_declared_scores_are_given_within_their_range(quality: TransferQuali
 
 
 def test_corpus_figures_are_those_of_the_papers_tables(quality: TransferQuality) -> None:
-    result = quality.corpus(SAMPLES)
+    figures = quality.corpus(SAMPLES)
     log_probs = [-math.log(32)] * 4 + [-math.log(34)] * 4
-    assert result.accuracy == pytest.approx(2 / 3)
-    assert result.similarity == pytest.approx((0.8 + 1 + 4 / math.sqrt(35)) / 3)
-    assert result.perplexity == pytest.approx(math.exp(-sum(log_probs) / 8))
-    expected = adjusted_gm(result.accuracy, result.similarity, result.perplexity)
-    assert result.gm == pytest.approx(float(expected))
-    assert result.gm > 0
-    assert result.failed == 1
+    assert figures["accuracy"] == pytest.approx(2 / 3)
+    assert figures["similarity"] == pytest.approx((0.8 + 1 + 4 / math.sqrt(35)) / 3)
+    assert figures["perplexity"] == pytest.approx(math.exp(-sum(log_probs) / 8))
+    parts = (figures[name] for name in ("accuracy", "similarity", "perplexity"))
+    assert figures["gm"] == pytest.approx(float(adjusted_gm(*parts)))
+    assert figures["gm"] > 0
+    means = quality.score(SAMPLES)
+    for name in ("label_probability", "log_likelihood"):  # no fold
+        assert figures[name] == pytest.approx(np.nanmean(means[name]))
 
 
 def test_a_corpus_of_failures_is_nan(quality: TransferQuality) -> None:
-    result = quality.corpus(Samples([""], labels=["positive"], sources=["bad"]))
-    assert math.isnan(result.gm)
-    assert result.failed == 1
+    figures = quality.corpus(Samples([""], labels=["positive"], sources=["bad"]))
+    assert all(math.isnan(value) for value in figures.values())
 
 
 def test_other_thresholds(quality: TransferQuality) -> None:

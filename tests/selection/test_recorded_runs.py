@@ -1,7 +1,7 @@
 """Decisions on four real runs of 40 steps: two whose policy drifts to repetition, two honest ones.
 
-`benchmarks/guards.py` recorded them: `floor-*` with a floor on the likelihood, `range-*` with
-bounds on both sides. The expected steps were read off its table.
+`benchmarks/studies/guards.py` recorded them: `floor-*` with a floor on the likelihood, `range-*`
+with bounds on both sides. The expected steps were read off its table.
 """
 
 from __future__ import annotations

@@ -10,15 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import PlacedRow, Row, RowStream
-from ctrlreward.commands.formats.table_writing import TableShape, TableWriter
-from ctrlreward.commands.formats.tables import (
-    Columns,
-    explained_columns,
-    read_columns,
-    to_samples,
-)
 from ctrlreward.commands.scoring_units import titled_units
 from ctrlreward.commands.shards.manifest import Manifest, ShardEntry, checksum, in_chunks
 from ctrlreward.commands.shards.shard_store import ShardStore
@@ -28,6 +19,15 @@ from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import PlacedRow, Row, RowStream
+from ctrlreward.tables.table_columns import (
+    Columns,
+    explained_columns,
+    read_columns,
+    to_samples,
+)
+from ctrlreward.tables.table_writing import TableShape, TableWriter
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate, islice, pairwise, zip_longest
 from typing import Any, TypeVar
 
-from ctrlreward.commands.formats.row_streams import Row
+from ctrlreward.tables.row_streams import Row
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.shards.manifest import Manifest
 from ctrlreward.scorers.base import Scores
+from ctrlreward.tables.locations import Location
 
 _MANIFEST = "manifest.json"
 _SHARD = re.compile(r"(\d+)-([\d.]+)\.json")

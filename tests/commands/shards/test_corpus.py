@@ -16,8 +16,8 @@ import fsspec
 import pytest
 
 from ctrlreward.cli import main
-from ctrlreward.commands.formats.locations import Location
-from ctrlreward.commands.formats.row_streams import RowStream, read_rows
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream, read_rows
 
 TESTS = Path(__file__).parents[2]
 SCORER = ["--scorers", "shard_scorers.Length"]

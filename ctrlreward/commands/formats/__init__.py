@@ -1,1 +1,0 @@
-"""File formats that the commands read and write."""

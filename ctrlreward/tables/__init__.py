@@ -1,0 +1,1 @@
+"""Tables: rows of JSONL, CSV and Parquet files, and results of runs."""

@@ -1,0 +1,125 @@
+"""Files and folders, on this machine or on a filesystem that fsspec knows, by path or URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+import fsspec
+
+from ctrlreward.files import whole_file
+from ctrlreward.tables.parsing import no_such_file
+
+
+class Location:
+    """A file or folder, which need not exist.
+
+    Args:
+        given: Local path, or URL such as `s3://bucket/texts.jsonl`.
+        shown: Name for messages; None shows what was given.
+
+    Attributes:
+        path: The local path; None for a URL.
+
+    Raises:
+        ValueError: fsspec does not know the protocol.
+        ImportError: The protocol needs another package; names it.
+    """
+
+    def __init__(self, given: str | Path, shown: str | None = None) -> None:
+        self._given = str(given)
+        self._shown = shown or self._given
+        self._system, self._inner = fsspec.core.url_to_fs(self._given)
+        local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
+        self.path = Path(self._given.removeprefix("file://")) if local else None
+
+    def __str__(self) -> str:
+        return self._shown
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+        return PurePosixPath(self._inner).name
+
+    @property
+    def suffix(self) -> str:
+        """End of the name from its last dot on; "" without one."""
+        return PurePosixPath(self._inner).suffix
+
+    def beside(self, name: str) -> Location:
+        """Return the location of another name in the same folder."""
+        if self.path is not None:
+            return Location(self.path.parent / name)
+        return Location(f"{self._given.rstrip('/').rpartition('/')[0]}/{name}")
+
+    def child(self, name: str) -> Location:
+        """Return the location of a name in this folder."""
+        if self.path is not None:
+            return Location(self.path / name)
+        return Location(f"{self._given.rstrip('/')}/{name}")
+
+    def exists(self) -> bool:
+        """Return True for a file or folder that exists."""
+        return self._system.exists(self._inner)
+
+    def is_folder(self) -> bool:
+        """Return True for a folder that exists."""
+        return self._system.isdir(self._inner)
+
+    def is_same(self, other: Location) -> bool:
+        """Return True if both are one existing file."""
+        if self.path is not None and other.path is not None:
+            return self.path.exists() and other.path.exists() and self.path.samefile(other.path)
+        return self._given == other._given
+
+    def names(self) -> list[str]:
+        """Return the sorted names of the files in a folder; none where it is missing."""
+        if not self.is_folder():
+            return []
+        self._system.invalidate_cache(self._inner)
+        entries = self._system.ls(self._inner, detail=True)
+        return sorted(PurePosixPath(e["name"]).name for e in entries if e["type"] == "file")
+
+    def open(self) -> BinaryIO:
+        """Open a file for reading.
+
+        Raises:
+            FileNotFoundError: There is no such file; names the most similar one.
+        """
+        if not self.exists():
+            raise self.missing()
+        return cast(BinaryIO, self._system.open(self._inner, "rb"))
+
+    def missing(self) -> FileNotFoundError:
+        """Return the error for a location that does not exist."""
+        if self.path is not None:
+            return no_such_file(self.path)
+        return FileNotFoundError(f"there is no file or folder {self}")
+
+    @contextmanager
+    def whole_file(self) -> Iterator[BinaryIO]:
+        """Yield a file to write, which appears or replaces the old one at the end, or never."""
+        if self.path is not None:
+            with whole_file(self.path) as file:
+                yield file
+            return
+        unfinished = self.beside(f".{self.name}.unfinished")
+        self._system.makedirs(self._system._parent(self._inner), exist_ok=True)
+        try:
+            with self._system.open(unfinished._inner, "wb") as file:
+                yield file
+            self._system.mv(unfinished._inner, self._inner)
+        finally:
+            with suppress(FileNotFoundError):
+                self._system.rm(unfinished._inner)
+
+    def write(self, content: bytes) -> None:
+        """Write or replace a whole file."""
+        with self.whole_file() as file:
+            file.write(content)
+
+    def remove(self) -> None:
+        """Delete a file, or a folder with all that is in it."""
+        self._system.rm(self._inner, recursive=True)

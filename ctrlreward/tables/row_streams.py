@@ -1,0 +1,185 @@
+"""Rows of a JSONL, CSV or Parquet file, or of a folder of such files, one by one."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+from ctrlreward.extras import import_extra
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.parsing import (
+    decoded_lines,
+    parse_json,
+    read_csv,
+)
+
+Row: TypeAlias = dict[str, Any]  # cells by column name
+
+
+class PlacedRow(NamedTuple):
+    """A row and where it is.
+
+    Attributes:
+        file: Number of its file in `RowStream.files`.
+        line: Its last line in the file, from 1; of a Parquet file, its number from 1.
+        cells: The row.
+    """
+
+    file: int
+    line: int
+    cells: Row
+
+
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+
+class RowStream:
+    """Rows of a table, read anew by each iteration; memory does not grow with their number.
+
+    Args:
+        source: A file, or a folder with files of one format, whose rows follow one another in the
+            order of the files' names.
+
+    Attributes:
+        files: The files in order.
+        suffix: Their format, one of `SUFFIXES`.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: The suffix is unknown, or the folder has no table or tables of several formats.
+        ImportError: The format is Parquet, and pyarrow is not installed.
+    """
+
+    def __init__(self, source: Location) -> None:
+        self.source = source
+        self.files = _tables_in(source) if source.is_folder() else [source]
+        self.suffix = self.files[0].suffix
+        check_suffix(self.files[0])
+        if not source.exists():
+            raise source.missing()
+
+    def __str__(self) -> str:
+        return str(self.source)
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield all rows; the values of a CSV file are strings.
+
+        Raises:
+            ValueError: A file has no rows, is malformed (names the line), or has other columns
+                than the first one.
+        """
+        for row in self.placed():
+            yield row.cells
+
+    def placed(self) -> Iterator[PlacedRow]:
+        """Yield all rows with their places; see `__iter__`."""
+        columns: list[str] = []
+        for number, location in enumerate(self.files):
+            with location.open() as file:
+                rows = read_table(file, str(location), self.suffix)
+                for i, (line, row) in enumerate(rows):
+                    if i == 0 and self.suffix != ".jsonl":  # whose rows may differ in a file, too
+                        columns = columns or list(row)
+                        if set(row) != set(columns):
+                            raise ValueError(
+                                f"{location} has the columns {', '.join(row)}, but "
+                                f"{self.files[0]} has {', '.join(columns)}: give all files the same"
+                            )
+                    yield PlacedRow(number, line, row)
+
+    def place(self, row: PlacedRow) -> str:
+        """Return the place of a row, for errors: `reviews.jsonl:417`."""
+        return f"{self.files[row.file]}:{row.line}"
+
+
+def check_suffix(path: Path | Location) -> None:
+    """Raise if a file's format is unknown or can't be read and written here.
+
+    Raises:
+        ValueError: The suffix is not one of `SUFFIXES`.
+        ImportError: It is Parquet, and pyarrow is not installed.
+    """
+    if path.suffix not in SUFFIXES:
+        raise ValueError(f"{path} ends in {path.suffix!r}: give {', '.join(SUFFIXES)}")
+    if path.suffix == ".parquet":
+        import_extra("pyarrow", str(path))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a whole table; see `RowStream`."""
+    check_suffix(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: give a file")
+    return list(RowStream(Location(path)))
+
+
+def parse_rows(content: bytes, path: Path) -> list[Row]:
+    """Parse a table in the format that the file's suffix names; see `read_table`."""
+    check_suffix(path)
+    return [row for _, row in read_table(io.BytesIO(content), str(path), path.suffix)]
+
+
+def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Row]]:
+    """Yield lines and contents of one or more rows; the values of a CSV file are strings.
+
+    Args:
+        file: The file, at its start.
+        path: The file, for errors.
+        suffix: Its format, one of `SUFFIXES`.
+
+    Raises:
+        ValueError: The file has no rows, or it is malformed; names the line.
+    """
+    rows: Iterator[tuple[int, Row]]
+    if suffix == ".parquet":
+        rows = enumerate(_parquet_rows(file, path), 1)
+    elif suffix == ".csv":
+        rows = read_csv(decoded_lines(file, path, newline=""), path)[1]
+    else:
+        rows = _json_rows(file, path)
+    first = next(rows, None)
+    if first is None:
+        raise ValueError(f"{path} has no rows")
+    yield first
+    yield from rows
+
+
+def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
+    """Yield the objects of the lines that are not blank."""
+    for number, line in enumerate(decoded_lines(file, path, newline=None), 1):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = parse_json(line.rstrip("\n"), path, number)  # which names the line
+        if not isinstance(row, dict):
+            start = line.rstrip("\n")[:40]
+            raise ValueError(
+                f"{path}:{number} = {start} is not a JSON object: give one object per line"
+            )
+        yield number, row
+
+
+def _parquet_rows(file: BinaryIO, path: str) -> Iterator[Row]:
+    pyarrow = import_extra("pyarrow", path)
+    parquet = import_extra("pyarrow.parquet", path)
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
+            yield from batch.to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path} can't be read as Parquet: {error}") from None
+
+
+def _tables_in(folder: Location) -> list[Location]:
+    """Return the tables of a folder by name; hidden files and other formats are left out."""
+    names = [name for name in folder.names() if not name.startswith((".", "_"))]
+    tables = [file for name in names if (file := folder.child(name)).suffix in SUFFIXES]
+    formats = sorted({file.suffix for file in tables})
+    if len(formats) != 1:
+        has = f"has files of several formats ({', '.join(formats)})" if formats else "has no tables"
+        raise ValueError(f"{folder} is a folder and {has}: give a file, or a folder of one format")
+    return tables

@@ -1,0 +1,200 @@
+"""Results of a run, read from a table of results or from the folder of a logger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ctrlreward.files import JsonLog
+from ctrlreward.functional.reproducibility import Table
+from ctrlreward.tables.csv_results import (
+    SINGLE_SYSTEM,
+    parse_number,
+    read_selected_rows,
+    split_selection,
+    to_studies,
+)
+from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_json
+from ctrlreward.tables.wandb_file import read_wandb_history
+
+# One logging call: the step, and the values by metric.
+LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
+
+# Columns that loggers add to the metrics.
+_STEPS = ("trainer/global_step", "step", "_step")
+_BOOKKEEPING = {*_STEPS, "epoch"}
+_SCORED_STEP = "/scored_step"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Results of one run.
+
+    Attributes:
+        name: The path as the user gave it.
+        studies: Study → metric → system → value. A logged run is one study with one system; its
+            values are the last logged ones.
+        curves: Metric → step → value; empty if the run has no steps.
+    """
+
+    name: str
+    studies: Mapping[str, Table]
+    curves: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+
+
+def read_run(
+    name: str,
+    system_columns: Sequence[str] = ("system",),
+    metric_columns: Sequence[str] = ("metric",),
+) -> Run:
+    """Read a CSV or JSON file, or the folder of a logger.
+
+    The folder is one of `HistoryLogger` (with the `summary.json` of `BeforeAfter` if it exists), of
+    Lightning's `CSVLogger`, or of W&B (`offline-run-…` or `run-…`).
+
+    Args:
+        name: A path. `FILE.csv:column=value,…` selects the rows with these values.
+        system_columns: Columns of a CSV file that together name the system of a row.
+        metric_columns: Columns of a long CSV file that together name the metric of a row.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: The content is malformed; names the file, and the line if there is one.
+        ImportError: It is a W&B folder, and wandb is not installed.
+    """
+    path, selection = split_selection(name)
+    if path.is_dir():
+        return _read_folder(name, path)
+    if not path.is_file():
+        raise no_such_file(path)
+    if path.suffix == ".json":
+        return Run(name, {"": _read_json_table(path)})
+    if path.suffix != ".csv":
+        raise ValueError(
+            f"{name} ends in {path.suffix!r}: give a .csv or .json file, or a logger's folder"
+        )
+    header, rows = read_selected_rows(path, selection)
+    if "step" in header and not set(header) & {"value", *system_columns}:
+        return _logged_run(name, _csv_history(path, rows))
+    return Run(name, to_studies(path, header, rows, system_columns, metric_columns))
+
+
+def _read_folder(name: str, folder: Path) -> Run:
+    if (folder / "metrics.jsonl").is_file():
+        history = JsonLog(folder / "metrics.jsonl").read()
+        run = _logged_run(name, [_history_row(row, folder / "metrics.jsonl") for row in history])
+        return _with_report(run, folder / "summary.json")
+    if (folder / "metrics.csv").is_file():
+        _, rows = read_selected_rows(folder / "metrics.csv", {})
+        return _logged_run(name, _csv_history(folder / "metrics.csv", rows))
+    for file in sorted(folder.glob("*.wandb")):
+        return _logged_run(name, [_history_row(row, file) for row in read_wandb_history(file)])
+    summary = folder / "files" / "wandb-summary.json"
+    if summary.is_file():
+        return Run(name, {"": _single_system(_numbers(_read_json_object(summary)))})
+    raise ValueError(
+        f"{name} is not a logger's folder: it has no metrics.jsonl (HistoryLogger), no metrics.csv "
+        "(CSVLogger: give the folder version_…), no *.wandb and no files/wandb-summary.json (W&B: "
+        "give the folder offline-run-… or run-…)"
+    )
+
+
+def _logged_run(name: str, history: Iterable[LoggedStep]) -> Run:
+    """Return the curves of all metrics, and their last values as the results."""
+    curves: dict[str, dict[int, float]] = {}
+    last: dict[str, float] = {}
+    for step, metrics in history:
+        for metric, value in metrics.items():
+            curves.setdefault(metric, {})[step] = value
+            last[metric] = value
+    if not last:
+        raise ValueError(f"{name} has no logged numbers: did the run reach its first step?")
+    return Run(name, {"": _single_system(last)}, curves)
+
+
+def _with_report(run: Run, summary: Path) -> Run:
+    """Add the report of `BeforeAfter`: scores of the selected policy on held-out prompts."""
+    report = _read_json_object(summary) if summary.is_file() else {}
+    measured = {f"after/{name}": v for name, v in _numbers(report.get("after", {})).items()}
+    measured |= _numbers({name: report[name] for name in ("difference",) if name in report})
+    judges = report.get("judges", {})
+    measured |= _numbers({f"judges/{name}": judge["after"] for name, judge in judges.items()})
+    measured.pop("after/generations", None)
+    return Run(run.name, {"": {**run.studies[""], **_single_system(measured)}}, run.curves)
+
+
+def _csv_history(path: Path, rows: Sequence[CsvRow]) -> list[LoggedStep]:
+    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics that were not logged."""
+    history: list[LoggedStep] = []
+    for line, cells in rows:
+        metrics = {
+            metric: parse_number(path, line, metric, text)
+            for metric, text in cells.items()
+            if text and metric not in _BOOKKEEPING
+        }
+        step = parse_number(path, line, "step", cells.get("step", ""))
+        if not isfinite(step):
+            raise ValueError(
+                f"{path}:{line} has no step: give one in each row, in a column named step"
+            )
+        history.append((int(step), metrics))
+    return history
+
+
+def _history_row(row: Mapping[str, Any], path: Path) -> LoggedStep:
+    steps = [row[name] for name in _STEPS if name in row]
+    if not steps:
+        raise ValueError(f"{path} has a row without {' or '.join(_STEPS)}: {', '.join(row)}")
+    return int(steps[0]), _numbers(row)
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a row without tables, images, steps and W&B's own keys.
+
+    The summary of a W&B run may have several values of a metric; its last one counts.
+    """
+    metrics = {}
+    for name, value in row.items():
+        if name in _BOOKKEEPING or name.startswith("_") or name.endswith(_SCORED_STEP):
+            continue
+        if isinstance(value, dict) and "last" in value:
+            value = value["last"]
+        if isinstance(value, bool):
+            continue
+        if value is None or value in ("NaN", "Infinity", "-Infinity"):  # as loggers write them
+            metrics[name] = nan
+        elif isinstance(value, int | float):
+            metrics[name] = float(value)
+    return metrics
+
+
+def _single_system(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    return {metric: {SINGLE_SYSTEM: value} for metric, value in metrics.items()}
+
+
+def _read_json_table(path: Path) -> Table:
+    """Read `{system: {metric: value}}`, or `{metric: value}` of a single system."""
+    content = _read_json_object(path)
+    systems = {SINGLE_SYSTEM: content}
+    if content and all(isinstance(value, dict) for value in content.values()):
+        systems = content
+    table: dict[str, dict[str, float]] = {}
+    for system, metrics in systems.items():
+        for metric, value in metrics.items():
+            if isinstance(value, bool) or not isinstance(value, int | float | None):
+                raise ValueError(
+                    f"{path}: {metric} = {value!r} is not a number: "
+                    "give {system: {metric: value}} or {metric: value}"
+                )
+            table.setdefault(metric, {})[system] = nan if value is None else float(value)
+    return table
+
+
+def _read_json_object(path: Path) -> dict[str, Any]:
+    content = parse_json(decode_utf8(path.read_bytes(), path), path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}: give a JSON object")
+    return content

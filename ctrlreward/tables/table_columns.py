@@ -1,0 +1,190 @@
+"""Columns of a table: which are texts for scorers, and which are numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrlreward.columns import COLUMN_OF, JSON_KEYS, MissingColumn
+from ctrlreward.items import ItemPlaces, items_named
+from ctrlreward.samples import Samples, as_samples
+from ctrlreward.tables.row_streams import Row
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Column names in the file (null ignores a column).
+
+    Only the text is required. A column under its default name is used if the file has it; a
+    renamed column must exist.
+
+    Args:
+        text: Generated texts, prefix included.
+        prefix: The prefix that each text continues.
+        label: The target attribute, such as a sentiment or topic.
+        source: The input of a style transfer or a summary.
+        reference: A human-written target.
+        context: Knowledge that the text should use.
+        history: The dialog before the text.
+        prompt: The full prompt that the generator was given.
+        group: Group ids; texts of one group answer the same prompt.
+    """
+
+    text: str = "text"
+    prefix: str | None = "prefix"
+    label: str | None = "label"
+    source: str | None = "source"
+    reference: str | None = "reference"
+    context: str | None = "context"
+    history: str | None = "history"
+    prompt: str | None = "prompt"
+    group: str | None = "group"
+
+
+def to_samples(
+    rows: Sequence[Row],
+    columns: Columns,
+    places: Sequence[str] | None = None,
+    present: Sequence[str] | None = None,
+    label_map: Mapping[str, str] | None = None,
+) -> Samples:
+    """Return the columns that scorers read.
+
+    A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
+    so do its scores.
+
+    Args:
+        rows: Rows of a table, or some that follow one another.
+        columns: The columns to read.
+        places: Where each row is, for errors; None counts them from 0.
+        present: Columns of the table; None takes those of the first of these rows.
+        label_map: Label in the table → label of the scorers; None takes them as they are.
+
+    Raises:
+        ValueError: The text column or a renamed column is missing (lists the file's columns), a
+            row lacks a column that the first row has or has one that the first row lacks, a text
+            does not start with its prefix, or a label is not in `label_map`; names the row.
+        TypeError: A value is not a string, nor an integer label or group; names the row.
+    """
+    places = [f"row {i}" for i in range(len(rows))] if places is None else places
+    present = list(rows[0] if present is None else present)
+    read = read_columns(columns, present)
+    keys = {name: key for key, name in asdict(columns).items() if name is not None}
+    expected = keys.keys() & set(present)
+    for place, row in zip(places, rows, strict=True):
+        if keys.keys() & row.keys() != expected:
+            name = next(iter((keys.keys() & row.keys()) ^ expected))
+            has, lacks = (place, "the first row") if name in row else ("the first row", place)
+            raise ValueError(
+                f"{lacks} has no {name!r}, but {has} has: give it in all rows"
+                f"{_or_ignore(keys[name])}"
+            )
+    if label_map and "labels" not in read:
+        raise ValueError(
+            f"there is no column {columns.label!r} for the label map: the file has "
+            f"{', '.join(present)}; name it with --columns.label=COLUMN"
+        )
+    table = {
+        column: [
+            _string(row[name], place, name, column) for place, row in zip(places, rows, strict=True)
+        ]
+        for column, name in read.items()
+    }
+    if "prefixes" in table:
+        pairs = zip(table["texts"], table["prefixes"], strict=True)
+        table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
+    with items_named(ItemPlaces(places, read)):
+        return as_samples(Samples(**table), label_map=label_map)
+
+
+def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
+    """Return the columns that scorers read: column of `Samples` → its name in the table.
+
+    Args:
+        columns: The columns to read.
+        present: Columns of the table.
+
+    Raises:
+        ValueError: The text column or a renamed column is missing; lists those of the table.
+    """
+    read = {}
+    for key, name in asdict(columns).items():
+        if name in present:
+            read[COLUMN_OF[key]] = name
+        elif key == "text" or (name is not None and name != key):
+            raise ValueError(
+                f"there is no column {name!r} for {key}: the file has {', '.join(present)}; "
+                f"name it with --columns.{key}=COLUMN"
+            )
+    return read
+
+
+@contextmanager
+def explained_columns(present: Sequence[str]) -> Iterator[None]:
+    """Say how a file can have a column that a scorer lacks; `Samples` says it for Python.
+
+    Args:
+        present: Columns of the file.
+
+    Raises:
+        ValueError: As raised inside, with this explanation if a column is absent.
+    """
+    try:
+        yield
+    except MissingColumn as error:
+        key, scorer = JSON_KEYS[error.column], error.reader.split()[0]
+        raise ValueError(
+            f"{error.reader} needs a column {key!r}: the file has {', '.join(present)}. Add it, "
+            f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
+            "lists the options"
+        ) from None
+
+
+def number_column(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
+    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null.
+
+    Raises:
+        ValueError: The column is missing (lists the file's columns), or a row lacks it or has
+            a value that is not a number (names the row).
+    """
+    if name not in rows[0]:
+        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+    values = np.full(len(rows), np.nan)
+    for i, row in enumerate(rows):
+        value = _value(row, i, name)
+        if value not in ("", None):
+            try:
+                values[i] = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{name}[{i}] = {value!r} is not a number: give a number or an empty cell"
+                ) from None
+    return values
+
+
+def _value(row: Row, i: int, name: str) -> Any:
+    if name not in row:
+        raise ValueError(f"row {i} has no {name!r}, but the first row has: give it in all rows")
+    return row[name]
+
+
+def _string(value: Any, place: str, name: str, column: str) -> str:
+    if value is None and column == "texts":
+        return ""
+    if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
+            f"{_or_ignore(JSON_KEYS[column])}"
+        )
+    return value
+
+
+def _or_ignore(key: str) -> str:
+    return "" if key == "text" else f", or ignore the column with --columns.{key}=null"

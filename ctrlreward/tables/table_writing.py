@@ -1,0 +1,224 @@
+"""Tables of texts and scores, encoded in parts: JSONL, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrlreward.extras import import_extra
+from ctrlreward.tables.row_streams import Row
+
+Scores = npt.NDArray[np.float64]
+
+_ROW_GROUP = 8192  # rows of a row group of Parquet, which are held in memory
+
+_encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
+class TableShape:
+    """Columns of a table that is to be written in parts, gathered from all of its rows before.
+
+    Args:
+        suffix: The format, one of `SUFFIXES`.
+
+    Attributes:
+        names: The columns in the order of their first occurrence.
+    """
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+        self.names: dict[str, None] = {}
+        self._types: dict[str, Any] = {}  # of a Parquet file, by column
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add the next rows.
+
+        Raises:
+            ValueError: The format can't hold a value or a column: values of several types in
+                Parquet; dates or infinity in JSON.
+        """
+        for row in rows:
+            if row.keys() != self.names.keys():
+                self.names.update(dict.fromkeys(row))
+        if self.suffix == ".parquet":
+            self._add_types(rows)
+        elif self.suffix == ".jsonl":
+            for row in rows:
+                _json_line(row)
+        else:
+            for row in rows:
+                for name, value in row.items():
+                    _cell(value, name)
+
+    def schema(self, scores: Sequence[str]) -> Any:
+        """Return the schema of a Parquet file with these scores."""
+        pyarrow = import_extra("pyarrow", "a Parquet file")
+        fields = {**self._types, **dict.fromkeys(scores, pyarrow.float64())}
+        return pyarrow.schema(list(fields.items()))
+
+    def _add_types(self, rows: Sequence[Row]) -> None:
+        pyarrow = import_extra("pyarrow", "a Parquet file")
+        for name in self.names:
+            try:
+                found = _array([row.get(name) for row in rows]).type
+                known = self._types.get(name, pyarrow.null())
+                both = [pyarrow.schema([(name, kind)]) for kind in (known, found)]
+                unified = pyarrow.unify_schemas(both, promote_options="permissive")
+            except pyarrow.ArrowException as error:
+                raise ValueError(
+                    f"the column {name!r} can't be stored in Parquet ({error}): write .jsonl "
+                    "instead"
+                ) from None
+            self._types[name] = unified.field(name).type
+
+
+class TableWriter:
+    r"""Table that is written in parts: all columns of the rows, then the scores.
+
+    NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON
+    in the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, is written as its
+    escape: `\ud800`, which JSON reads back, and which is six characters elsewhere.
+
+    Args:
+        file: File to write to.
+        shape: The columns.
+        scores: Names of the scores.
+    """
+
+    def __init__(self, file: BinaryIO, shape: TableShape, scores: Sequence[str]) -> None:
+        self._file, self._shape, self._scores = file, shape, list(scores)
+        self._names = list(dict.fromkeys([*shape.names, *scores]))
+        self._held: list[Row] = []  # rows of the next row group
+        self._parquet: Any = None
+        if shape.suffix == ".parquet":
+            parquet = import_extra("pyarrow.parquet", "a Parquet file")
+            self._parquet = parquet.ParquetWriter(file, shape.schema(self._scores))
+        elif shape.suffix == ".csv":
+            file.write(_utf8(_csv([self._names])))
+
+    def write(self, rows: Sequence[Row], scores: Mapping[str, Scores]) -> None:
+        """Write the next rows with their scores, arrays of shape (rows,) by name."""
+        lists = {name: _without_nan(scores[name]) for name in self._scores}
+        scored = [
+            {**row, **{name: values[i] for name, values in lists.items()}}
+            for i, row in enumerate(rows)
+        ]
+        if self._parquet is not None:
+            self._held += scored
+            while len(self._held) >= _ROW_GROUP:
+                self._write_group()
+        elif self._shape.suffix == ".jsonl":
+            self._file.write(_utf8("".join(map(_json_line, scored))))
+        else:
+            cells = ([_cell(row.get(name), name) for name in self._names] for row in scored)
+            self._file.write(_utf8(_csv(cells)))
+
+    def close(self) -> None:
+        """Write what is held back; the file itself stays open."""
+        if self._parquet is not None:
+            if self._held:
+                self._write_group()
+            self._parquet.close()
+
+    def _write_group(self) -> None:
+        pyarrow = import_extra("pyarrow", "a Parquet file")
+        group, self._held = self._held[:_ROW_GROUP], self._held[_ROW_GROUP:]
+        schema = self._parquet.schema
+        arrays = [_array([row.get(field.name) for row in group], field.type) for field in schema]
+        self._parquet.write_table(pyarrow.table(arrays, schema=schema))
+
+
+def encode_rows(
+    suffix: str,
+    rows: Sequence[Row],
+    scores: Mapping[str, Scores],
+    shape: TableShape | None = None,
+) -> bytes:
+    """Encode a table in memory; see `TableWriter`.
+
+    Args:
+        suffix: The format, one of `SUFFIXES`.
+        rows: n rows.
+        scores: Arrays of shape (n,) by column name.
+        shape: The columns, if the rows are a part of a table.
+
+    Raises:
+        ValueError: The format can't hold a column; see `TableShape.add`.
+    """
+    if shape is None:
+        shape = TableShape(suffix)
+        shape.add(rows)
+    file = io.BytesIO()
+    writer = TableWriter(file, shape, list(scores))
+    writer.write(rows, scores)
+    writer.close()
+    return file.getvalue()
+
+
+def _without_nan(values: Scores) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in values]
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
+
+
+def _array(values: Sequence[Any], kind: Any = None) -> Any:
+    """Return an Arrow array; None takes the type of the values."""
+    pyarrow = import_extra("pyarrow", "a Parquet file")
+    try:
+        return pyarrow.array(values, type=kind)
+    except UnicodeEncodeError:
+        return pyarrow.array([_escaped(value) for value in values], type=kind)
+
+
+def _escaped(value: Any) -> Any:
+    """Return a value with escapes in place of unpaired surrogates."""
+    if isinstance(value, str):
+        return _utf8(value).decode()
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    if isinstance(value, dict):
+        return {_escaped(key): _escaped(item) for key, item in value.items()}
+    return value
+
+
+def _json_line(row: Row) -> str:
+    try:
+        return _encoded(row) + "\n"
+    except (TypeError, ValueError):  # NaN, which is null, or what JSON lacks
+        cells = (f"{_encoded(name)}: {_json(row[name], name)}" for name in row)
+        return "{" + ", ".join(cells) + "}\n"
+
+
+def _json(value: Any, name: str) -> str:
+    """Encode a value of column `name`; NaN, which Parquet and Python's JSON allow, is null."""
+    try:
+        missing = isinstance(value, float) and np.isnan(value)
+        return _encoded(None if missing else value)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the column {name!r} has the value {str(value)[:40]}, which JSON cannot represent: "
+            "write .parquet instead"
+        ) from None
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
+    buffer = io.StringIO(newline="")
+    minimal = csv.writer(buffer, lineterminator="\n")
+    # Minimal quoting leaves a lone \r unquoted, and readers take it for a line end.
+    quoting = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    for cells in rows:
+        has_return = any(isinstance(cell, str) and "\r" in cell for cell in cells)
+        (quoting if has_return else minimal).writerow(cells)
+    return buffer.getvalue()
+
+
+def _cell(value: Any, name: str) -> Any:
+    return _json(value, name) if isinstance(value, dict | list) else value

@@ -1,0 +1,53 @@
+"""Reproductions of papers, a folder each; the library imports none of them.
+
+`ctrlreward papers` lists the programs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from ctrlreward.arguments import did_you_mean
+
+# Each program is a module with `main(arguments)`, which is imported only when it is used.
+PROGRAMS = {
+    "compare-systems": (
+        "li2018.compare_systems",
+        "systems of style transfer under one set of judges",
+    ),
+    "transfer-table": (
+        "textual_transfer.transfer_table",
+        "Table 2 of textual transfer, of runs of yours",
+    ),
+    "literature": ("textual_transfer.literature", "sentences of two literary styles out of books"),
+}
+
+USAGE = "\n".join(
+    [
+        "usage: ctrlreward papers NAME ...",
+        "",
+        *(f"  {name:<17}{purpose}" for name, (_, purpose) in PROGRAMS.items()),
+        "",
+        "Run 'ctrlreward papers NAME --help' to see the options. 'ctrlreward meta-eval' has the",
+        "rated files of the papers, and 'ctrlreward train' trains their models.",
+    ]
+)
+
+
+def run(arguments: list[str]) -> None:
+    """Run a program.
+
+    Raises:
+        SystemExit: With status 2 without a name, or after an unknown one or a wrong option.
+    """
+    name = arguments[0].replace("_", "-") if arguments else ""
+    if name in PROGRAMS:
+        importlib.import_module(f"{__name__}.{PROGRAMS[name][0]}").main(arguments[1:])
+    elif name in ("-h", "--help", "help"):
+        print(USAGE)
+    else:
+        hint = did_you_mean(name, PROGRAMS, str)
+        error = f"\n\nerror: there is no program {arguments[0]!r}{hint}" if arguments else ""
+        print(f"{USAGE}{error}", file=sys.stderr)
+        raise SystemExit(2)

@@ -1,0 +1,191 @@
+"""File of labelled training pairs: built from texts, resumed after an interruption, read."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from ctrlreward.files import JsonLog
+from ctrlreward.progress import track
+from ctrlreward.recipes.papers.ctc.labelled_pairs import (
+    AlignmentPair,
+    as_template,
+    edit_lightly,
+    make_pairs,
+    mask_spans,
+)
+from ctrlreward.recipes.papers.ctc.paraphraser import Paraphraser
+from ctrlreward.recipes.papers.ctc.span_filling import SpanFiller, load_span_filler
+from ctrlreward.recipes.text_files import sample_texts
+
+Paraphrase = Callable[[Sequence[str]], list[str]]
+
+
+@dataclass(frozen=True)
+class PairFile:
+    """A file of training pairs and the settings it is built with.
+
+    A JSON Lines file: the settings, then one line per chunk of texts, `{"texts": 128, "pairs":
+    [{"source": 0, "a": …, "b": …, "hallucinated": [[4, 9]]}, …]}`. A file whose build was
+    interrupted is resumed, and then equals one that was built in a single run.
+
+    Args:
+        file: Path of the file.
+        texts: Files of one text per line.
+        count: Number of texts to use, 2 or more: each text has another as its unrelated text.
+        exclude: Files of texts that are not used; see `text_files.sample_texts`.
+        infiller: Model that fills masked spans: a decoder-only model, a BART or a T5.
+        paraphraser: Encoder-decoder that paraphrases texts; None edits them lightly instead.
+        paraphraser_prompt: Input of the paraphraser, with `{text}`.
+        mask_share: Smallest and largest share of a text's words to mask.
+        max_spans: Largest number of masked spans, 1 or more.
+        temperature: Sampling temperature of the fillings.
+        top_p: Total probability of the most likely tokens that fillings are sampled from.
+        min_words: Smallest number of words of a text.
+        device: Device of the models.
+        dtype: Dtype of the models; None picks by device.
+        seed: Seed of the choice of texts, of masking and of filling.
+        chunk_size: Texts per line of the file, which is as much as an interruption can lose. Part
+            of the settings, since every chunk has its own seed.
+
+    Raises:
+        ValueError: `count`, `mask_share`, `max_spans` or `chunk_size` is out of range.
+    """
+
+    file: str
+    texts: list[str]
+    count: int
+    exclude: Sequence[str] = ()
+    infiller: str = "smollm2-135m"
+    paraphraser: str | None = None
+    paraphraser_prompt: str = "{text}"
+    mask_share: tuple[float, float] = (0.15, 0.5)
+    max_spans: int = 2
+    temperature: float = 1.0
+    top_p: float = 0.95
+    min_words: int = 4
+    device: str = "cpu"
+    dtype: str | None = None
+    seed: int = 0
+    chunk_size: int = 128
+
+    def __post_init__(self) -> None:
+        for name, smallest in {"count": 2, "max_spans": 1, "chunk_size": 1}.items():
+            if getattr(self, name) < smallest:
+                raise ValueError(f"{name} = {getattr(self, name)}: give {smallest} or more")
+        low, high = self.mask_share
+        if not 0 <= low <= high <= 1:
+            raise ValueError(f"mask_share = {self.mask_share}: give two shares of 0 to 1 in order")
+
+    def build(self) -> None:
+        """Build the file, or resume it. A second process that builds the same file waits.
+
+        A complete file is only read, so it may lie in a folder without write permission. Models are
+        loaded only if texts are left.
+
+        Raises:
+            ValueError: There are fewer texts than `count`, or the file was started with other
+                texts or settings.
+        """
+        texts = sample_texts(
+            self.texts, self.exclude, self.count, (self.min_words, None), self.seed
+        )
+        log = JsonLog(Path(self.file), self._identity(texts))
+        if _finished_texts(log) == len(texts):
+            return
+        log.path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self.file}.lock"):
+            starts = range(_finished_texts(log), len(texts), self.chunk_size)
+            if not starts:  # another process built it in the meantime
+                return
+            filler, paraphrase = self._load_filler(), self._load_paraphraser()
+            with track("labelled pairs", len(texts), done=starts[0]) as advance:
+                for start in starts:
+                    indices = range(start, min(start + self.chunk_size, len(texts)))
+                    pairs = self._make_pairs(texts, indices, filler, paraphrase)
+                    log.append({"texts": len(indices), "pairs": [pair._asdict() for pair in pairs]})
+                    advance(len(indices))
+
+    def _identity(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the settings that a resumed build must share."""
+        return {
+            "infiller": self.infiller,
+            "paraphraser": self.paraphraser,
+            "paraphraser_prompt": self.paraphraser_prompt,
+            "mask_share": self.mask_share,
+            "max_spans": self.max_spans,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "dtype": self.dtype,
+            "seed": self.seed,
+            "chunk_size": self.chunk_size,
+            "texts": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+        }
+
+    def _load_filler(self) -> SpanFiller:
+        return load_span_filler(
+            self.infiller,
+            self.device,
+            self.dtype,
+            temperature=self.temperature,
+            top_p=self.top_p,
+        )
+
+    def _load_paraphraser(self) -> Paraphrase | None:
+        if self.paraphraser is None:
+            return None
+        return Paraphraser(self.paraphraser, self.paraphraser_prompt, self.device, self.dtype)
+
+    def _make_pairs(
+        self,
+        texts: Sequence[str],
+        indices: range,
+        filler: SpanFiller,
+        paraphrase: Paraphrase | None,
+    ) -> list[AlignmentPair]:
+        """Return the pairs of the texts at the indices. Randomness depends on the first index."""
+        digest = hashlib.sha256(f"{self.seed}:{indices.start}".encode()).hexdigest()
+        chunk_seed = int(digest[:8], 16)
+        random_ = random.Random(chunk_seed)
+        chunk = [texts[i] for i in indices]
+        if paraphrase:
+            paraphrases = [new or text for new, text in zip(paraphrase(chunk), chunk, strict=True)]
+        else:
+            paraphrases = [edit_lightly(text, random_) for text in chunk]
+        spans = [mask_spans(text, random_, self.mask_share, self.max_spans) for text in paraphrases]
+        fillings = filler.fill(list(map(as_template, paraphrases, spans)), chunk_seed)
+        unrelated = [texts[(i + 1) % len(texts)] for i in indices]
+        pairs: list[AlignmentPair] = []
+        for i, text, new, other, masked, filling in zip(
+            indices, chunk, paraphrases, unrelated, spans, fillings, strict=True
+        ):
+            pairs += make_pairs(i, (text, new, other), masked, filling)
+        return pairs
+
+
+def read_pair_file(file: str) -> list[AlignmentPair]:
+    """Return the pairs of a file that `PairFile.build` wrote.
+
+    Raises:
+        FileNotFoundError: The file does not exist or holds no pairs.
+    """
+    _, *chunks = JsonLog(Path(file)).read() or [None]
+    if not chunks:
+        raise FileNotFoundError(f"{file} has no pairs: build it with `PairFile.build`")
+    return [
+        AlignmentPair(
+            row["source"], row["a"], row["b"], tuple((s, e) for s, e in row["hallucinated"])
+        )
+        for chunk in chunks
+        for row in chunk["pairs"]
+    ]
+
+
+def _finished_texts(log: JsonLog) -> int:
+    return sum(chunk["texts"] for chunk in log.read())

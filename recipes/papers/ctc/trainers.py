@@ -1,0 +1,271 @@
+"""LightningModules that train the aligners D and R of CTC.
+
+Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5 and appendix A. The trained folder
+is a plain transformers model.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss
+from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
+from torchmetrics.classification import BinaryAUROC, BinaryF1Score
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from ctrlreward.files import whole_folder
+from ctrlreward.models.pairs import EncodedPair, encode_pairs, pad_pairs
+from ctrlreward.models.tokenization import max_tokens
+from ctrlreward.models.trained_aligner import ALIGNED
+from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
+from ctrlreward.weights.loading import load_tokenizer
+from ctrlreward.weights.sources import resolve
+
+Batch = list[AlignmentPair]
+
+
+class AlignerTrainer(pl.LightningModule, ABC):
+    """Base of both aligner trainers: AdamW on batches of pairs, the best model kept in a folder.
+
+    In a pair that is longer than the encoder reads, the end of b is cut off.
+
+    Args:
+        encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
+        folder: Folder of the trained model. It is written after each validation of a fit with a new
+            lowest `val_loss`, or at the end of a fit without validations. A folder with a model is
+            replaced; a folder with other files is refused.
+        learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
+            the steps and before linear decay to 0.
+        weight_decay: Weight decay of AdamW.
+    """
+
+    # Set by configure_model.
+    model: PreTrainedModel
+    metrics: MetricCollection
+
+    def __init__(
+        self,
+        encoder: str = "minilm-l6",
+        folder: str = "runs/aligner",
+        learning_rate: float = 1e-4,
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.folder = folder
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.best: float | None = None  # None before the first validation
+
+    @abstractmethod
+    def load_encoder(self, location: str) -> PreTrainedModel:
+        """Load the encoder with a new head."""
+
+    @abstractmethod
+    def new_metrics(self) -> MetricCollection:
+        """Return the metrics of a validation."""
+
+    @abstractmethod
+    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
+        """Return the mean loss of a batch; update the metrics if in validation."""
+
+    def configure_model(self) -> None:
+        """Load the encoder once; Lightning calls this before each fit and each validation."""
+        if "model" in dict(self.named_children()):
+            return
+        self.tokenizer = load_tokenizer(self.encoder)
+        self.model = self.load_encoder(resolve(self.encoder)).train()  # loaded in eval mode
+        self.metrics = self.new_metrics()
+        self.limit = max_tokens(self.tokenizer, self.model.config)
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Return AdamW with linear warm-up and decay."""
+        optimizer = torch.optim.AdamW(
+            self.model.parameters(), self.learning_rate, weight_decay=self.weight_decay
+        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        warmup = max(1, steps // 10)
+
+        def rate(step: int) -> float:
+            return min((step + 1) / warmup, max(0.0, (steps - step) / max(1, steps - warmup)))
+
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_fit_start(self) -> None:
+        """Raise before any training if the folder must not be replaced."""
+        self._checked_folder()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss and log it as `train_loss`."""
+        loss = self._batch_loss(batch)
+        self.log("train_loss", loss, batch_size=len(batch))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log `val_loss` and the metrics."""
+        loss = self._batch_loss(batch)
+        self.log_dict(self.metrics, batch_size=len(batch))
+        self.log("val_loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
+
+    def on_validation_end(self) -> None:
+        """Write the folder if this is the best validation of the fit so far."""
+        if self.trainer.sanity_checking or self.trainer.state.fn != "fit":
+            return
+        if self.best is None:
+            self.best = math.inf
+        loss = self.trainer.callback_metrics["val_loss"].item()
+        if loss < self.best:  # False for NaN
+            self.best = loss
+            self._save()
+
+    def on_fit_end(self) -> None:
+        """Write the folder if there was no validation; warn if none had a finite loss."""
+        if self.best is None:
+            self._save()
+        elif math.isinf(self.best):
+            rank_zero_warn(f"no validation had a finite loss: {self.folder} was not written")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Save the best loss, so that a resumed run replaces the folder only by a better model."""
+        checkpoint["best_val_loss"] = self.best
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the best loss."""
+        self.best = checkpoint["best_val_loss"]
+
+    def _batch_loss(self, batch: Batch) -> Tensor:
+        encoded = encode_pairs(self.tokenizer, [(p.a, p.b) for p in batch], self.limit)
+        inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
+        return self.loss(encoded, batch, self.model(**inputs).logits)
+
+    def _save(self) -> None:
+        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]  # set by name
+        if trial or not self.trainer.is_global_zero:
+            return
+        with whole_folder(self._checked_folder()) as folder:
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def _checked_folder(self) -> Path:
+        folder = Path(self.folder).expanduser()
+        occupied = not folder.is_dir() or any(folder.iterdir())
+        if folder.exists() and occupied and not (folder / "config.json").is_file():
+            raise ValueError(
+                f"folder = {self.folder!r} exists and holds no model: it would be replaced, so "
+                "give an empty or a new folder"
+            )
+        return folder
+
+
+class TokenAlignerTrainer(AlignerTrainer):
+    """Trainer of the discriminative aligner D: whether b supports each token of a.
+
+    `TokenAligner` loads its folder. Losses are cross-entropies over the tokens of a. Validation
+    also logs `val_f1_hallucinated` (F1 of the hallucinated tokens at probability 0.5) and `val_auc`
+    (AUROC), both 0 to 1, higher is better.
+    """
+
+    def new_metrics(self) -> MetricCollection:
+        """Return F1 and AUROC of the probability that a token is hallucinated."""
+        return MetricCollection({"val_f1_hallucinated": BinaryF1Score(), "val_auc": BinaryAUROC()})
+
+    def load_encoder(self, location: str) -> PreTrainedModel:
+        """Load the encoder with a new head of two labels."""
+        labels = {0: "hallucinated", 1: ALIGNED}
+        return AutoModelForTokenClassification.from_pretrained(
+            location,
+            id2label=labels,
+            label2id={label: index for index, label in labels.items()},
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+        )
+
+    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
+        """Return the cross-entropy over the tokens of a."""
+        in_a = torch.zeros(logits.shape[:2], dtype=torch.bool)
+        for row, pair in zip(in_a, encoded, strict=True):
+            row[list(pair.places)] = True
+        rows = map(alignment_labels, encoded, batch)
+        labels = torch.tensor(list(chain(*rows)), dtype=torch.long, device=logits.device)
+        token_logits = logits[in_a.to(logits.device)]
+        if not self.training:
+            self.metrics.update(token_logits.softmax(dim=-1)[:, 0], 1 - labels)
+        return cross_entropy(token_logits, labels)
+
+
+class RegressionAlignerTrainer(AlignerTrainer):
+    """Trainer of the regression aligner R: how much of a is supported by b.
+
+    `RegressionAligner` loads its folder. Losses are mean squared errors. Validation also logs
+    `val_mse` (lower is better) and `val_pearson` (-1 to 1, higher is better).
+
+    Args:
+        encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
+        folder: Folder of the trained model. It is written after each validation of a fit with a new
+            lowest `val_loss`, or at the end of a fit without validations. A folder with a model is
+            replaced; a folder with other files is refused.
+        learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
+            the steps and before linear decay to 0.
+        weight_decay: Weight decay of AdamW.
+        target: Value to predict: the share ("mean") or the number ("sum") of a's aligned tokens.
+    """
+
+    def __init__(
+        self,
+        encoder: str = "minilm-l6",
+        folder: str = "runs/aligner",
+        learning_rate: float = 1e-4,
+        weight_decay: float = 0.01,
+        target: Literal["mean", "sum"] = "mean",
+    ) -> None:
+        super().__init__(encoder, folder, learning_rate, weight_decay)
+        self.target = target
+
+    def new_metrics(self) -> MetricCollection:
+        """Return the squared error and Pearson correlation of the predictions."""
+        return MetricCollection({"val_mse": MeanSquaredError(), "val_pearson": PearsonCorrCoef()})
+
+    def load_encoder(self, location: str) -> PreTrainedModel:
+        """Load the encoder with a new head of one output."""
+        return AutoModelForSequenceClassification.from_pretrained(
+            location,
+            num_labels=1,
+            problem_type="regression",
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+        )
+
+    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
+        """Return the squared error of the mean or sum of a's labels."""
+        labels = list(map(alignment_labels, encoded, batch))
+        sums = torch.tensor([float(sum(row)) for row in labels], device=logits.device)
+        counts = torch.tensor([max(1, len(row)) for row in labels], device=logits.device)
+        targets = sums / counts if self.target == "mean" else sums
+        predictions = logits.squeeze(-1)
+        if not self.training:
+            self.metrics.update(predictions, targets)
+        return mse_loss(predictions, targets)
+
+
+def alignment_labels(encoded: EncodedPair, pair: AlignmentPair) -> list[int]:
+    """Return one label per token of a: 1 if b supports it, 0 if it overlaps a hallucinated span."""
+    return [
+        int(not any(start < last and first < end for first, last in pair.hallucinated))
+        for start, end in encoded.spans
+    ]

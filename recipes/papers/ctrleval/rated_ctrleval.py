@@ -1,0 +1,99 @@
+"""`ctrlreward meta-eval ctrleval`: CTRLEval on its rated files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Unpack
+
+from ctrlreward.arguments import positive
+from ctrlreward.commands.scoring_job import name_components
+from ctrlreward.recipes.papers.ctrleval import studies
+from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import RecordedCTRLEval
+from ctrlreward.recipes.papers.meta_eval.correlations import require_plot
+from ctrlreward.recipes.papers.meta_eval.rated_files import read_ctrleval
+from ctrlreward.recipes.papers.meta_eval.rated_report import (
+    Outputs,
+    PublishedModels,
+    report_correlations,
+    score_rated,
+    write_record,
+)
+from ctrlreward.scorers.ctrleval import AspectName, CTRLEval
+from ctrlreward.scorers.model_scorer import ModelOptions
+
+_RELEVANCE: AspectName = "attribute_relevance"
+
+
+def ctrleval(
+    data: Path,
+    task: str = "sentiment",
+    model: str = "smollm2-135m",
+    iwf: str | None = None,
+    output: Path | None = None,
+    scores: Path | None = None,
+    plot: Path | None = None,
+    ablation: bool = False,
+    quality_levels: Path | None = None,
+    evaluator_counts: Path | None = None,
+    draws: int = 20,
+    resamples: int = 1000,
+    seed: int = 0,
+    published: PublishedModels = "best",
+    **options: Unpack[ModelOptions],
+) -> None:
+    """Evaluate CTRLEval on its rated files (label, prefix, text and three ratings).
+
+    Args:
+        data: Tab-separated file without a header, such as data_senti.txt.
+        task: Task that defines the file's labels: sentiment, topic, or a YAML file.
+        model: Encoder-decoder or decoder-only model: a local folder, Hugging Face id or short name.
+        iwf: Table of inverse word frequencies; by default from the wordfreq package.
+        output: JSON file for the correlations.
+        scores: File for the scores of each row: .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        ablation: Also correlate the plain mean, the maximum and the minimum over the pattern
+            evaluators (Table 5 of the paper).
+        quality_levels: PNG file for the correlations on texts that are biased to each of four
+            levels of quality (Figure 3).
+        evaluator_counts: PNG file for the correlations of attribute relevance by fewer evaluators
+            (Figure 4).
+        draws: Random draws behind each point of these two figures.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap and of the first draw.
+        published: Models of the paper to print: the best, or all and the baselines.
+        options: Device, dtype and token budget of the model.
+    """
+    outputs = Outputs(output, scores, plot, resamples, seed, published)
+    for path in (quality_levels, evaluator_counts):
+        if path is not None:
+            require_plot(path)
+    positive("draws", draws)
+    scorer = CTRLEval(model, task, iwf=iwf, **options)
+    if ablation or evaluator_counts is not None:
+        scorer = recorded = RecordedCTRLEval(model, task, iwf=iwf, **options)
+    file = read_ctrleval(data)
+    components = name_components([scorer], None)
+    scored = dict(components)
+    if ablation:
+        by_beta = RecordedCTRLEval(model, task, _RELEVANCE, weights="beta", **options)
+        scored[f"{_RELEVANCE}_beta"] = by_beta[_RELEVANCE]
+    values = score_rated(file, scored, outputs)
+    values = {name: values[name] for name in components}
+    record = report_correlations(file, values, components, outputs, kind="CTRLEval")
+    if ablation:
+        evaluated = {name: recorded.evaluators_of(file.samples, name) for name in values}
+        evaluated[_RELEVANCE] = by_beta.evaluators_of(file.samples, _RELEVANCE)
+        record["ablation"] = studies.ablate(file, evaluated)
+        studies.print_ablation(record["ablation"], file.file)
+    if quality_levels is not None:
+        rows = studies.sample_levels(file, values, draws, seed)
+        record["quality_levels"] = {"draws": draws, "rows": rows}
+        studies.print_levels(rows, file.file, draws)
+        studies.draw_levels(rows, quality_levels)
+    if evaluator_counts is not None:
+        relevance = recorded.evaluators_of(file.samples, _RELEVANCE)
+        rows = studies.count_evaluators(file, relevance, scorer.task, draws, seed)
+        record["evaluator_counts"] = {"draws": draws, "rows": rows}
+        studies.print_counts(rows, file.file, draws)
+        studies.draw_counts(rows, evaluator_counts)
+    write_record(record, outputs)

@@ -1,0 +1,251 @@
+"""CTRLEval's studies of itself on a rated file: Table 5 and Figures 3 and 4 of its paper.
+
+All of them compute from scores of pattern evaluators that are there already: no model runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from scipy import stats
+
+from ctrlreward.commands.terminal import plain_console
+from ctrlreward.functional.ctrleval import (
+    WEIGHTINGS,
+    biased_sample,
+    quality_levels,
+    subset_means,
+    weighted_mean,
+)
+from ctrlreward.recipes.papers.ctrleval.deviations import draw_deviations
+from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import evaluator_table
+from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS
+from ctrlreward.recipes.papers.meta_eval.published_figures import published
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.ctrleval import Evaluated
+from ctrlreward.scorers.task import Task
+
+# Quality levels of Figure 3.
+LEVELS = 4
+
+# The file of Table 5.
+_ABLATED_FILE = "data_topic.txt"
+_MODEL = "CTRLEval PEGASUS-568M"
+
+_MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+
+
+def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Evaluated]]) -> list[dict[str, Any]]:
+    """Correlate each aspect with its rating under every aggregation of evaluators (Table 5).
+
+    Args:
+        rated: The rated file, n rows.
+        evaluated: By aspect, scores and weights of each row's evaluators, the weights by the
+            paper's β.
+
+    Returns:
+        One record for each aggregation and aspect: `weights`, `score`, the statistics of
+        `correlate`, and `published`, the paper's Pearson's r on data_topic.txt with PEGASUS, or
+        None.
+    """
+    rows: list[dict[str, Any]] = []
+    for name, weighting in WEIGHTINGS.items():
+        for aspect, texts in evaluated.items():
+            scores = np.full(len(texts), np.nan)
+            for i, (values, beta) in enumerate(texts):
+                if len(values):
+                    scores[i] = weighted_mean(values, weighting(values, beta))
+            row = {"weights": name, "score": aspect, **correlate(scores, rated.ratings[aspect])}
+            rows.append({**row, "published": _table_5(aspect, name)})
+    return rows
+
+
+def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
+    """Print the result of `ablate` for a file, beside the paper's."""
+    aspects = list(dict.fromkeys(row["score"] for row in rows))
+    table = _table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
+    for heading in ("weights", *aspects):
+        table.add_column(heading, justify="left" if heading == "weights" else "right")
+    for name in WEIGHTINGS:
+        found = {row["score"]: row for row in rows if row["weights"] == name}
+        cells = [f"{found[a]['pearson']:.4f} ({found[a]['published']:.4f})" for a in aspects]
+        table.add_row(name, *cells)
+    _print(table)
+
+
+def count_evaluators(
+    rated: Rated, relevance: Sequence[Evaluated], task: Task, draws: int, seed: int
+) -> list[dict[str, Any]]:
+    """Correlate attribute relevance by k random evaluators with its rating (Figure 4).
+
+    Draw d is that of `CTRLEval(evaluators=k, seed=seed + d)`.
+
+    Args:
+        rated: The rated file, n rows.
+        relevance: Scores and weights of each row's evaluators of attribute relevance, all of the
+            task's.
+        task: The task.
+        draws: Number of draws for each k, 1 or more.
+        seed: Seed of the first draw.
+
+    Returns:
+        For each k from 1 to all: `evaluators` (k) and, by statistic, `mean` and `deviation` over
+        the draws.
+    """
+    evaluators = task.evaluators
+    places = {evaluator: place for place, evaluator in enumerate(evaluators)}
+    scores, weights = evaluator_table(relevance, len(evaluators))
+    rows = []
+    for k in range(1, len(evaluators) + 1):
+        drawn = []
+        for d in range(draws):
+            chosen = [places[evaluator] for evaluator in task.subset(k, seed + d)]
+            subset = subset_means(scores, weights, chosen)
+            drawn.append(correlate(subset, rated.ratings["attribute_relevance"]))
+        rows.append({"evaluators": k, **_over_draws(drawn)})
+    return rows
+
+
+def sample_levels(
+    rated: Rated, scores: Mapping[str, Scores], draws: int, seed: int
+) -> list[dict[str, Any]]:
+    """Correlate each aspect with its rating on texts biased to a level of quality (Figure 3).
+
+    The level of a text is that of the rating that is correlated.
+
+    Args:
+        rated: The rated file, n rows.
+        scores: Scores by aspect, shape (n,) each.
+        draws: Number of draws of each subset, 1 or more.
+        seed: Seed of the first draw.
+
+    Returns:
+        For each aspect and level i: `score`, `level`, `texts` (their mean number) and, by
+        statistic, `mean` and `deviation` over the draws.
+    """
+    rows = []
+    for aspect, values in scores.items():
+        ratings = rated.ratings[aspect]
+        levels = quality_levels(np.where(np.isnan(values), np.nan, ratings), LEVELS)
+        for level in range(1, LEVELS + 1):
+            samples = [biased_sample(levels, level, seed + d) for d in range(draws)]
+            drawn = [correlate(values[sample], ratings[sample]) for sample in samples]
+            texts = float(np.mean([sample.sum() for sample in samples]))
+            row = {"score": aspect, "level": level, "texts": texts}
+            rows.append({**row, **_over_draws(drawn)})
+    return rows
+
+
+def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
+    """Print the result of `sample_levels`."""
+    table = _table(f"{file}: texts biased to a level of quality, mean ± deviation of {draws} draws")
+    for heading in ("score", "level", "texts", *STATISTICS.values()):
+        table.add_column(heading, justify="left" if heading == "score" else "right")
+    for row in rows:
+        cells = [row["score"], str(row["level"]), f"{row['texts']:.0f}"]
+        table.add_row(*cells, *_plus_minus(row))
+    _print(table)
+
+
+def print_counts(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
+    """Print every result of `count_evaluators` that a reader needs: 1, 2, 4, … and all."""
+    table = _table(
+        f"{file}: attribute_relevance by k evaluators, mean ± deviation of {draws} draws"
+    )
+    for heading in ("k", *STATISTICS.values()):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        k = row["evaluators"]
+        if k & (k - 1) == 0 or row is rows[-1]:
+            table.add_row(str(k), *_plus_minus(row))
+    _print(table)
+
+
+def draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the result of `sample_levels` as a PNG, one panel per aspect.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    panels = {
+        aspect.replace("_", " "): _curves([row for row in rows if row["score"] == aspect])
+        for aspect in dict.fromkeys(row["score"] for row in rows)
+    }
+    x = np.arange(1.0, LEVELS + 1)
+    draw_deviations(panels, x, "favoured level of quality", "correlation with the rating", path)
+
+
+def draw_counts(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the result of `count_evaluators` as a PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    x = np.array([float(row["evaluators"]) for row in rows])
+    panels = {"attribute relevance": _curves(rows)}
+    draw_deviations(panels, x, "evaluators", "correlation with the rating", path)
+
+
+def correlate(scores: Scores, ratings: Scores) -> dict[str, float | None]:
+    """Return Pearson's r, Spearman's ρ and Kendall's τ-b over the rows that have both values.
+
+    None where fewer than three rows are left or a side is constant.
+    """
+    kept = ~(np.isnan(scores) | np.isnan(ratings))
+    x, y = scores[kept], ratings[kept]
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return dict.fromkeys(_MEASURES)
+    return {name: float(measure(x, y).statistic) for name, measure in _MEASURES.items()}
+
+
+def _table_5(aspect: str, weights: str) -> float | None:
+    model = _MODEL if weights == "beta" else f"{_MODEL} weights={weights}"
+    for figure in published(_ABLATED_FILE, score=aspect, level="sample"):
+        if (figure.model, figure.statistic) == (model, "pearson"):
+            return figure.value
+    return None
+
+
+def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
+    """Return mean and standard deviation (divisor n) of each statistic where it is defined."""
+    result: dict[str, dict[str, float | None]] = {}
+    for name in _MEASURES:
+        values = [value for row in drawn if (value := row[name]) is not None]
+        mean, deviation = (
+            (float(np.mean(values)), float(np.std(values))) if values else (None, None)
+        )
+        result[name] = {"mean": mean, "deviation": deviation}
+    return result
+
+
+def _plus_minus(row: Mapping[str, Any]) -> list[str]:
+    cells = []
+    for name in _MEASURES:
+        mean, deviation = row[name]["mean"], row[name]["deviation"]
+        cells.append("–" if mean is None else f"{mean:.4f} ± {deviation:.4f}")
+    return cells
+
+
+def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Scores, Scores]]:
+    return {
+        heading: (
+            np.array([row[name]["mean"] for row in rows], dtype=np.float64),
+            np.array([row[name]["deviation"] for row in rows], dtype=np.float64),
+        )
+        for name, heading in STATISTICS.items()
+    }
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, box=box.SIMPLE, title_justify="left")
+
+
+def _print(table: Table) -> None:
+    plain_console(None if sys.stdout.isatty() else 100).print(table)

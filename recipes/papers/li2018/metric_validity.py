@@ -1,0 +1,93 @@
+"""Table 5 of Pang & Gimpel (2019): how well Acc, Sim and PP each agree with people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ctrlreward.commands.terminal import plain_console
+from ctrlreward.recipes.papers.li2018.gm_fits import percent
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.scorers.base import Scores
+
+# The paper's figures on Yelp: Acc as a share, Sim and -PP as Spearman's ρ.
+_PUBLISHED = {"accuracy": 0.94, "similarity": 0.79, "perplexity": 0.81}
+_MIDDLE = 3.0
+
+
+def style_match(decisions: Scores, ratings: Scores) -> tuple[float, int]:
+    """Return how often the classifier's decision matches people's judgement of the style.
+
+    A rating above the middle of the scale, 3, says that the text has the target style, one below
+    that it has not. A rating of 3 says neither and is left out.
+
+    Args:
+        decisions: 1 where the classifier finds the target style, else 0; NaN where it failed.
+            Shape (n,).
+        ratings: Rating of the style, 1 to 5; NaN where there is none. Shape (n,).
+
+    Returns:
+        The share of matches, 0 to 1, and the number of texts that it is of; NaN and 0 if no text
+        is left.
+
+    Examples:
+        >>> share, judged = style_match(np.array([1.0, 1.0, 0.0, 0.0]), np.array([5, 2, 1, 3]))
+        >>> f"{share:.2f} of {judged}"
+        '0.67 of 3'
+    """
+    judged = ~np.isnan(decisions) & ~np.isnan(ratings) & (ratings != _MIDDLE)
+    if not judged.any():
+        return float("nan"), 0
+    return float(((decisions > 0.5) == (ratings > _MIDDLE))[judged].mean()), int(judged.sum())
+
+
+def validity_record(
+    rated: Rated, scores: Mapping[str, Scores], record: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return Table 5 for a rated file as JSON values, with the paper's figures.
+
+    Args:
+        rated: The rated file, with the ratings `sentiment`, `topic` and `grammaticality`.
+        scores: Scores by name, with `accuracy`; arrays of shape (n,).
+        record: Result of `report_correlations` with similarity and perplexity.
+    """
+    share, judged = style_match(scores["accuracy"], rated.ratings["sentiment"])
+    accuracy = {"value": None if np.isnan(share) else share, "n": judged}
+    rows: dict[str, dict[str, Any]] = {"accuracy": accuracy}
+    for score, rating, sign in (("similarity", "topic", 1), ("perplexity", "grammaticality", -1)):
+        (found,) = (
+            row
+            for row in record["correlations"]
+            if (row["score"], row["rating"], row["level"]) == (score, rating, "sample")
+        )
+        value = found["spearman"]["value"]
+        rows[score] = {"value": None if value is None else sign * value, "n": found["n"]}
+    return {name: {**row, "published": _PUBLISHED[name]} for name, row in rows.items()}
+
+
+def print_validity(record: Mapping[str, Any], width: int | None) -> None:
+    """Print Table 5 beside the paper's figures.
+
+    Args:
+        record: Result of `validity_record`.
+        width: Columns of the output; None takes the terminal's.
+    """
+    title = "Table 5 of Pang & Gimpel (2019), Yelp: agreement of each metric with people"
+    table = Table(title=title, box=box.SIMPLE, title_justify="left")
+    for heading in ("metric and judgement", "outputs", "here", "in the paper"):
+        table.add_column(heading, justify="left" if "metric" in heading else "right")
+    names = {
+        "accuracy": "Acc matches the style (rating above or below 3)",
+        "similarity": "Sim with content (topic), Spearman ρ",
+        "perplexity": "-PP with fluency (grammaticality), Spearman ρ",
+    }
+    for key, name in names.items():
+        row = record[key]
+        values = [np.nan if row[of] is None else row[of] for of in ("value", "published")]
+        form = percent if key == "accuracy" else "{:.3f}".format
+        table.add_row(name, str(row["n"]), *(form(value) for value in values))
+    plain_console(width).print(table)

@@ -1,0 +1,179 @@
+"""Outputs of style transfer systems, one for each test sentence that a system has rewritten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
+from ctrlreward.recipes.text_files import distinct_texts, matching_key
+from ctrlreward.samples import Samples
+from ctrlreward.text.separation import separate_words
+
+REFERENCES, COPIES, CONSTANT = "references", "copying", "constant"
+_CHECKPOINT = "best_gm"
+
+
+@dataclass(frozen=True)
+class SystemOutputs:
+    """Outputs of one system in the order of the test sentences.
+
+    Attributes:
+        name: Name of the system.
+        rows: Index of the test sentence of each output, shape (n,), ascending.
+        samples: n texts as the system wrote them, with sources, references and target styles.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    samples: Samples
+
+
+def of_all(name: str, test: Samples, texts: Sequence[str]) -> SystemOutputs:
+    """Return a system that has one text per test sentence, in their order."""
+    return SystemOutputs(name, tuple(range(len(test))), test.replace(texts=texts))
+
+
+def read_systems(test: Samples, systems: Sequence[str]) -> list[SystemOutputs]:
+    """Read the systems of a command line.
+
+    Args:
+        test: Test sentences; see `read_references`.
+        systems: `NAME=FILE`, as in `read_outputs`.
+
+    Raises:
+        ValueError: One is not of this form, or `read_outputs` refuses its file.
+    """
+    found = []
+    for given in systems:
+        name, has_file, file = given.partition("=")
+        if not (name and has_file and file):
+            raise ValueError(f"--system {given!r}: give NAME=FILE")
+        found.append(read_outputs(name, Path(file), test))
+    return found
+
+
+def read_outputs(name: str, file: Path, test: Samples) -> SystemOutputs:
+    """Read the outputs of one system for all test sentences, in any order.
+
+    Args:
+        name: Name of the system.
+        file: JSONL with `source` and `text`, as `after.jsonl` of a `BeforeAfter`, or instead of
+            `text` the `outputs` of several checkpoints, as `translations.jsonl` of a
+            `TransferReport`, of which `best_gm` is taken. A `label` is the target style.
+        test: Test sentences; see `read_references`.
+
+    Raises:
+        ValueError: A line has no such keys, or `aligned` refuses a sentence.
+    """
+    rows = []
+    with open(file, encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                rows.append(_output(json.loads(line), f"{file}:{number}"))
+    return aligned(name, rows, test)
+
+
+def rated_outputs(file: str, test: Samples) -> list[SystemOutputs]:
+    """Read the systems of Li et al.'s rated transfers, which may lack test sentences.
+
+    Texts without a system are left out.
+
+    Args:
+        file: Such as their human_ratings_yelp.csv; see `read_li2018`.
+        test: Test sentences; see `read_references`.
+
+    Raises:
+        ValueError: The file is malformed, or `aligned` refuses a sentence.
+    """
+    rated = read_li2018(Path(file))
+    samples = rated.samples
+    sources, labels = samples.require("sources", "ratings"), samples.require("labels", "ratings")
+    rows: dict[str, list[tuple[str, str, str | None]]] = {}
+    for i, name in enumerate(rated.systems or ()):
+        if name is not None:
+            rows.setdefault(name, []).append((sources[i], samples.texts[i], labels[i]))
+    return [aligned(name, each, test, complete=False) for name, each in rows.items()]
+
+
+def aligned(
+    name: str,
+    outputs: Iterable[tuple[str, str, str | None]],
+    test: Samples,
+    complete: bool = True,
+) -> SystemOutputs:
+    """Put the outputs of a system into the order of the test sentences.
+
+    Sentences are the same whatever their case and spacing; see `matching_key`.
+
+    Args:
+        name: Name of the system.
+        outputs: Source, text, and target style or None.
+        test: Test sentences; see `read_references`.
+        complete: Whether each test sentence must have an output.
+
+    Raises:
+        ValueError: A sentence is missing, doubled, not a test sentence, or has another target
+            style; it is named.
+    """
+    sources, labels = test.require("sources", "systems"), test.require("labels", "systems")
+    places: dict[str, int] = {}
+    for i, source in enumerate(sources):
+        if places.setdefault(matching_key(source), i) != i:
+            raise ValueError(f"references has the sentence {source!r} twice: give it once")
+    texts: dict[int, str] = {}
+    for source, text, label in outputs:
+        place = places.get(matching_key(source))
+        if place is None:
+            raise ValueError(f"{name} has {source!r}, which is not a test sentence: leave it out")
+        if place in texts:
+            raise ValueError(f"{name} has {source!r} twice: give one output per sentence")
+        if label not in (None, labels[place]):
+            raise ValueError(
+                f"{name} rewrites {source!r} as {label}, the references as {labels[place]}: give "
+                "outputs of the same target style"
+            )
+        texts[place] = text
+    missing = [source for i, source in enumerate(sources) if i not in texts]
+    if missing and complete:
+        raise ValueError(
+            f"{name} has no output for {missing[0]!r}, and {len(missing)} of {len(test)} sentences "
+            "are missing: give one for each"
+        )
+    rows = tuple(sorted(texts))
+    return SystemOutputs(name, rows, test[rows].replace(texts=[texts[i] for i in rows]))
+
+
+def tokenized(samples: Samples) -> Samples:
+    """Write texts and sources as tokenized corpora do, which the judges were trained on."""
+    sources = samples.require("sources", "systems")
+    return samples.replace(
+        texts=[separate_words(text) for text in samples.texts],
+        sources=[separate_words(source) for source in sources],
+    )
+
+
+def training_sentences(
+    files: Mapping[str, str], references: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Read the sentences that constant outputs are chosen from, without those of the references.
+
+    Args:
+        files: Style → file of its sentences, one per line.
+        references: Style → file of `source ⇥ reference` lines.
+    """
+    held_out = list(references.values())
+    return {style: distinct_texts([file], held_out, (1, None)) for style, file in files.items()}
+
+
+def _output(row: Any, place: str) -> tuple[str, str, str | None]:
+    record = row if isinstance(row, dict) else {}
+    outputs = record.get("outputs")
+    text = record.get("text", outputs.get(_CHECKPOINT) if isinstance(outputs, dict) else None)
+    source, label = record.get("source"), record.get("label")
+    if not (isinstance(text, str) and isinstance(source, str)):
+        raise ValueError(f"{place}: give `source` and `text`, or `outputs` with `{_CHECKPOINT}`")
+    return source, text, label

@@ -1,0 +1,185 @@
+"""Systems of a rated style transfer file as corpora: Acc, Sim, PP, GM and mean ratings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ctrlreward.commands.terminal import plain_console
+from ctrlreward.functional.preferences import Thresholds
+from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.progress import track
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, score
+from ctrlreward.scorers.transfer import (
+    CORPUS_PARTS,
+    CorpusTransfer,
+    TransferQuality,
+    corpus_transfer,
+)
+
+COPYING = "copying the source"
+CONSTANT = "a constant sentence"
+
+
+@dataclass(frozen=True)
+class SystemRow:
+    """Scores of one system over its outputs, taken as a corpus.
+
+    Attributes:
+        system: Name of the system, or of a baseline that no one rated.
+        outputs: Number of outputs.
+        rating: Mean of its ratings; NaN for a baseline.
+        scores: Acc, Sim and PP over the corpus; GM under the judge's own thresholds.
+        gm: GM of the corpus under each of the thresholds, by their name; 0 or more.
+    """
+
+    system: str
+    outputs: int
+    rating: float
+    scores: CorpusTransfer
+    gm: Mapping[str, float]
+
+
+def score_systems(
+    rated: Rated,
+    judge: TransferQuality,
+    unrated: Mapping[str, Samples],
+    thresholds: Mapping[str, Thresholds],
+) -> list[SystemRow]:
+    """Score each system's outputs, and those of systems without ratings, as one corpus each.
+
+    Args:
+        rated: The rated file, with systems, sources, labels and the rating `mean`.
+        judge: Scores accuracy, similarity and perplexity.
+        unrated: Result of `baselines`.
+        thresholds: t1 to t4, by the name of a column of GM.
+
+    Returns:
+        The rated systems, the highest mean rating first, then the others.
+    """
+    corpora = {
+        name: rated.samples[[i for i, system in enumerate(rated.systems or ()) if system == name]]
+        for name in dict.fromkeys(rated.systems or ())
+        if name is not None
+    }
+    ratings = mean_ratings(rated)
+    corpora = {name: corpora[name] for name in sorted(corpora, key=lambda name: -ratings[name])}
+    corpora |= unrated
+    rows = []
+    with track("scoring corpora", sum(map(len, corpora.values()))) as advance:
+        for name, samples in corpora.items():
+            sentences = score({name: Component(judge, name) for name in CORPUS_PARTS}, samples)
+            scores = corpus_transfer(*sentences.values(), thresholds=judge.thresholds)
+            parts = (scores.accuracy, scores.similarity, scores.perplexity)
+            gm = {under: float(adjusted_gm(*parts, t)) for under, t in thresholds.items()}
+            rows.append(SystemRow(name, len(samples), ratings.get(name, np.nan), scores, gm))
+            advance(len(samples))
+    return rows
+
+
+def mean_ratings(rated: Rated) -> dict[str, float]:
+    """Return the mean of the rating `mean` of each named system."""
+    systems = np.array([system or "" for system in rated.systems or ()])
+    return {
+        str(name): float(np.nanmean(rated.ratings["mean"][systems == name]))
+        for name in np.unique(systems[systems != ""])
+    }
+
+
+def baselines(rated: Rated, constants: Mapping[str, str]) -> dict[str, Samples]:
+    """Return outputs that take no model: each item's source, and a constant sentence per label.
+
+    Args:
+        rated: The rated file, with sources, labels and items as clusters.
+        constants: The constant sentence of each label.
+
+    Raises:
+        ValueError: A label has no constant sentence.
+    """
+    items = dict(zip(rated.clusters or (), range(len(rated.samples)), strict=True))
+    sources = rated.samples.require("sources", "copying")
+    labels = rated.samples.require("labels", "the constant sentences")
+    missing = sorted(set(labels) - set(constants))
+    if missing:
+        raise ValueError(
+            f"constants has no sentence for {', '.join(missing)}: give one per target style "
+            f"(--constants.{missing[0]}='...')"
+        )
+    rows = list(items.values())
+    kept_sources, kept_labels = [sources[i] for i in rows], [labels[i] for i in rows]
+    constant = [constants[label] for label in kept_labels]
+    return {
+        name: Samples(texts, labels=kept_labels, sources=kept_sources)
+        for name, texts in ((COPYING, kept_sources), (CONSTANT, constant))
+    }
+
+
+def system_pearson(rows: Sequence[SystemRow], under: str) -> float:
+    """Return Pearson's r of corpus GM with mean ratings over the rated systems; NaN if constant."""
+    rated = np.array([(row.gm[under], row.rating) for row in rows if not np.isnan(row.rating)])
+    if len(rated) < 3 or np.isnan(rated).any() or not np.ptp(rated, axis=0).all():
+        return float("nan")
+    return float(np.corrcoef(rated.T)[0, 1])
+
+
+def beaten_by(rows: Sequence[SystemRow], baseline: str, under: str) -> list[str]:
+    """Return the rated systems whose corpus GM is not above that of a baseline."""
+    (bar,) = (row.gm[under] for row in rows if row.system == baseline)
+    return [row.system for row in rows if not np.isnan(row.rating) and not row.gm[under] > bar]
+
+
+def systems_record(rows: Sequence[SystemRow]) -> dict[str, Any]:
+    """Return the rows and Pearson's r as JSON values; NaN is null."""
+    names = list(rows[0].gm)
+    content = [
+        {
+            "system": row.system,
+            "outputs": row.outputs,
+            "rating": _null(row.rating),
+            **{name: _null(v) for name, v in asdict(row.scores).items() if name != "gm"},
+            "gm": {under: _null(value) for under, value in row.gm.items()},
+        }
+        for row in rows
+    ]
+    return {"rows": content, "pearson": {u: _null(system_pearson(rows, u)) for u in names}}
+
+
+def print_systems(rows: Sequence[SystemRow], width: int | None) -> None:
+    """Print a table of the systems, Pearson's r with the ratings, and which baseline beats whom.
+
+    Args:
+        rows: Result of `score_systems`.
+        width: Columns of the output; None takes the terminal's.
+    """
+    table = Table(title="Systems, each as one corpus", box=box.SIMPLE, title_justify="left")
+    table.add_column("system", no_wrap=True)
+    names = list(rows[0].gm)
+    headings = [f"GM, {under}" for under in names]
+    for heading in ("n", "Acc", "Sim", "PP", *headings, "mean rating"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for row in rows:
+        scores = row.scores
+        parts = f"{scores.accuracy:.3f}", f"{scores.similarity:.3f}", f"{scores.perplexity:.1f}"
+        rating = "–" if np.isnan(row.rating) else f"{row.rating:.2f}"
+        values = (f"{row.gm[under]:.2f}" for under in names)
+        table.add_row(row.system, str(row.outputs), *parts, *values, rating)
+    plain_console(width).print(table)
+    for under in names:
+        r = system_pearson(rows, under)
+        value = "undefined, since GM is equal" if np.isnan(r) else f"{r:.3f}"
+        print(f"Pearson of GM ({under}) with the mean rating: {value}")
+        for baseline in (COPYING, CONSTANT):
+            beaten = beaten_by(rows, baseline, under)
+            if beaten:
+                print(f"  {baseline} is not behind {', '.join(beaten)}: GM misleads here")
+
+
+def _null(value: float) -> float | None:
+    return None if np.isnan(value) else value

@@ -1,0 +1,1 @@
+"""Agreement of scores with human ratings, beside the figures that papers report."""

@@ -1,0 +1,64 @@
+"""Command `ctrlreward meta-eval`: agreement of scores with human ratings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ctrlreward.arguments import one_of
+from ctrlreward.commands.argument_words import gather_words
+from ctrlreward.commands.command_parser import command_parser
+from ctrlreward.commands.terminal import user_errors
+from ctrlreward.recipes.papers.ctc.rated_ctc import ctc
+from ctrlreward.recipes.papers.ctrleval.rated_ctrleval import ctrleval
+from ctrlreward.recipes.papers.li2018.rated_li2018 import li2018
+from ctrlreward.recipes.papers.meta_eval.rated import rated
+
+_DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the
+ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals."""
+
+_COMMAND = "ctrlreward meta-eval"
+_EXAMPLES = {
+    "ctrleval": f"{_COMMAND} ctrleval data_senti.txt --task sentiment",
+    "ctc": f"{_COMMAND} ctc persona_chat.json --output correlations.json",
+    "li2018": f"{_COMMAND} li2018 human_ratings_yelp.csv --aligner minilm-l6",
+    "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
+}
+
+
+def run(arguments: list[str]) -> None:
+    """Score a rated file, and report the correlations of scores and ratings."""
+    evaluations: dict[str, Callable[..., None]] = {
+        "ctrleval": ctrleval,
+        "ctc": ctc,
+        "li2018": li2018,
+        "rated": rated,
+    }
+    purposes = {name: str(e.__doc__).splitlines()[0] for name, e in evaluations.items()}
+    kinds = "\n".join(f"  {name:<10}{purpose}" for name, purpose in purposes.items())
+    usage = f"{{{','.join(evaluations)}}} FILE [options]"
+    overview = command_parser(_COMMAND, usage, f"{_DESCRIPTION}\n\n{kinds}", [*_EXAMPLES.values()])
+    overview.add_argument("kind", type=str, help="kind of file")
+    with user_errors(overview):
+        kind = one_of("kind of file", overview.parse_args(arguments[:1]).kind, evaluations)
+    ratings = "--ratings COLUMN [COLUMN ...] " if kind == "rated" else ""
+    parser = command_parser(
+        f"{_COMMAND} {kind}", f"FILE {ratings}[options]", purposes[kind], [_EXAMPLES[kind]]
+    )
+    parser.add_argument("--config", action="config", help="YAML file with options")
+    parser.add_function_arguments(evaluations[kind], as_group=False, as_positional=True)
+    config = parser.parse_args(_as_parsed(arguments[1:]))
+    with user_errors(parser):
+        options = parser.instantiate(config).as_dict()
+        options.pop("config")
+        evaluations[kind](**options)
+
+
+def _as_parsed(arguments: Sequence[str]) -> list[str]:
+    """Write `--data FILE` as the positional argument that it is, and flags and lists in full."""
+    given = []
+    for argument in arguments:
+        if argument in ("--fit_gm", "--ablation", "--score_end"):
+            given.append(f"{argument}=true")
+        elif argument != "--data":
+            given.append(argument.removeprefix("--data="))
+    return gather_words(given, {"--ratings", "--scorers", "--names", "--metrics"})

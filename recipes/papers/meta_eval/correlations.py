@@ -1,0 +1,217 @@
+"""Correlations of scores with human ratings, as a table, as JSON and as scatter plots."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from ctrlreward.commands.terminal import direction_arrow, plain_console
+from ctrlreward.extras import import_extra
+from ctrlreward.functional.bootstrap import Estimate
+from ctrlreward.functional.correlation import (
+    RatingCorrelations,
+    sample_correlations,
+    system_correlations,
+)
+from ctrlreward.plots.style import FIRST, finish_panel, new_figure
+from ctrlreward.recipes.papers.meta_eval.published_figures import Published, best_model, published
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.scorers.base import Scores, ScoreSpec
+
+STATISTICS = {"pearson": "Pearson r", "spearman": "Spearman ρ", "kendall": "Kendall τ-b"}
+
+# Columns of the printed table when the output is not a terminal.
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class ScoreAndRating:
+    """Correlations of one score with one rating.
+
+    Attributes:
+        score: The score's name.
+        rating: The rating's name.
+        level: `"sample"` or `"system"`.
+        correlations: Over rows or over the systems' means.
+        published: Correlations that papers report for the same file, of all their models.
+    """
+
+    score: str
+    rating: str
+    level: str
+    correlations: RatingCorrelations
+    published: tuple[Published, ...]
+
+
+def correlate_all(
+    rated: Rated, scores: Mapping[str, Scores], resamples: int, seed: int
+) -> list[ScoreAndRating]:
+    """Correlate every score with every rating.
+
+    The sample level is over rows. The system level is over the means of systems, and is left out
+    if the file names fewer than three systems.
+
+    Args:
+        rated: The rated file, n rows.
+        scores: Arrays of shape (n,) by name; NaN for samples that failed.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
+    """
+    systems = {system for system in rated.systems or () if system is not None}
+    pairs = []
+    for level in ("sample", "system") if len(systems) >= 3 else ("sample",):
+        for score, values in scores.items():
+            for rating, ratings in rated.ratings.items():
+                correlations = _correlations(rated, level, values, ratings, resamples, seed)
+                figures = published(rated.file, score, rating, level)
+                pairs.append(ScoreAndRating(score, rating, level, correlations, figures))
+    return pairs
+
+
+def print_correlations(
+    pairs: Sequence[ScoreAndRating],
+    rated: Rated,
+    specs: Mapping[str, ScoreSpec],
+    kind: str = "",
+    all_published: bool = False,
+) -> None:
+    """Print a table per level, with published values below ours.
+
+    Args:
+        pairs: Result of `correlate_all`.
+        rated: The rated file.
+        specs: Specs of the scores whose direction is known, by name.
+        kind: Start of the name of the papers' models to show (see `best_model`).
+        all_published: Show all models of the papers instead of the best of the kind.
+    """
+    console = plain_console(None if sys.stdout.isatty() else _WIDTH)
+    clusters = len(set(rated.clusters or range(len(rated.samples))))
+    for level in dict.fromkeys(pair.level for pair in pairs):
+        table = Table(title=f"{rated.file}, {level} level", box=box.SIMPLE, title_justify="left")
+        table.add_column("score, rating", overflow="fold")
+        for heading in (f"{level}s", *STATISTICS.values()):
+            table.add_column(heading, justify="right", overflow="fold")
+        for pair in pairs:
+            if pair.level == level:
+                table.add_row(*_cells(pair, specs))
+                for row in _published_rows(pair, rated.file, kind, all_published):
+                    table.add_row(*row)
+        console.print(table)
+    units = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
+    print(f"Intervals: 95 %, percentile bootstrap over {units}.")
+    if not all_published and any(pair.published for pair in pairs):
+        print("Published: the paper's best model of the same kind. --published all shows the rest.")
+    if not any(pair.level == "system" for pair in pairs):
+        print("No system level: the file names fewer than three systems.")
+
+
+def to_json_record(
+    pairs: Sequence[ScoreAndRating], rated: Rated, resamples: int, seed: int
+) -> dict[str, Any]:
+    """Return the correlations and the bootstrap's settings as JSON values; NaN is null."""
+    rows = []
+    for pair in pairs:
+        values = pair.correlations
+        row: dict[str, Any] = {"score": pair.score, "rating": pair.rating, "level": pair.level}
+        row |= {"n": values.n, "failed": values.failed, "note": values.note}
+        for name, estimate in _estimates(values).items():
+            ends = estimate._asdict()
+            row[name] = {key: None if np.isnan(end) else end for key, end in ends.items()}
+        row["published"] = [asdict(figure) for figure in pair.published]
+        rows.append(row)
+    settings = {"confidence": 0.95, "resamples": resamples, "seed": seed}
+    clusters = len(set(rated.clusters)) if rated.clusters else None
+    return {"file": rated.file, "clusters": clusters, **settings, "correlations": rows}
+
+
+def draw_scatter(
+    pairs: Sequence[ScoreAndRating], rated: Rated, scores: Mapping[str, Scores], path: Path
+) -> None:
+    """Draw every score against every rating, one panel each, as a PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    shape = (len(scores), len(rated.ratings))
+    figure = new_figure(3.2 * shape[1], 2.8 * shape[0])
+    panels = figure.subplots(*shape, squeeze=False).flat
+    samples = [pair for pair in pairs if pair.level == "sample"]
+    for panel, pair in zip(panels, samples, strict=True):
+        ratings, values = rated.ratings[pair.rating], scores[pair.score]
+        panel.scatter(ratings, values, s=9, alpha=0.35, color=FIRST, linewidths=0)
+        finish_panel(
+            panel,
+            f"τ-b = {pair.correlations.kendall.value:.3f}, n = {pair.correlations.n}",
+            f"rated {pair.rating}".replace("_", " "),
+            pair.score.replace("_", " "),
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def require_plot(path: Path) -> None:
+    """Raise if a plot can't be drawn, before any text is scored.
+
+    Raises:
+        ValueError: The path does not end in .png.
+        ImportError: matplotlib is not installed.
+    """
+    if path.suffix != ".png":
+        raise ValueError(f"plot = {path}: give a file that ends in .png")
+    import_extra("matplotlib", f"plot = {path}")
+
+
+def _correlations(
+    rated: Rated, level: str, scores: Scores, ratings: Scores, resamples: int, seed: int
+) -> RatingCorrelations:
+    clusters = rated.clusters
+    if level == "sample":
+        return sample_correlations(scores, ratings, clusters, resamples=resamples, seed=seed)
+    systems = rated.systems or ()
+    return system_correlations(scores, ratings, systems, clusters, resamples=resamples, seed=seed)
+
+
+def _estimates(values: RatingCorrelations) -> dict[str, Estimate]:
+    return {"pearson": values.pearson, "spearman": values.spearman, "kendall": values.kendall}
+
+
+def _cells(pair: ScoreAndRating, specs: Mapping[str, ScoreSpec]) -> list[str]:
+    """Return a table row: values, with their intervals below."""
+    values = pair.correlations
+    direction = f" {direction_arrow(specs[pair.score])}" if pair.score in specs else ""
+    cells = [
+        f"{pair.score}{direction}\n  with {pair.rating}",
+        f"{values.n}\n{values.failed} failed",
+    ]
+    if values.note:
+        cells[0] += f"\n  {values.note}"
+    for estimate in _estimates(values).values():
+        known = not np.isnan(estimate.low)
+        interval = f"{estimate.low:.2f} to {estimate.high:.2f}" if known else "–"
+        undefined = np.isnan(estimate.value)
+        cells.append("–" if undefined else f"{estimate.value:.4f}\n{interval}")
+    return cells
+
+
+def _published_rows(
+    pair: ScoreAndRating, file: str, kind: str, all_published: bool
+) -> Iterator[list[str]]:
+    """Yield a table row for each model of a paper: its name and tables, and its values."""
+    best = best_model(pair.published, kind)
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for figure in pair.published:
+        if all_published or figure.model == best:
+            source = figure.source
+            if PurePath(figure.file).stem != PurePath(file).stem:
+                source += f", {figure.file}"
+            rows.setdefault((figure.model, source), {})[figure.statistic] = figure.value
+    for (model, source), values in rows.items():
+        cells = [f"{values[name]:.4f}" if name in values else "–" for name in STATISTICS]
+        yield [f"  {model}\n  ({source})", "", *cells]

@@ -1,0 +1,98 @@
+"""`ctrlreward meta-eval rated`: any scores on a rated file of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctrlreward.commands.scoring_job import name_components
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.meta_eval.rated_report import (
+    Outputs,
+    PublishedModels,
+    report_correlations,
+    score_rated,
+)
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scorer
+from ctrlreward.tables.row_streams import Row, read_rows
+from ctrlreward.tables.table_columns import (
+    Columns,
+    explained_columns,
+    number_column,
+    to_samples,
+)
+
+
+def rated(
+    data: Path,
+    ratings: Sequence[str] = (),
+    scorers: Sequence[Scorer] = (),
+    names: list[str] | None = None,
+    metrics: Sequence[str] = (),
+    columns: Columns = Columns(),  # noqa: B008 — it is frozen
+    cluster: str | None = None,
+    system: str | None = None,
+    output: Path | None = None,
+    scores: Path | None = None,
+    plot: Path | None = None,
+    resamples: int = 1000,
+    seed: int = 0,
+    published: PublishedModels = "best",
+) -> None:
+    """Evaluate any scores on your own rated file.
+
+    Args:
+        data: The texts and ratings: a .jsonl, .csv or .parquet file.
+        ratings: Columns of the ratings: `--ratings fluency overall`.
+        scorers: The scorers and their options, as in `ctrlreward score`.
+        names: One name per scorer, which prefixes the names of its scores (`small.coherence`).
+        metrics: Columns of scores that the file already has, for example from `ctrlreward score`.
+        columns: Column names of the file; null ignores a column (`--columns.prefix=null`).
+        cluster: Column that related rows share, such as a prefix or document; the bootstrap draws
+            clusters.
+        system: Column of the system that wrote each text, for correlations at system level.
+        output: JSON file for the correlations.
+        scores: File for the scores of each row: .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        resamples: Bootstrap resamples for the 95 % intervals.
+        seed: Seed of the bootstrap.
+        published: Models of a paper to print if it reports figures for the file: best or all.
+    """
+    if not (ratings and (scorers or metrics)):
+        raise ValueError("give --ratings, and --scorers, --metrics (columns of the file) or both")
+    if scores and not scorers:
+        raise ValueError("--scores needs --scorers: the file already has its --metrics")
+    outputs = Outputs(output, scores, plot, resamples, seed, published)
+    rows = read_rows(data)
+    existing = {name: number_column(rows, name) for name in metrics}
+    components = name_components(scorers, names) if scorers else {}
+    duplicates = sorted(existing.keys() & components.keys())
+    if duplicates:
+        raise ValueError(f"{', '.join(duplicates)} is both a column and a score: give --names")
+    file = Rated(
+        data.name,
+        to_samples(rows, columns) if scorers else Samples([""] * len(rows)),  # texts are not used
+        {name: number_column(rows, name) for name in ratings},
+        _clusters(rows, cluster) if cluster else None,
+        _optional_cells(rows, system) if system else None,
+    )
+    with explained_columns(list(rows[0])):
+        values = existing | score_rated(file, components, outputs)
+    report_correlations(file, values, components, outputs)
+
+
+def _clusters(rows: list[Row], name: str) -> tuple[str, ...]:
+    column = _optional_cells(rows, name)
+    for i, cluster in enumerate(column):
+        if cluster is None:
+            raise ValueError(f"{name}[{i}] is empty: give each row its cluster")
+    return tuple(str(cluster) for cluster in column)
+
+
+def _optional_cells(rows: list[Row], name: str) -> tuple[str | None, ...]:
+    """Return a column as strings; None for rows that lack it or have an empty cell."""
+    if not any(name in row for row in rows):
+        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+    cells = (row.get(name) for row in rows)
+    return tuple(None if cell in ("", None) else str(cell) for cell in cells)

@@ -1,0 +1,140 @@
+"""Steps of `ctrlreward meta-eval` that all rated files share: score, correlate, print, write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from ctrlreward.arguments import one_of
+from ctrlreward.columns import JSON_KEYS
+from ctrlreward.files import write_whole
+from ctrlreward.recipes.papers.meta_eval.chunked_scoring import score_in_chunks
+from ctrlreward.recipes.papers.meta_eval.correlations import (
+    correlate_all,
+    draw_scatter,
+    print_correlations,
+    require_plot,
+    to_json_record,
+)
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.tables.row_streams import Row, check_suffix
+from ctrlreward.tables.table_writing import encode_rows
+
+# Models of a paper whose figures are printed.
+PublishedModels: TypeAlias = Literal["best", "all"]
+
+_CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Output files and settings of the bootstrap.
+
+    Attributes:
+        output: JSON file for the correlations.
+        scores: File for the scores of each row, .jsonl, .csv or .parquet.
+        plot: PNG file for scatter plots.
+        resamples: Bootstrap resamples, 1 or more.
+        seed: Seed of the bootstrap, 0 or more.
+        published: `"best"` prints the papers' best model of the same kind below our figures,
+            `"all"` all their models and baselines. The JSON file always has all.
+
+    Raises:
+        ValueError: A file has an unknown suffix or is a folder, or a number is out of range.
+        ImportError: A package that a file needs is not installed.
+    """
+
+    output: Path | None
+    scores: Path | None
+    plot: Path | None
+    resamples: int
+    seed: int
+    published: PublishedModels = "best"
+
+    def __post_init__(self) -> None:
+        if self.resamples < 1:
+            raise ValueError(f"resamples = {self.resamples}: give 1 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed = {self.seed}: give 0 or more")
+        one_of("published", self.published, ("best", "all"))
+        if self.scores is not None:
+            check_suffix(self.scores)
+        if self.plot is not None:
+            require_plot(self.plot)
+        for path in (self.output, self.scores, self.plot):
+            if path is not None and path.is_dir():
+                raise ValueError(f"{path} is a folder: give a file")
+
+
+def score_rated(
+    rated: Rated, components: Mapping[str, Component], outputs: Outputs
+) -> dict[str, Scores]:
+    """Score a rated file, and write texts, ratings and scores if `outputs.scores` is given.
+
+    The written file has columns `rating/<name>` and `score/<name>`.
+
+    Returns:
+        Arrays of shape (n,) by name; NaN for samples that failed.
+
+    Raises:
+        ValueError: A rating is infinite.
+    """
+    for name, ratings in rated.ratings.items():
+        if np.isinf(ratings).any():
+            row = int(np.flatnonzero(np.isinf(ratings))[0])
+            raise ValueError(f"{rated.file}: {name}[{row}] is infinite: give finite ratings")
+    scores = score_in_chunks(components, rated.samples, _CHUNK)
+    if outputs.scores is not None:
+        columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
+        columns |= {f"score/{name}": values for name, values in scores.items()}
+        content = encode_rows(outputs.scores.suffix, _to_rows(rated), columns)
+        write_whole(outputs.scores, content)
+    return scores
+
+
+def report_correlations(
+    rated: Rated,
+    scores: Mapping[str, Scores],
+    components: Mapping[str, Component],
+    outputs: Outputs,
+    kind: str = "",
+) -> dict[str, Any]:
+    """Correlate scores with ratings, print a table, and write the requested files.
+
+    Args:
+        rated: The rated file, n rows.
+        scores: Arrays of shape (n,) by name.
+        components: Components of the scores whose direction is known, by name.
+        outputs: Files to write, and settings of the bootstrap.
+        kind: Start of the name of the papers' models that are most like ours: `"CTC D"`.
+
+    Returns:
+        The content of the JSON file.
+    """
+    pairs = correlate_all(rated, scores, outputs.resamples, outputs.seed)
+    record = to_json_record(pairs, rated, outputs.resamples, outputs.seed)
+    write_record(record, outputs)
+    specs = {name: component.spec for name, component in components.items()}
+    print_correlations(pairs, rated, specs, kind, outputs.published == "all")
+    if outputs.plot is not None:
+        draw_scatter(pairs, rated, scores, outputs.plot)
+    return record
+
+
+def write_record(record: dict[str, Any], outputs: Outputs) -> None:
+    """Write the JSON file, if one is requested."""
+    if outputs.output is not None:
+        write_whole(outputs.output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def _to_rows(rated: Rated) -> list[Row]:
+    columns = {JSON_KEYS[name]: column for name, column in rated.samples.columns().items()}
+    if rated.systems is not None:
+        columns["system"] = rated.systems  # type: ignore[assignment]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -1,0 +1,227 @@
+"""Corpora of two literary styles, out of books and articles: the Literature data of the paper.
+
+`ctrlreward papers literature --help` lists the options.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from jsonargparse import ArgumentParser
+
+from ctrlreward.arguments import one_of
+from ctrlreward.files import whole_folder, write_whole
+from ctrlreward.recipes.papers.textual_transfer.running_text import (
+    LOCATION,
+    PERSON,
+    replace_names,
+    split_paragraphs,
+)
+from ctrlreward.recipes.text_files import matching_key, read_lines
+from ctrlreward.text.sentences import find_splitter
+from ctrlreward.text.separation import separate_words
+
+# From the sentences of both corpora, in their own capitals, to the same with names replaced.
+NameTagger: TypeAlias = Callable[[Sequence[str]], list[str]]
+
+_REPORT = "report.json"
+_FINAL_MARK = re.compile(r"[.!?][\") ]*$")
+_PLACEHOLDER = re.compile(f"{PERSON}|{LOCATION}")
+
+
+def write_literature(
+    files: dict[str, list[str]],
+    folder: str,
+    words: tuple[int, int] = (6, 25),
+    dev: int = 5000,
+    test: int = 5000,
+    names: Literal["capitals"] | NameTagger | None = "capitals",
+    sentence_splitter: str = "rules",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write sentences of two styles as `train.0`, `train.1`, `dev.0`, … for `TransferSentences`.
+
+    The Literature data of Pang & Gimpel (2019), §4: sentences of Dickens and of modern prose with
+    names replaced. Sentences are in lower case with a space between words and marks, as the Yelp
+    data and the transfers of a model are, since a judge should tell the two styles by their words.
+    Left out are sentences without a final mark (titles and items of lists), with `<unk>`, of other
+    lengths, repeated ones, and those of both styles. Byte-pair encoding is the data module's
+    (`subwords`).
+
+    Args:
+        files: Style → files of running text, UTF-8; two styles.
+        folder: Folder to write. Earlier data in it is replaced; a folder with other files is
+            refused.
+        words: Smallest and largest number of words and marks of a sentence.
+        dev: Sentences of each style for selection.
+        test: Sentences of each style for the report.
+        names: Tagger that replaces names by -PERSON- and -LOCATION-: `"capitals"` (see
+            `running_text.replace_names`), or a function from all sentences, in their own capitals,
+            to the same sentences with names replaced, such as a recognizer of named entities; on
+            the command line its import path. None keeps the names.
+        sentence_splitter: `"rules"`, `"sentencex"` or `"nltk"`; see
+            `ctrlreward.text.sentences.find_splitter`.
+        seed: Seed of the split.
+
+    Returns:
+        The content of `report.json`: `settings`, and for each style the number of sentences found,
+        dropped by reason, and written, and that of names.
+
+    Raises:
+        ValueError: There are not two styles, an option is out of range, a style has no more
+            sentences than `dev` and `test` need, or the folder holds other files.
+        OSError: A file cannot be read.
+    """
+    destination = Path(folder).expanduser()
+    _check(files, destination, words, dev, test)
+    found = {style: _read_sentences(paths, sentence_splitter) for style, paths in files.items()}
+    counts = {style: {"found": len(sentences)} for style, sentences in found.items()}
+    corpora = {
+        style: _usable(sentences, words, counts[style])
+        for style, sentences in _with_names_replaced(found, names).items()
+    }
+    _drop_shared(corpora, counts)
+    for style, sentences in corpora.items():
+        if len(sentences) <= dev + test:
+            raise ValueError(
+                f"{style}: {len(sentences)} sentences of {words[0]} to {words[1]} words, and dev "
+                f"and test take {dev + test}: give more files, or a smaller dev and test"
+            )
+        random.Random(seed).shuffle(sentences)
+    settings = {
+        "files": files,
+        "words": list(words),
+        "dev": dev,
+        "test": test,
+        "names": getattr(names, "__qualname__", names),
+        "sentence_splitter": sentence_splitter,
+        "seed": seed,
+    }
+    report = {"settings": settings, "styles": counts}
+    with whole_folder(destination) as unfinished:
+        for number, (style, sentences) in enumerate(corpora.items()):
+            splits = {
+                "train": sentences[dev + test :],
+                "dev": sentences[:dev],
+                "test": sentences[dev : dev + test],
+            }
+            for split, part in splits.items():
+                counts[style][split] = len(part)
+                write_whole(unfinished / f"{split}.{number}", "".join(f"{s}\n" for s in part))
+            for name in (PERSON, LOCATION):
+                uses = (sentence.split().count(name.lower()) for sentence in sentences)
+                counts[style][name] = sum(uses)
+        write_whole(unfinished / _REPORT, json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def _check(
+    files: Mapping[str, Sequence[str]], folder: Path, words: tuple[int, int], dev: int, test: int
+) -> None:
+    if len(files) != 2:
+        raise ValueError(f"files has the styles {', '.join(files) or 'none'}: give two styles")
+    for style, paths in files.items():
+        if isinstance(paths, str) or not paths:
+            raise ValueError(f"files of {style} = {paths!r}: give a list of one file or more")
+    if not 1 <= words[0] <= words[1]:
+        raise ValueError(f"words = {words}: give two numbers of 1 or more, in order")
+    for name, count in (("dev", dev), ("test", test)):
+        if count < 1:
+            raise ValueError(f"{name} = {count}: give 1 or more")
+    occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if occupied and not (folder / _REPORT).is_file():
+        raise ValueError(
+            f"folder = {str(folder)!r} exists and holds no {_REPORT}: it would be replaced, so "
+            "give an empty or a new folder"
+        )
+
+
+def _read_sentences(paths: Sequence[str], sentence_splitter: str) -> list[str]:
+    """Return the sentences of files of running text, in their own capitals."""
+    split = find_splitter(sentence_splitter)
+    texts = ("".join(read_lines([path])) for path in paths)
+    return [
+        sentence
+        for text in texts
+        for paragraph in split_paragraphs(text)
+        for sentence in split(paragraph)
+    ]
+
+
+def _with_names_replaced(
+    found: Mapping[str, Sequence[str]], names: str | NameTagger | None
+) -> dict[str, list[str]]:
+    """Return the sentences after the tagger, which sees those of both styles together."""
+    if names is None:
+        return {style: list(sentences) for style, sentences in found.items()}
+    if isinstance(names, str):
+        one_of("names", names, ["capitals"])
+    tagger: NameTagger = replace_names if isinstance(names, str) else names
+    sentences = [sentence for style in found.values() for sentence in style]
+    replaced = tagger(sentences)
+    if len(replaced) != len(sentences):
+        raise ValueError(
+            f"names returned {len(replaced)} sentences for {len(sentences)}: return one for each"
+        )
+    rest = iter(replaced)
+    return {style: list(islice(rest, len(sentences))) for style, sentences in found.items()}
+
+
+def _usable(sentences: Sequence[str], words: tuple[int, int], counts: dict[str, int]) -> list[str]:
+    """Return the distinct sentences that are kept, and count the others by reason."""
+    kept: dict[str, str] = {}
+    dropped = dict.fromkeys(("unknown words", "no final mark", "length", "repeated"), 0)
+    for text in map(_separated, sentences):
+        key = matching_key(text)
+        if "<unk>" in key:
+            dropped["unknown words"] += 1
+        elif not _FINAL_MARK.search(text):
+            dropped["no final mark"] += 1
+        elif not words[0] <= len(text.split()) <= words[1]:
+            dropped["length"] += 1
+        elif key in kept:
+            dropped["repeated"] += 1
+        else:
+            kept[key] = text
+    counts.update({f"dropped: {reason}": count for reason, count in dropped.items()})
+    return list(kept.values())
+
+
+def _separated(sentence: str) -> str:
+    """Return a sentence as tokenized corpora have it, with a space around each placeholder."""
+    return separate_words(_PLACEHOLDER.sub(r" \g<0> ", sentence))
+
+
+def _drop_shared(corpora: dict[str, list[str]], counts: Mapping[str, dict[str, int]]) -> None:
+    """Take sentences of both styles out of both."""
+    first, second = ({matching_key(text) for text in texts} for texts in corpora.values())
+    for style, texts in corpora.items():
+        corpora[style] = [text for text in texts if matching_key(text) not in first & second]
+        counts[style]["dropped: in both styles"] = len(texts) - len(corpora[style])
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the data of a command line, and print the report.
+
+    Raises:
+        SystemExit: With status 2 after a wrong option or a file that cannot be read.
+    """
+    parser = ArgumentParser(
+        prog="ctrlreward papers literature",
+        description="Sentences of two literary styles out of books and articles.",
+    )
+    parser.add_argument("--config", action="config", help="YAML file of options")
+    parser.add_function_arguments(write_literature)
+    options = parser.instantiate(parser.parse_args(arguments)).as_dict()
+    options.pop("config")
+    try:
+        report = write_literature(**options)
+    except (OSError, TypeError, ValueError) as error:
+        parser.error(str(error))
+    print(json.dumps(report["styles"], indent=1))

@@ -1,0 +1,316 @@
+"""Report of a textual transfer run on sentences that selection has not seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
+from ctrlreward.callbacks.completion import fixed_randomness, generate
+from ctrlreward.extras import import_extra
+from ctrlreward.files import JsonLog, finite_or_none, json_line, write_whole
+from ctrlreward.functional.transfer import SentenceScores, paired_transfer_bootstrap
+from ctrlreward.progress import phase
+from ctrlreward.ranks import on_rank_zero
+from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
+    HEADINGS,
+    cells,
+    markdown_table,
+)
+from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
+    best_constants,
+    constants,
+    copies,
+    sentence_scores,
+)
+from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
+from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
+from ctrlreward.recipes.style_transfer import Judges, Sentences
+from ctrlreward.recipes.text_files import matching_key
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.transfer import corpus_transfer
+from ctrlreward.selection import StopRule
+
+# Names of the checkpoints in the report, and the scores that select them.
+BEST_GM, BEST_ACCURACY, LAST = "best_gm", "best_accuracy", "last"
+_SELECTED_BY = {BEST_GM: "corpus/gm", BEST_ACCURACY: "corpus/accuracy"}
+
+
+class TransferReport(pl.Callback):
+    """Compares the checkpoints of a run by GM, and with baselines, at the end of training.
+
+    Three checkpoints transfer the same sentences: the best by the corpus GM and the best by the
+    corpus accuracy, each kept by a `RewardCheckpoint`, and the last weights, which the module has
+    again afterwards. Sentences by which a `GenerationScorer` of the run selects are left out.
+
+    Writes `transfers.jsonl`, a sentence a line with its outputs and their scores, and `test.json`:
+    - `sentences`, the number transferred, `left_out` and `thresholds`;
+    - `systems`: by checkpoint and baseline (`copying`, and `constant`, one sentence per style),
+      `accuracy`, `similarity`, `perplexity` and `gm` of the corpus, and the number `failed`; `step`
+      and `bleu` of a checkpoint, `bleu` of copying and `texts` of constant;
+    - `differences`: best_gm - last and best_gm - best_accuracy in each figure, with 95 % intervals
+      by `paired_transfer_bootstrap`;
+    - `early_stopping`; see `replay_stop`;
+    - `bleu_signature`.
+
+    With references also `translations.jsonl`, a test sentence a line, with the `outputs` of each
+    checkpoint beside the reference; `ctrlreward.recipes.papers.li2018.compare_systems` reads it.
+
+    Args:
+        folder: Folder of the run's `HistoryLogger`.
+        sentences: Test sentences. The template of their prompts is not used.
+        judges: Models that compute the scores.
+        references: Style → file of its sentences, `source ⇥ reference`; see `read_references`.
+            Empty for no BLEU.
+        patience: Validations without a better GM after which training would have been stopped.
+        name: Name of the `GenerationScorer`.
+        seed: Seed of the transfers, the choice of constants and the intervals.
+
+    Raises:
+        MisconfigurationException: In `setup`: a `RewardCheckpoint` or the training sentences of
+            the data module are absent, or selection sees all test sentences.
+        ImportError: In `setup`: sacrebleu is not installed, and there are references.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        sentences: Sentences,
+        judges: Judges,
+        references: dict[str, str] | None = None,
+        patience: int = 4,
+        name: str = "score",
+        seed: int = 1,
+    ) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.sentences = sentences.prompts()
+        self.references = read_references(references) if references else None
+        self.quality = judges.quality()
+        self.patience = patience
+        self.name = name
+        self.seed = seed
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Raise before training if the report can't be written after it."""
+        if stage != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        for score in _SELECTED_BY.values():
+            self._keeper(trainer, score)
+        _training_sentences(trainer)
+        if not len(self._unseen(trainer)):
+            raise MisconfigurationException(
+                "TransferReport: selection sees all of its sentences, give others"
+            )
+        if self.references is not None:
+            import_extra("sacrebleu", "BLEU")
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Transfer with each checkpoint, score, and write both files."""
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            on_rank_zero(lambda: self._report(trainer, pl_module))
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Free the judges' models."""
+        self.quality.release()
+
+    def _report(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        unseen = self._unseen(trainer)
+        systems, translations = self._transfers(trainer, module, unseen)
+        with fixed_randomness(self.seed), phase("scoring transfers"):
+            texts = best_constants(self.quality, _training_sentences(trainer), self.seed)
+            systems |= {"copying": copies(unseen), "constant": constants(unseen, texts)}
+            scores = {name: sentence_scores(self.quality, each) for name, each in systems.items()}
+        figures = {name: self._figures(each) for name, each in scores.items()}
+        for name, score in _SELECTED_BY.items():
+            figures[name]["step"] = self._keeper(trainer, score).selected_step
+        figures[LAST]["step"] = trainer.global_step
+        figures["constant"]["texts"] = texts
+        report: dict[str, Any] = {
+            "sentences": len(unseen),
+            "left_out": len(self.sentences) - len(unseen),
+            "thresholds": self.quality.thresholds,
+            "systems": figures,
+            "differences": {
+                f"{BEST_GM} - {other}": self._difference(scores[other], scores[BEST_GM])
+                for other in (LAST, BEST_ACCURACY)
+            },
+            "early_stopping": self._early_stopping(trainer.global_step),
+        }
+        if self.references is not None:
+            for name, each in {**translations, "copying": copies(self.references)}.items():
+                figures[name]["bleu"], report["bleu_signature"] = reference_bleu(each)
+            lines = _translation_lines(self.references, translations)
+            write_whole(self.folder / "translations.jsonl", lines)
+        write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))
+        content = json.dumps(report, indent=2, ensure_ascii=False)
+        write_whole(self.folder / "test.json", content + "\n")
+        rows = [[name, *cells(row)] for name, row in figures.items()]
+        print(markdown_table(["system", *HEADINGS], rows), flush=True)
+
+    def _transfers(
+        self, trainer: pl.Trainer, module: pl.LightningModule, unseen: Samples
+    ) -> tuple[dict[str, Samples], dict[str, Samples]]:
+        """Return the outputs of each checkpoint for the unseen sentences and for the references."""
+        paths = {name: self._path(trainer, score) for name, score in _SELECTED_BY.items()}
+        last = {key: value.detach().clone() for key, value in module.state_dict().items()}
+        training = module.training
+        systems: dict[str, Samples] = {}
+        translations: dict[str, Samples] = {}
+        module.eval()
+        try:
+            for name, path in {LAST: None, **paths}.items():
+                if path is not None:
+                    checkpoint = torch.load(path, map_location=module.device, weights_only=True)
+                    module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading)
+                with trainer.precision_plugin.val_step_context(), torch.no_grad():
+                    systems[name] = generate(cast(Any, module), unseen, seed=self.seed)
+                    if self.references is not None:
+                        translations[name] = generate(
+                            cast(Any, module), self.references, seed=self.seed
+                        )
+        finally:
+            module.load_state_dict(last)
+            module.train(training)
+        ordered = {name: translations[name] for name in (*paths, LAST) if name in translations}
+        return {name: systems[name] for name in (*paths, LAST)}, ordered
+
+    def _unseen(self, trainer: pl.Trainer) -> Samples:
+        """Return the sentences without those that selection sees, whatever case and spacing."""
+        seen = {
+            matching_key(source)
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if isinstance(callback, GenerationScorer)
+            for source in callback.samples.sources or ()
+        }
+        sources = self.sentences.require("sources", "TransferReport")
+        return self.sentences[[i for i, s in enumerate(sources) if matching_key(s) not in seen]]
+
+    def _keeper(self, trainer: pl.Trainer, score: str) -> RewardCheckpoint:
+        monitor = f"{self.name}/{score}"
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, RewardCheckpoint) and callback.monitor == monitor:
+                return callback
+        raise MisconfigurationException(
+            f"TransferReport compares the best checkpoint by {monitor}, which none keeps: add "
+            f'RewardCheckpoint("{monitor}") to the callbacks'
+        )
+
+    def _path(self, trainer: pl.Trainer, score: str) -> str:
+        path = self._keeper(trainer, score).best_model_path
+        if not path:
+            raise RuntimeError(
+                f"no validation had a finite {self.name}/{score}, so no checkpoint was kept: "
+                "validate more often or train longer"
+            )
+        return path
+
+    def _figures(self, scores: SentenceScores) -> dict[str, Any]:
+        corpus = asdict(corpus_transfer(*scores, thresholds=self.quality.thresholds))
+        return {"failed": corpus.pop("failed"), **{k: finite_or_none(v) for k, v in corpus.items()}}
+
+    def _difference(self, before: SentenceScores, after: SentenceScores) -> dict[str, Any]:
+        estimates = paired_transfer_bootstrap(
+            before, after, self.quality.thresholds, seed=self.seed
+        )
+        return {name: plain_estimate(estimate) for name, estimate in estimates.items()}
+
+    def _early_stopping(self, steps: int) -> dict[str, Any]:
+        history = JsonLog(self.folder / "metrics.jsonl").read()
+        key = f"{self.name}/{_SELECTED_BY[BEST_GM]}"
+        return replay_stop(history, key, steps, self.patience)
+
+
+def replay_stop(
+    history: Sequence[Mapping[str, Any]], monitor: str, steps: int, patience: int = 4
+) -> dict[str, Any]:
+    """Find where early stopping would have ended a run that went on.
+
+    It begins with the first score above 0: GM is 0 until all of its parts have passed their
+    thresholds, and a rule that counted these validations would end most runs in the beginning.
+
+    Args:
+        history: Rows of a `HistoryLogger`.
+        monitor: Key of the score, higher is better.
+        steps: Number of steps of the whole run.
+        patience: As in `StopRule`.
+
+    Returns:
+        `monitor`, `patience` and `steps` as given; `stopped_step`, the number of steps done when
+        the rule stops, None if it does not; `share_saved`, of the steps, 0 to 1; `best`, the best
+        score of the whole run, and `lost`, how much of it a stopped run would not have had, 0 or
+        more. None where there is no score.
+    """
+    rule = StopRule(monitor, patience=patience)
+    state, stopped, kept = rule.start(), None, -math.inf
+    rows = [(row["step"], row[monitor]) for row in history if monitor in row]
+    values = [math.nan if value is None else float(value) for _, value in rows]
+    first = next((i for i, value in enumerate(values) if value > 0), len(values))
+    for (step, _), value in zip(rows[first:], values[first:], strict=True):
+        state, decision = rule.update(state, step, {monitor: value})
+        kept = state.best
+        if decision.stop:
+            stopped = step
+            break
+    best = max((value for value in values if math.isfinite(value)), default=-math.inf)
+    return {
+        "monitor": monitor,
+        "patience": patience,
+        "steps": steps,
+        "stopped_step": stopped,
+        "share_saved": 0.0 if stopped is None else max(0.0, 1 - stopped / steps),
+        "best": finite_or_none(best),
+        "lost": finite_or_none(best - kept) if math.isfinite(best) else None,
+    }
+
+
+def _training_sentences(trainer: pl.Trainer) -> Mapping[str, Sequence[str]]:
+    sentences = getattr(trainer.datamodule, "sentences", None)  # type: ignore[attr-defined]
+    if not isinstance(sentences, Mapping):
+        raise MisconfigurationException(
+            "TransferReport takes its constant sentences from the training sentences: give "
+            "trainer.fit a data module with sentences, style → list, such as TransferSentences"
+        )
+    return sentences
+
+
+def _lines(
+    prompts: Samples, systems: Mapping[str, Samples], scores: Mapping[str, SentenceScores]
+) -> str:
+    sources, labels = prompts.require("sources", "report"), prompts.require("labels", "report")
+    return "".join(
+        json_line(
+            {
+                "source": sources[i],
+                "label": labels[i],
+                "outputs": {name: each.texts[i] for name, each in systems.items()},
+                "scores": {
+                    name: {key: finite_or_none(x[i]) for key, x in each._asdict().items()}
+                    for name, each in scores.items()
+                },
+            }
+        )
+        for i in range(len(prompts))
+    )
+
+
+def _translation_lines(references: Samples, translations: Mapping[str, Samples]) -> str:
+    names = {"source": "sources", "label": "labels", "reference": "references"}
+    columns = {key: references.require(name, "report") for key, name in names.items()}
+    return "".join(
+        json_line(
+            {
+                **{key: column[i] for key, column in columns.items()},
+                "outputs": {name: each.texts[i] for name, each in translations.items()},
+            }
+        )
+        for i in range(len(references))
+    )

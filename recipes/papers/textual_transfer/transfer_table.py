@@ -1,0 +1,210 @@
+"""Table 2 of Pang & Gimpel (2019) from the folders of several runs.
+
+`ctrlreward papers transfer-table RUN... --output FOLDER` reads runs of
+`configs/textual_transfer/` and writes `table.md`, `table.json` and `trajectories.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ctrlreward.files import write_whole
+from ctrlreward.functional.transfer import GM_THRESHOLDS
+from ctrlreward.plots.tradeoff import draw_transfer_paths
+from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
+    FIGURES,
+    HEADINGS,
+    cells,
+    markdown_table,
+)
+from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import (
+    Comparison,
+    compare_at_equal_accuracy,
+    trend,
+)
+from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
+    TransferRun,
+    common_accuracy,
+    read_transfer_run,
+)
+
+# Table 2 of the paper (Yelp): Acc, Sim, PP, GM.
+TABLE_2 = {
+    "M0": (0.818, 0.719, 37.3, 10.0),
+    "M1": (0.819, 0.734, 26.3, 14.2),
+    "M2": (0.813, 0.770, 36.4, 18.8),
+    "M3": (0.807, 0.796, 28.4, 21.5),
+    "M4": (0.798, 0.783, 39.7, 19.2),
+    "M5": (0.804, 0.785, 27.1, 20.3),
+    "M6": (0.805, 0.817, 43.3, 21.6),
+    "M7": (0.818, 0.805, 29.0, 22.8),
+}
+# Table 6 of the paper: BLEU on the references of Li et al. (2018) by multi-bleu, and Acc.
+TABLE_6 = {
+    "M0": ((4.9, 0.818),),
+    "M6": ((22.3, 0.804), (22.5, 0.843), (16.3, 0.897)),
+    "M7": ((17.0, 0.814), (16.3, 0.839), (12.9, 0.901)),
+    "copying": ((31.4, 0.024),),
+}
+# Pairs whose difference the paper explains by one choice: cyc, lang (three times), the second
+# discriminators, and everything.
+_PAIRS = (("M0", "M2"), ("M2", "M3"), ("M4", "M5"), ("M6", "M7"), ("M2", "M7"), ("M0", "M7"))
+_SELECTED = {"best_gm": "selected by GM", "best_accuracy": "selected by Acc", "last": "last epoch"}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Read the runs, write the three files, and print the table."""
+    parser = argparse.ArgumentParser(
+        prog="ctrlreward papers transfer-table", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a run, named like m2")
+    parser.add_argument("--output", metavar="FOLDER", required=True)
+    parser.add_argument(
+        "--accuracy",
+        type=float,
+        help="accuracy at which the models are compared; by default the one that all runs come "
+        "nearest to, and for two models the last one that they have in common",
+    )
+    parser.add_argument(
+        "--first_step",
+        type=int,
+        default=0,
+        help="leave out validations before it, of a model that can't yet write sentences",
+    )
+    parser.add_argument("--name", default="score", help="name of the GenerationScorer")
+    options = parser.parse_args(arguments)
+    try:
+        runs = [
+            read_transfer_run(Path(folder), options.name, options.first_step)
+            for folder in options.runs
+        ]
+        print(write_tables(runs, Path(options.output), options.accuracy))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def write_tables(runs: Sequence[TransferRun], folder: Path, accuracy: float | None = None) -> str:
+    """Write `table.md`, `table.json` and `trajectories.png`, and return the content of the first.
+
+    Args:
+        runs: One run or more.
+        folder: Where to write; it is created.
+        accuracy: Accuracy at which the models are compared, 0 to 1; None takes `common_accuracy`
+            for the table, and for two models the last validations of an equal one.
+
+    Raises:
+        ValueError: The accuracy is out of range, or transfers of two runs are of different
+            sentences.
+        ImportError: matplotlib is not installed.
+    """
+    if accuracy is not None and not 0 <= accuracy <= 1:
+        raise ValueError(f"accuracy = {accuracy}: give a share, 0 to 1")
+    compared = _comparisons(runs, accuracy)
+    if accuracy is None:
+        accuracy = common_accuracy(runs)
+    text = "\n\n".join(
+        [
+            f"At an Acc of about {accuracy:.3f}, on dev transfers, beside the paper's Table 2:",
+            markdown_table(
+                ["run", "step", *HEADINGS[:4], *(f"paper's {name}" for name in HEADINGS[:4])],
+                [_validation_row(run, run.nearest(accuracy)) for run in runs],
+            ),
+            "At the best GM on dev transfers:",
+            markdown_table(
+                ["run", "step", *HEADINGS[:4]],
+                [_validation_row(run, run.best())[:6] for run in runs],
+            ),
+            "On test sentences that selection has not seen, with BLEU beside the paper's Table 6:",
+            markdown_table(
+                ["run", "system", "step", *HEADINGS, "paper's BLEU (at Acc)"],
+                [row for run in runs for row in _test_rows(run)],
+            ),
+            *_sentences(runs),
+            *(each.sentence() for each in compared),
+        ]
+    )
+    content = {
+        "accuracy": accuracy,
+        "runs": [
+            {
+                "run": run.name,
+                "model": run.model,
+                "nearest": run.row(run.nearest(accuracy)),
+                "best_gm": run.row(run.best()),
+                "trend": trend(run),
+                "test": run.test,
+            }
+            for run in runs
+        ],
+        "comparisons": [each.plain() for each in compared],
+        "paper": {"table_2": TABLE_2, "table_6": TABLE_6},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "table.md", text + "\n")
+    write_whole(folder / "table.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    draw_transfer_paths([(run.name, run.points) for run in runs], folder / "trajectories.png")
+    return text
+
+
+def _comparisons(runs: Sequence[TransferRun], accuracy: float | None) -> list[Comparison]:
+    """Compare the pairs of models that the paper compares, of equal seeds."""
+    found = []
+    for first, second in _PAIRS:
+        for a in runs:
+            for b in runs:
+                if (a.model, b.model) == (first, second) and a.variant == b.variant:
+                    found.append(compare_at_equal_accuracy(a, b, accuracy, _thresholds(a)))
+    return found
+
+
+def _thresholds(run: TransferRun) -> tuple[float, float, float, float]:
+    """Return those of the run's report, or the paper's while it has none."""
+    t1, t2, t3, t4 = run.test.get("thresholds", GM_THRESHOLDS)
+    return t1, t2, t3, t4
+
+
+def _validation_row(run: TransferRun, i: int) -> list[str]:
+    row = run.row(i)
+    paper = dict(zip(FIGURES, TABLE_2.get(run.model, ()), strict=False))
+    return [run.name, str(row["step"]), *cells(row)[:4], *cells(paper)[:4]]
+
+
+def _test_rows(run: TransferRun) -> list[list[str]]:
+    rows = []
+    for name, figures in run.test.get("systems", {}).items():
+        paper = TABLE_6.get(run.model if name == "best_gm" else name, ())
+        beside = ", ".join(f"{bleu:g} ({accuracy:g})" for bleu, accuracy in paper)
+        step = str(figures.get("step", ""))
+        rows.append([run.name, _SELECTED.get(name, name), step, *cells(figures), beside])
+    return rows
+
+
+def _sentences(runs: Sequence[TransferRun]) -> list[str]:
+    """Return the trend of each run, and what selection and stopping by GM gained on its test."""
+    lines = []
+    for run in runs:
+        found = trend(run)
+        line = f"{run.name}: Spearman of Acc and step {_signed(found['accuracy'])}, "
+        line += f"of Sim and step {_signed(found['similarity'])}, over {found['n']} validations."
+        for pair, figures in run.test.get("differences", {}).items():
+            gm = figures["gm"]
+            ends = f"{_signed(gm['low'])} to {_signed(gm['high'])}"
+            line += f" Test GM, {pair}: {_signed(gm['value'])} ({ends})."
+        stop = run.test.get("early_stopping")
+        if stop and stop["stopped_step"] is None:
+            line += f" Early stopping by GM (patience {stop['patience']}) would not have stopped."
+        elif stop:
+            line += (
+                f" Early stopping by GM (patience {stop['patience']}) would have stopped at step "
+                f"{stop['stopped_step']}, saved {stop['share_saved']:.0%} of the steps and lost "
+                f"{stop['lost']:.2f} of the best dev GM."
+            )
+        lines.append(line)
+    return lines
+
+
+def _signed(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:+.2f}"

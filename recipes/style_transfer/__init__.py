@@ -1,0 +1,266 @@
+"""Style transfer: rewriting a sentence into another style while keeping its content.
+
+`configs/style_transfer/yelp_*.yaml` use these classes and functions: prompts, reward, held-out
+scores and the plot of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, Fig. 1. Copy this
+file to change them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
+from ctrlreward.files import JsonLog
+from ctrlreward.functional.transfer import GM_THRESHOLDS
+from ctrlreward.models.encoder import SentenceEncoder
+from ctrlreward.plots.curves import curve
+from ctrlreward.plots.tradeoff import draw_transfer_paths, transfer_path
+from ctrlreward.recipes.prompt_data import PromptBatches
+from ctrlreward.recipes.text_files import sample_texts
+from ctrlreward.recipes.trained_first import TrainedFirst
+from ctrlreward.reward import Reward
+from ctrlreward.samples import Samples
+from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
+from ctrlreward.scorers.base import Component, Scorer
+from ctrlreward.weights.dtypes import Dtype
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences of two styles, each to be rewritten into the other style.
+
+    Args:
+        files: Style → file of its sentences, one per line; see `text_files.read_lines`.
+        template: Prompt of the policy, with `{source}`, `{style}` (the target style) and optionally
+            `{source_style}`. A module that reads `sources` and `labels` needs none.
+        count: Number of sentences of each style.
+        exclude: Files of held-out sentences.
+        words: Smallest and largest number of words of a sentence.
+        seed: Seed of the choice of sentences.
+
+    Raises:
+        ValueError: There are not exactly two styles, or the template lacks a field.
+    """
+
+    files: Mapping[str, str]
+    template: str = "{source_style}: {source}\n{style}:"
+    count: int = 1000
+    exclude: Sequence[str] = ()
+    words: tuple[int, int] = (4, 15)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.files) != 2:
+            raise ValueError(f"files has the styles {', '.join(self.files)}: give two")
+        if "{source}" not in self.template or "{style}" not in self.template:
+            raise ValueError(f"template = {self.template!r}: include {{source}} and {{style}}")
+
+    def prompts(self) -> Samples:
+        """Read the files and return one prompt per sentence, those of the first file first.
+
+        Texts and prefixes are empty, and `labels` are the target styles.
+
+        Raises:
+            ValueError: A file holds too few sentences.
+        """
+        return self.prompts_for(
+            [
+                (source, style)
+                for style, file in self.files.items()
+                for source in sample_texts([file], self.exclude, self.count, self.words, self.seed)
+            ]
+        )
+
+    def prompts_for(self, rows: Sequence[tuple[str, str]]) -> Samples:
+        """Return one prompt per sentence; see `prompts`.
+
+        Args:
+            rows: Sentences with their styles.
+        """
+        first, second = self.files
+        target = {first: second, second: first}
+        return Samples(
+            texts=[""] * len(rows),
+            prefixes=[""] * len(rows),
+            labels=[target[style] for _, style in rows],
+            sources=[source for source, _ in rows],
+            prompts=[
+                self.template.format(source=source, style=target[style], source_style=style)
+                for source, style in rows
+            ],
+        )
+
+
+@dataclass(frozen=True)
+class Judges:
+    """Frozen models that score style transfer.
+
+    Args:
+        classifier: Style classifier; see `Accuracy`.
+        encoder: Encoder or word vectors for content similarity; see `Similarity`. In YAML also
+            `class_path: ctrlreward.recipes.judges.word_vectors.sentence_vectors`.
+        language_model: Language model for fluency; see `Perplexity`.
+        score_end: Count the end of a text in the perplexity; see `Perplexity`.
+        thresholds: Thresholds of the GM; see `TransferQuality`.
+        device: Device of all three.
+        dtype: Dtype of the language model; None picks by device.
+    """
+
+    classifier: str
+    encoder: str | SentenceEncoder = "minilm-l6"
+    language_model: str = "smollm2-135m"
+    score_end: bool = False
+    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS
+    device: str = "cpu"
+    dtype: Dtype | None = None
+
+    def quality(self) -> TransferQuality:
+        """Return a new scorer over these models."""
+        return TransferQuality(
+            Accuracy(self.classifier, device=self.device),
+            Similarity(self.encoder, device=self.device),
+            Perplexity(
+                self.language_model,
+                score_end=self.score_end,
+                device=self.device,
+                dtype=self.dtype,
+            ),
+            thresholds=self.thresholds,
+        )
+
+
+class TransferData(PromptBatches):
+    """Batches of training sentences, reshuffled after every pass.
+
+    Args:
+        sentences: Sentences to rewrite.
+        batch_size: Sentences per step.
+        steps: Number of batches; the trainer's `max_steps` may stop earlier.
+        seed: Seed of the order.
+        models: Models that are trained first where their folders do not exist: judges, and the
+            adapter that the policy starts from.
+    """
+
+    def __init__(
+        self,
+        sentences: Sentences,
+        batch_size: int = 8,
+        steps: int = 1000,
+        seed: int = 0,
+        models: Sequence[TrainedFirst] = (),
+    ) -> None:
+        super().__init__(batch_size, steps, seed, models)
+        self.sentences = sentences
+
+    def read_prompts(self) -> Samples:
+        """Read the files."""
+        return self.sentences.prompts()
+
+
+def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:
+    """Return a weighted sum of a sentence's GM and of its components.
+
+    The GM is 0 wherever one component misses its threshold, as for many texts of an untuned policy,
+    and equal rewards have no gradient. The components have no such dead zone: a warm-up rewards
+    them, and `RewardShaping`'s schedules of these weights then move to the GM.
+
+    Args:
+        weights: Score of `TransferQuality` → weight at the start of training, 0 included.
+        judges: Models that compute the scores.
+    """
+    quality = judges.quality()
+    return Reward({name: (quality[name], weight) for name, weight in weights.items()})
+
+
+@cache  # both callbacks share the models
+def held_out_scores(judges: Judges) -> dict[str, Component]:
+    """Return the GM and its components; that of the corpus, `corpus/gm`, selects checkpoints."""
+    quality = judges.quality()
+    names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
+    return {name: quality[name] for name in names}
+
+
+def held_out_scorer(
+    sentences: Sentences,
+    judges: Judges,
+    generations_per_prompt: int = 1,
+    others: Mapping[str, Component | Scorer] | None = None,
+) -> GenerationScorer:
+    """Return a callback that scores rewrites of validation sentences during training.
+
+    Args:
+        sentences: Validation sentences.
+        judges: The models of the reward and of the selection.
+        generations_per_prompt: Rewrites per sentence.
+        others: Name → a score that neither has, for a `ProxyGuard` or for constraints. `Distinct`
+            is over all rewrites of a style.
+    """
+    prompts = sentences.prompts()
+    return GenerationScorer(
+        {**held_out_scores(judges), **(others or {})},
+        prompts.replace(groups=prompts.require("labels", "held_out_scorer")),
+        generations_per_prompt=generations_per_prompt,
+    )
+
+
+def before_after(
+    sentences: Sentences,
+    judges: Judges,
+    generations_per_prompt: int = 1,
+    report_judges: Mapping[str, Component | Scorer | AUC] | None = None,
+) -> BeforeAfter:
+    """Return a callback that compares untuned policy, selected policy and copying on test data.
+
+    Args:
+        sentences: Test sentences.
+        judges: The models of the reward and of the selection.
+        generations_per_prompt: Rewrites per sentence.
+        report_judges: Judges that reward and selection do not use; see `BeforeAfter`.
+    """
+    prompts = sentences.prompts()
+    return BeforeAfter(
+        held_out_scores(judges),
+        prompts,
+        generations_per_prompt=generations_per_prompt,
+        others={"copying": prompts.replace(texts=prompts.require("sources", "before_after"))},
+        judges=report_judges,
+    )
+
+
+class Trajectories(pl.Callback):
+    """Plot of error rate against similarity and similarity against perplexity over validations.
+
+    Written to `trajectories.png` at the end of training, with one point per validation, as in Pang
+    & Gimpel (2019), Fig. 1. The error rate is 1 - accuracy, and all three are those of the corpus.
+    `ctrlreward trajectories` draws several runs in one picture.
+
+    Args:
+        folder: Folder of the run's `HistoryLogger`, for `metrics.jsonl` and the plot.
+        name: Name of the `GenerationScorer`.
+    """
+
+    def __init__(self, folder: str, name: str = "score") -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self.name = name
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draw the plot if there was a validation."""
+        history = JsonLog(self.folder / "metrics.jsonl").read()
+        keys = [f"{self.name}/corpus/{s}" for s in ("accuracy", "similarity", "perplexity")]
+        curves = [dict(zip(*curve(history, key), strict=True)) for key in keys]
+        points = transfer_path(*curves)
+        if not points or not trainer.is_global_zero:
+            return
+        try:
+            draw_transfer_paths([(self.folder.name, points)], self.folder / "trajectories.png")
+        except ImportError as error:  # a finished run must not fail for lack of matplotlib
+            log.warning("%s", error)

@@ -1,0 +1,283 @@
+"""Pseudo-parallel sentences of two styles, made without parallel data.
+
+The nearest sentences of the other style lend a sentence their words: where both agree the words
+stay, and where they differ some or all are exchanged. Judges choose among the results. This is
+retrieval as in Li et al. (2018), https://arxiv.org/abs/1804.06437, with words found by alignment
+instead of a list of style words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import combinations
+from math import log
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pytorch_lightning.utilities import rank_zero_info
+
+from ctrlreward.files import json_line, write_whole
+from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.progress import track
+from ctrlreward.recipes.style_transfer import Judges, Sentences
+from ctrlreward.recipes.style_transfer.style_words import word_log_odds
+from ctrlreward.recipes.text_files import distinct_texts, matching_key
+from ctrlreward.samples import Samples
+from ctrlreward.scorers import TransferQuality
+from ctrlreward.scorers.base import Scores, score
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+
+_WINDOW = 250  # sentences whose candidates are judged at once
+_LONGER = 2  # words that an exchange may add
+_FINALISTS = 8  # candidates of a sentence that the language model reads
+
+
+class Pair(NamedTuple):
+    """A sentence and its rewriting.
+
+    Attributes:
+        source: The sentence.
+        label: Style of the rewriting.
+        text: The rewriting.
+    """
+
+    source: str
+    label: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PseudoPairs:
+    """Sentences of two styles, each with a rewriting that judges find good.
+
+    A sentence is rewritten by words of its nearest sentences of the other style. Of all rewritings
+    that keep enough of its words, `best_rewritings` takes one; a sentence without any has no pair.
+    Pairs are in lower case, and each is used in both directions.
+
+    Args:
+        sentences: Sentences to rewrite. Those that lend words are all sentences of the same files,
+            held-out ones excepted.
+        judges: Encoder, which also finds the neighbours, classifier and language model; the pairs
+            are only as good as these.
+        file: JSON Lines file of the pairs. If it exists, the pairs are read from it.
+        neighbours: Number of sentences that lend words to each.
+        style_word: Log odds (`word_log_odds`) from which on a word is one of a style. A rewriting
+            has none of the old style and one or more of the new one.
+        min_kept: Smallest share of a sentence's other words that a rewriting keeps, 0 to 1.
+
+    Raises:
+        ValueError: `neighbours` is below 1, or `min_kept` is no share.
+    """
+
+    sentences: Sentences
+    judges: Judges
+    file: str
+    neighbours: int = 64
+    style_word: float = 1.4
+    min_kept: float = 0.75
+
+    def __post_init__(self) -> None:
+        if self.neighbours < 1:
+            raise ValueError(f"neighbours = {self.neighbours}: give 1 or more")
+        if not 0 <= self.min_kept <= 1:
+            raise ValueError(f"min_kept = {self.min_kept}: give a share, 0 to 1")
+
+    def make(self) -> None:
+        """Write the file if it does not exist.
+
+        Raises:
+            ValueError: No sentence has a pair.
+        """
+        path = Path(self.file).expanduser()
+        if path.is_file():
+            return
+        pairs = list(self._pairs())
+        if not pairs:
+            raise ValueError(
+                "no rewriting has a GM above 0: give thresholds that fit the judges, or a lower "
+                "min_kept"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "".join(json_line(pair._asdict()) for pair in pairs))
+        rank_zero_info(f"{path}: {len(pairs)} pairs of {2 * self.sentences.count} sentences")
+
+    def samples(self) -> Samples:
+        """Return each pair of the file in both directions.
+
+        Returns:
+            Samples with `prompts`, `sources`, the target style as `labels`, and the rewriting as
+            `references`; texts and prefixes are empty.
+        """
+        rows = Path(self.file).expanduser().read_text(encoding="utf-8").splitlines()
+        pairs = [Pair(**json.loads(row)) for row in rows]
+        first, second = self.sentences.files
+        other = {first: second, second: first}
+        pairs += [Pair(pair.text, other[pair.label], pair.source) for pair in pairs]
+        prompts = self.sentences.prompts_for([(p.source, other[p.label]) for p in pairs])
+        return prompts.replace(references=[pair.text for pair in pairs])
+
+    def _pairs(self) -> Iterator[Pair]:
+        prompts = self.sentences.prompts()
+        sources = [matching_key(source) for source in prompts.require("sources", "PseudoPairs")]
+        labels = prompts.require("labels", "PseudoPairs")
+        quality = self.judges.quality()
+        texts = {style: self._texts(style) for style in self.sentences.files}
+        odds = word_log_odds(*texts.values())
+        first, second = texts
+        words = {
+            first: {word for word, value in odds.items() if -value >= self.style_word},
+            second: {word for word, value in odds.items() if value >= self.style_word},
+        }
+        with track("pseudo-pairs", len(sources), "sentences") as done:
+            for old, label in ((first, second), (second, first)):
+                lender = _Lenders(texts[label], quality)
+                rows = [i for i, target in enumerate(labels) if target == label]
+                for start in range(0, len(rows), _WINDOW):
+                    window = [sources[i] for i in rows[start : start + _WINDOW]]
+                    near = lender.nearest(window, self.neighbours)
+                    candidates = [
+                        {
+                            text: count
+                            for text, count in rewritings(source, lenders).items()
+                            if self._exchanges(source, text, words[old], words[label])
+                        }
+                        for source, lenders in zip(window, near, strict=True)
+                    ]
+                    best = best_rewritings(window, candidates, label, quality)
+                    yield from (Pair(source, label, text) for source, text in best.items())
+                    done(len(window))
+        quality.release()
+
+    def _exchanges(self, source: str, text: str, old: set[str], new: set[str]) -> bool:
+        """Return whether a rewriting has the style words of the new style, and the other words."""
+        kept = Counter(text.split())
+        if not (old.isdisjoint(kept) and new & kept.keys()):
+            return False
+        others = Counter(word for word in source.split() if word not in old)
+        return (others & kept).total() >= self.min_kept * others.total()
+
+    def _texts(self, style: str) -> list[str]:
+        own = self.sentences
+        texts = distinct_texts([own.files[style]], own.exclude, own.words)
+        return list(dict.fromkeys(map(matching_key, texts)))
+
+
+class _Lenders:
+    """Sentences of one style that are looked up by their vectors."""
+
+    def __init__(self, texts: list[str], quality: TransferQuality) -> None:
+        self.texts = texts
+        self.quality = quality
+        self.vectors = self._embed(texts)
+
+    def nearest(self, sources: Sequence[str], count: int) -> list[list[str]]:
+        """Return the texts with the largest cosine to each source, in no order."""
+        cosines = self._embed(sources) @ self.vectors.T
+        count = min(count, len(self.texts))
+        columns = np.argpartition(-cosines, count - 1, axis=1)[:, :count]
+        return [[self.texts[column] for column in row] for row in columns]
+
+    def _embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        # Float32: a product of all sentences with a window of others is large.
+        vectors = self.quality.similarity.loaded_model.embed(texts)
+        return np.nan_to_num(vectors).astype(np.float32)
+
+
+def rewritings(source: str, lenders: Sequence[str]) -> Counter[str]:
+    """Return the source with some of its words exchanged for those of other sentences.
+
+    Source and lender are aligned word by word. Where they differ, all places, each place, or each
+    two places are exchanged, except where the lender has three words more or longer: these run two
+    sentences together.
+
+    Args:
+        source: Words separated by spaces.
+        lenders: Sentences in the same form.
+
+    Returns:
+        Rewriting, other than the source → number of lenders that lead to it.
+
+    Examples:
+        >>> rewritings("the soup was cold .", ["the soup was warm .", "the bread was warm ."])
+        Counter({'the soup was warm .': 2, 'the bread was warm .': 1, 'the bread was cold .': 1})
+    """
+    words = source.split()
+    found: Counter[str] = Counter()
+    for lender in lenders:
+        lent = lender.split()
+        spans = SequenceMatcher(None, words, lent, autojunk=False).get_opcodes()
+        places = [
+            i
+            for i, (kind, start, end, lent_start, lent_end) in enumerate(spans)
+            if kind != "equal" and lent_end - lent_start <= end - start + _LONGER
+        ]
+        if not places or len(places) == len(spans):
+            continue  # nothing to exchange, or nothing in common
+        choices = [tuple(places), *((place,) for place in places), *combinations(places, 2)]
+        texts = set()
+        for chosen in dict.fromkeys(choices):
+            text: list[str] = []
+            for i, (_, start, end, lent_start, lent_end) in enumerate(spans):
+                text += lent[lent_start:lent_end] if i in chosen else words[start:end]
+            texts.add(" ".join(text))
+        found.update(sorted(texts - {source}))
+    return found
+
+
+def best_rewritings(
+    sources: Sequence[str],
+    candidates: Sequence[Mapping[str, int]],
+    label: str,
+    quality: TransferQuality,
+) -> Mapping[str, str]:
+    """Choose the rewriting of each source with the best GM · (1 + log lenders).
+
+    What several lenders agree on is rarely an accident. The language model, the slowest judge,
+    reads the candidates that are best by the other two.
+
+    Args:
+        sources: n sentences.
+        candidates: Rewriting → number of lenders, of each source.
+        label: Style of the rewritings.
+        quality: Judges, with the thresholds of GM.
+
+    Returns:
+        Source → rewriting; sources without a GM above 0 are left out.
+    """
+    texts = [text for row in candidates for text in row]
+    support = np.array([1 + log(count) for row in candidates for count in row.values()])
+    if not texts:
+        return {}
+    owner = np.repeat(np.arange(len(sources)), [len(row) for row in candidates])
+    pairs = Samples(
+        texts, sources=[sources[i] for i in owner.tolist()], labels=[label] * len(texts)
+    )
+    style = quality.accuracy["label_probability"]
+    judged = score({"style": style, "content": quality.similarity["similarity"]}, pairs)
+    t1, t2, _, _ = quality.thresholds
+    over = [np.nan_to_num(100 * judged["style"] - t1), np.nan_to_num(100 * judged["content"] - t2)]
+    # GM is a cube root, so that support counts as in the choice among finalists.
+    promise = np.maximum(over[0], 0) * np.maximum(over[1], 0) * support**3
+    finalists = _best_of_each(owner, promise, _FINALISTS)
+    if not len(finalists):
+        return {}
+    perplexity = score({"fluency": quality.perplexity["perplexity"]}, pairs[finalists.tolist()])
+    parts = (judged["style"][finalists], judged["content"][finalists], perplexity["fluency"])
+    gm = np.nan_to_num(adjusted_gm(*parts, thresholds=quality.thresholds))
+    winners = finalists[_best_of_each(owner[finalists], gm * support[finalists], 1)]
+    return {sources[owner[i]]: texts[i] for i in winners.tolist()}
+
+
+def _best_of_each(owner: Rows, values: Scores, count: int) -> Rows:
+    """Return the rows with the largest values above 0 of each owner."""
+    order = np.lexsort((-values, owner))
+    first = np.searchsorted(owner[order], owner[order])
+    rank = np.arange(len(order)) - first
+    return order[(rank < count) & (values[order] > 0)]

@@ -1,0 +1,127 @@
+"""Supervised fine-tuning of a language model with LoRA, the start of a policy.
+
+`configs/style_transfer/*_warm_up.yaml` use these classes. Copy this file to change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from ctrlreward.files import whole_folder
+from ctrlreward.policy.adapted_module import AdaptedModuleMixin
+from ctrlreward.policy.assembly import load_with_tokenizer
+from ctrlreward.policy.model import LoRA
+from ctrlreward.policy.objectives import Objective
+from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates
+from ctrlreward.policy.rollouts import Generation, given, log_probs
+from ctrlreward.recipes.prompt_data import PromptBatches
+from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
+from ctrlreward.recipes.trained_first import TrainedFirst
+from ctrlreward.samples import Samples
+
+
+class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
+    """Fine-tuning of a language model on the completions of a data set, with LoRA.
+
+    A batch is `Samples` with `prompts`, and `references` as completions. The loss is the mean
+    negative log-probability of their tokens and of the end token, logged as `train_loss`, nats per
+    token. At the end of training the adapter that the trainer's `RewardCheckpoint` selected, else
+    the last one, is written to a folder, for `LoRA(adapter=...)` of a `PolicyTuner`.
+
+    Args:
+        folder: Folder of the trained adapter. An earlier one in it is replaced.
+        model: Local folder, Hugging Face id or short name of the base model.
+        generation: How `complete` completes prompts; its stop string ends each completion.
+        optimizer: Learning rate and its schedule.
+        lora: The adapter, and the precision of the base weights.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        model: str,
+        generation: Generation = Generation(),
+        optimizer: OptimizerConfig = OptimizerConfig(),
+        lora: LoRA = LoRA(),
+    ) -> None:
+        super().__init__(model, generation, optimizer, lora)
+        self.folder = Path(folder).expanduser()
+
+    def configure_model(self) -> None:
+        """Load the base model with its adapter; only once."""
+        if "policy" in dict(self.named_children()):
+            return
+        options = (Objective(), self.generation, self.optimizer, self.lora)
+        device = str(self.device)
+        self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *options)
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW on the adapter, with its learning-rate schedule."""
+        return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
+
+    def training_step(self, batch: Samples, batch_idx: int) -> Tensor:
+        """Return the mean negative log-probability of the completions' tokens."""
+        self.policy.train()
+        prompts = batch.require("prompts", "SupervisedTuner")
+        texts = batch.require("references", "SupervisedTuner")
+        rollout = given(self.policy, self.tokenizer, prompts, self._completions(texts))
+        loss = -log_probs(self.policy, rollout, 1.0).sum() / rollout.mask.sum()
+        self.log("train_loss", loss.detach(), batch_size=len(batch), prog_bar=True)
+        return loss
+
+    def on_fit_end(self) -> None:
+        """Write the selected adapter."""
+        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if trial or not self.trainer.is_global_zero:
+            return
+        best = getattr(self.trainer.checkpoint_callback, "best_model_path", "")
+        if best:
+            state = torch.load(best, map_location=self.device, weights_only=True)["state_dict"]
+            self.load_state_dict(state, strict=False)
+        with whole_folder(self.folder) as folder:
+            self.export_adapter(folder)
+
+    def _completions(self, texts: Sequence[str]) -> list[str]:
+        """Return texts as completions: after the prompt of a causal model, a word has a space."""
+        if self.policy.config.is_encoder_decoder:
+            return list(texts)
+        return [f" {text}" for text in texts]
+
+
+class PairData(PromptBatches):
+    """Batches of pseudo-pairs, reshuffled after every pass.
+
+    Args:
+        pairs: The pairs; their file is written first if it does not exist.
+        batch_size: Pairs per step.
+        steps: Number of batches; the trainer's `max_steps` may stop earlier.
+        seed: Seed of the order.
+        models: Models that are trained first where their folders do not exist, such as the judges
+            of the pairs.
+    """
+
+    def __init__(
+        self,
+        pairs: PseudoPairs,
+        batch_size: int = 16,
+        steps: int = 1000,
+        seed: int = 0,
+        models: Sequence[TrainedFirst] = (),
+    ) -> None:
+        super().__init__(batch_size, steps, seed, models)
+        self.pairs = pairs
+
+    def prepare_data(self) -> None:
+        """Train the models that do not exist yet, and make the pairs."""
+        super().prepare_data()
+        self.pairs.make()
+
+    def read_prompts(self) -> Samples:
+        """Read the pairs."""
+        return self.pairs.samples()

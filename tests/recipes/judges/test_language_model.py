@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctrlreward.commands.training_job import build
+from ctrlreward.recipes.judges.corpus import END, UNKNOWN, Corpus, count_words, word_tokenizer
+from ctrlreward.recipes.judges.language_model import LanguageModelTrainer
+from ctrlreward.scorers import Perplexity
+
+CONFIG = (
+    Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "language_model_yelp.yaml"
+)
+LINES = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff", "room")
+         for word in ("good", "bad", "cold", "kind", "small")]  # fmt: skip
+RARE = ["we saw otters .", "we saw geese ."]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def written(file: Path, lines: list[str]) -> str:
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, list[str]]:
+    """Files of training, test and further held-out sentences."""
+    return {
+        "train": [
+            written(tmp_path / "one", [*LINES, "", LINES[0].upper(), "The  room was odd ."]),
+            written(tmp_path / "two", [*RARE, LINES[1]]),
+        ],
+        "test": [written(tmp_path / "test", ["the room was odd .", ""])],
+        "exclude": [written(tmp_path / "left_out", [f"{LINES[2]}\t{LINES[3]}"])],
+    }
+
+
+# The corpus
+
+
+def test_held_out_sentences_are_not_trained_on(files: dict[str, list[str]]) -> None:
+    data = Corpus(**files, validation_share=0.25)
+    data.setup("fit")
+    kept = data.sentences["train"] + data.sentences["validation"]
+    assert sorted(kept) == sorted(set(LINES) - {LINES[2], LINES[3]} | set(RARE))  # each once
+    assert len(data.sentences["validation"]) == round(0.25 * len(kept))
+    assert data.sentences["test"] == ["the room was odd ."]
+
+
+def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) -> None:
+    def epochs(seed: int) -> list[list[list[str]]]:
+        data = Corpus(**files, batch_size=3, seed=seed)
+        data.setup("fit")
+        loader = data.train_dataloader()
+        found = []
+        for epoch in range(2):
+            data.trainer = SimpleNamespace(global_step=epoch * len(loader))  # type: ignore[assignment]
+            found.append(list(loader))
+            texts = [text for batch in found[-1] for text in batch]
+            assert sorted(texts) == sorted(data.sentences["train"])
+        return found
+
+    first, second = epochs(1)
+    assert epochs(1) == [first, second]
+    assert first != second
+    assert epochs(2)[0] != first
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_a_share_out_of_range(share: float) -> None:
+    with pytest.raises(ValueError, match=r"validation_share = .*: give a share above 0 and below"):
+        Corpus(["a"], validation_share=share)
+
+
+def test_fewer_than_two_sentences_raise(tmp_path: Path) -> None:
+    data = Corpus([written(tmp_path / "lines", ["So  bad", "so bad", ""])])
+    with pytest.raises(ValueError, match="lines hold 1 sentences that are not held out: give two"):
+        data.setup("fit")
+
+
+def test_no_sentence_of_the_yelp_test_set_is_trained_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor a reference."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "data").symlink_to(data_dir)  # where the configuration looks
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    data = build(["--config", str(CONFIG)]).datamodule
+    data.setup("fit")
+    held_out = set()
+    for file in (data_dir / "li2018").glob("*.[01]"):
+        for line in file.read_text("utf-8").splitlines():
+            held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
+    trained_on = {*data.sentences["train"], *data.sentences["validation"]}
+    assert len(held_out) > 1900
+    assert len(trained_on) > 110_000
+    assert trained_on.isdisjoint(held_out)
+    assert len(data.sentences["test"]) == 1000
+
+
+# The words
+
+
+def words_of(text: str) -> list[str]:
+    return list(count_words([text]).elements())
+
+
+@pytest.mark.parametrize(
+    ("plain", "tokenized"),
+    [
+        ("It didn't taste watered down.", "it did n't taste watered down ."),
+        ("We're SURE: they'd can’t (won't) sell 1/2...", "we 're sure : they 'd ca n't ( wo n't ) "
+         "sell 1/2 ..."),
+        ("A so-so drive-thru -- $_num_ , ok?", "a so-so drive-thru -- $ _num_ , ok ?"),
+    ],
+)  # fmt: skip
+def test_plain_text_is_split_as_tokenized_text(plain: str, tokenized: str) -> None:
+    assert sorted(words_of(plain)) == sorted(tokenized.split()) == sorted(words_of(tokenized))
+
+
+@given(st.text(st.sampled_from("an'tS. -/`’_9é"), max_size=12))
+def test_splitting_twice_changes_nothing_and_loses_no_character(text: str) -> None:
+    counts = count_words([text])
+    words = list(counts)
+    ids = word_tokenizer(words)(text).input_ids
+    split = [words[i - 2] for i in ids]
+    assert Counter(split) == counts
+    assert "".join(split) == text.lower().replace("’", "'").replace(" ", "")
+    assert words_of(" ".join(split)) == list(Counter(split).elements())
+
+
+def test_words_of_yelp_stay_as_they_are(data_dir: Path) -> None:
+    lines = (data_dir / "li2018" / "sentiment.test.1").read_text("utf-8").splitlines()
+    same = [count_words([line]) == Counter(line.split()) for line in lines]
+    assert np.mean(same) > 0.98  # not "dr."
+
+
+# The training
+
+
+def overrides(files: dict[str, list[str]], folder: Path) -> list[str]:
+    """The real configuration with small files and a small network."""
+    given = {
+        "model.init_args.folder": str(folder / "model"),
+        "model.init_args.min_count": "2",
+        "model.init_args.width": "16",
+        "model.init_args.heads": "2",
+        "data.init_args.train": json.dumps(files["train"]),
+        "data.init_args.test": json.dumps(files["test"]),
+        "data.init_args.exclude": json.dumps(files["exclude"]),
+        "data.init_args.validation_share": "0.2",
+        "data.init_args.batch_size": "4",
+        "trainer.default_root_dir": str(folder),
+        "trainer.logger.init_args.folder": str(folder),
+        "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
+        "trainer.enable_progress_bar": "false",
+        "trainer.precision": "32-true",
+        "trainer.max_epochs": "3",
+    }
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def log_probs(folder: Path, texts: list[str]) -> list[np.ndarray]:
+    """Log-probability of each word and of the end, by transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    rows = []
+    for text in texts:
+        ids = tokenizer(f"{END}{text}{END}", return_tensors="pt").input_ids
+        values = model(ids).logits[0, :-1].log_softmax(-1)
+        rows.append(values.gather(1, ids[0, 1:, None])[:, 0].detach().double().numpy())
+    return rows
+
+
+def test_training_writes_the_best_epochs_model(
+    files: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    cli = build(["--config", str(CONFIG), *overrides(files, tmp_path)])
+    cli.trainer.fit(cli.model, cli.datamodule)
+    folder, data = tmp_path / "model", cli.datamodule.sentences
+
+    rare = {word for word, count in count_words(data["train"]).items() if count < 2}
+    assert "otters" in rare | set(count_words(data["validation"]))
+    best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
+    expected = {name.removeprefix("model."): w for name, w in best["state_dict"].items()}
+    expected["lm_head.bias"][1] -= math.log(len(rare))  # <unk> is one of them
+    for name, weight in AutoModelForCausalLM.from_pretrained(folder).state_dict().items():
+        assert torch.equal(weight, expected[name])
+
+    report = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert report["known_words"] == len(tokenizer) - 2
+    assert report["rare_words"] == len(rare)
+    for split in ("validation", "test"):
+        rows = log_probs(folder, data[split])
+        words = [word for text in data[split] for word in text.split()]
+        assert report[split] == {
+            "texts": len(data[split]),
+            "perplexity": pytest.approx(np.exp(-np.concatenate([r[:-1] for r in rows]).mean())),
+            "perplexity_with_ends": pytest.approx(np.exp(-np.concatenate(rows).mean())),
+            "unknown_words": np.mean([word not in tokenizer.get_vocab() for word in words]),
+        }
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    best_logged = min(row["val_perplexity"] for row in logged if "val_perplexity" in row)
+    assert cli.trainer.checkpoint_callback.best_model_score.item() == pytest.approx(best_logged)
+
+
+def trained(
+    files: dict[str, list[str]],
+    folder: Path,
+    options: dict[str, Any] | None = None,
+    checkpoint: Path | None = None,
+    **trainer: Any,
+) -> LanguageModelTrainer:
+    small = {"min_count": 2, "width": 16, "heads": 2, "learning_rate": 0.01}
+    torch.manual_seed(0)
+    model = LanguageModelTrainer(str(folder), **small | (options or {}))
+    settings = {"max_epochs": 1, "enable_checkpointing": False} | trainer
+    Trainer(
+        accelerator="cpu",
+        default_root_dir=str(folder.parent),
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    ).fit(model, Corpus(**files, batch_size=4), ckpt_path=checkpoint)
+    return model
+
+
+def test_a_resumed_run_repeats_an_uninterrupted_one(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    keep = ModelCheckpoint(tmp_path / "epochs", "{epoch}", save_top_k=-1, monitor="val_loss")
+    whole = trained(
+        files, tmp_path / "a", max_epochs=3, enable_checkpointing=True, callbacks=[keep]
+    )
+    torch.rand(7)  # the state of the generator differs
+    resumed = trained(
+        files, tmp_path / "b", checkpoint=tmp_path / "epochs" / "epoch=0.ckpt", max_epochs=3
+    )
+    last = torch.load(tmp_path / "epochs" / "epoch=2.ckpt", weights_only=True)["state_dict"]
+    for name, weight in resumed.model.state_dict().items():
+        shift = math.log(whole.rare_words) if name == "lm_head.bias" else 0
+        expected = last[f"model.{name}"].clone()
+        if shift:
+            expected[1] -= shift
+        assert torch.equal(weight, expected), name
+
+
+def test_the_validation_loss_is_the_mean_over_words_and_ends(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """Sentences of different lengths in one batch: padding counts nowhere."""
+    model = trained(files, tmp_path / "model", {"share_unknown": False}).eval()
+    texts = ["the soup", "the staff was kind to otters .", "."]
+    loss, count = model._loss(texts)
+    expected = np.concatenate(log_probs(tmp_path / "model", texts))
+    assert (loss.item(), count) == (pytest.approx(-expected.mean(), rel=1e-5), len(expected))
+
+
+def test_nonsense_is_less_likely_than_any_sentence(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    """With <unk> as one word it need not be."""
+    files["train"] = [written(tmp_path / "more", [*LINES, *(f"a b{i} c{i} ." for i in range(99))])]
+    values = {}
+    for shared in (True, False):
+        folder = tmp_path / str(shared)
+        trained(files, folder, {"share_unknown": shared}, max_epochs=4)
+        texts = [*LINES, "xq zzu kwv ffp"]
+        values[shared] = Perplexity(str(folder)).score(texts)["perplexity"]
+    assert values[True][-1] > 3 * values[True][:-1].max()
+    assert values[False][-1] < values[True][-1] / 20
+    np.testing.assert_allclose(values[False][:-1], values[True][:-1], rtol=0.5)
+
+
+def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
+    files: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    trained(files, folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} < set(before)
+    trained(files, folder, fast_dev_run=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(Perplexity, "corpus", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trained(files, folder, {"width": 8})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    trained(files, folder, {"width": 8})
+    assert json.loads((folder / "config.json").read_text("utf-8"))["hidden_size"] == 8
+
+
+def test_a_folder_that_holds_something_else_is_refused(
+    files: dict[str, list[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    written(folder / "thesis.txt", ["years of work"])
+    with pytest.raises(ValueError, match=r"model' exists and holds no model: it would be replaced"):
+        trained(files, folder)
+    assert (folder / "thesis.txt").is_file()
+
+
+def test_a_width_that_does_not_fit_the_heads(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"width = 20: give a multiple of 4 \* heads = 16"):
+        LanguageModelTrainer(str(tmp_path), width=20, heads=4)
+
+
+def test_a_few_thousand_sentences_teach_the_order_of_words(data_dir: Path, tmp_path: Path) -> None:
+    """Perplexity is below that of the best model without order, fitted to the test text itself."""
+    source = data_dir / "yelp_shen" / "sentiment.test.1"
+    lines = source.read_text("utf-8").splitlines()[:2500]
+    test = data_dir / "li2018" / "sentiment.test.1"
+    files = {"train": [written(tmp_path / "lines", lines)], "test": [str(test)]}
+    options = {"width": 32, "min_count": 5, "dropout": 0.0, "share_unknown": False}
+    model = trained(files | {"exclude": []}, tmp_path / "model", options, max_epochs=2)
+    report = json.loads((tmp_path / "model" / "evaluation.json").read_text("utf-8"))["test"]
+    assert report["texts"] == 500
+    ids = model.tokenizer(test.read_text("utf-8").splitlines()).input_ids
+    counts = np.array(list(Counter(i for row in ids for i in row).values()))
+    shares = counts / counts.sum()
+    assert report["perplexity"] < 0.7 * np.exp(-(shares * np.log(shares)).sum())
+
+
+def test_names_of_the_special_tokens(tmp_path: Path) -> None:
+    """A text that has them is read with them, as `Perplexity` reads other models' texts."""
+    tokenizer = word_tokenizer(["a"])
+    assert tokenizer(f"a {UNKNOWN} b{END}").input_ids == [2, 1, 1, 0]

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+from tiny_models import save_bert
+from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification, BertModel
+
+from ctrlreward import Accuracy
+from ctrlreward.commands.training_job import build
+from ctrlreward.recipes.judges.sequence_classifier import SequenceClassifierTrainer
+from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceData
+
+CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "classifier_yelp.yaml"
+THINGS = ("food", "soup", "staff", "table", "dog", "lake", "bread", "waiter", "menu", "room")
+PLACES = ("", " here", " in summer", " when we were there", " and the rest was not bad at all")
+# The label is that of the word after "was", whatever follows.
+GOOD = [f"the {thing} was {word}{place} ." for thing in THINGS for word in
+        ("good", "great", "lovely", "friendly") for place in PLACES]  # fmt: skip
+BAD = [f"the {thing} was {word}{place} ." for thing in THINGS for word in
+       ("cold", "awful", "terrible", "rude") for place in PLACES]  # fmt: skip
+TEST_GOOD = [f"our {thing} was {word} ." for thing in THINGS for word in ("good", "lovely")]
+TEST_BAD = [f"our {thing} was {word} ." for thing in THINGS for word in ("awful", "rude")]
+
+Files = tuple[dict[str, str], dict[str, str], list[str]]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def written(file: Path, lines: list[str]) -> str:
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """Training and test files of each label, and a file of sentences to leave out.
+
+    The training files hold the test sentences, too.
+    """
+    train = {
+        "positive": written(tmp_path / "train.1", [*GOOD, *TEST_GOOD]),
+        "negative": written(tmp_path / "train.0", [*BAD, *TEST_BAD]),
+    }
+    test = {
+        "positive": written(tmp_path / "test.1", TEST_GOOD),
+        "negative": written(tmp_path / "test.0", TEST_BAD),
+    }
+    return train, test, [written(tmp_path / "left_out", [f"{GOOD[0]}\t{BAD[1].upper()}"])]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny BERT with seeded random weights, without a classification head."""
+    return save_bert(tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.1)
+
+
+class Watched(SequenceClassifierTrainer):
+    """Trainer that notes what it trains on, and in which mode."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.seen: set[str] = set()
+        self.longest = 0
+
+    def training_step(self, batch: list[Sentence], batch_idx: int) -> torch.Tensor:
+        assert all(part.training for part in self.model.modules())  # else dropout is off
+        self.seen |= {sentence.text for sentence in batch}
+        return super().training_step(batch, batch_idx)
+
+    def _logits(self, rows: Any) -> torch.Tensor:
+        self.longest = max(self.longest, *map(len, rows))
+        return super()._logits(rows)
+
+
+def fitted(
+    files: Files, folder: Path, encoder: str, trainer: dict[str, Any] | None = None, **options: Any
+) -> Watched:
+    """Train in `folder`; the trainer's options are those of a short run by default."""
+    torch.manual_seed(0)
+    model = Watched(str(folder), encoder, **options)
+    settings: dict[str, Any] = {"max_epochs": 1, **(trainer or {})}
+    Trainer(
+        accelerator="cpu",
+        default_root_dir=str(folder.parent),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **settings,
+    ).fit(model, SentenceData(*files, validation_share=0.2, batch_size=20))
+    return model
+
+
+def overrides(files: Files, folder: Path, encoder: str) -> list[str]:
+    """The real configuration with small files and a small encoder."""
+    train, test, exclude = files
+    given = {
+        "model.init_args.folder": str(folder / "model"),
+        "model.init_args.model": encoder,
+        "model.init_args.learning_rate": "0.01",
+        "data.init_args.train": json.dumps(train),
+        "data.init_args.test": json.dumps(test),
+        "data.init_args.exclude": json.dumps(exclude),
+        "data.init_args.validation_share": "0.2",
+        "data.init_args.batch_size": "20",
+        "trainer.max_epochs": "16",
+        "trainer.default_root_dir": str(folder),
+        "trainer.logger.init_args.folder": str(folder),
+        "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
+        "trainer.enable_progress_bar": "false",
+    }
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def test_training_writes_the_best_epochs_folder(
+    files: Files, tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It learns, and `Accuracy` decides as the module does on each sentence."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    cli = build(["--config", str(CONFIG), *overrides(files, tmp_path, encoder)])
+    cli.trainer.fit(cli.model, cli.datamodule)
+
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {"train_loss", "val_loss", "val_accuracy"} <= set().union(*rows)
+    accuracies = [row["val_accuracy"] for row in rows if "val_accuracy" in row]
+    assert max(accuracies) > 0.9  # by chance 0.5
+    assert cli.trainer.checkpoint_callback.best_model_score == max(accuracies)
+
+    folder = tmp_path / "model"
+    best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
+    loaded = BertForSequenceClassification.from_pretrained(folder).state_dict()
+    for name, weight in loaded.items():
+        assert torch.equal(weight, best["state_dict"][f"model.{name}"])
+
+    scorer = Accuracy(str(folder))
+    assert scorer.labels == ("positive", "negative")  # in the order of the data
+    sentences = cli.datamodule.sentences["validation"] + cli.datamodule.sentences["test"]
+    names = [cli.datamodule.labels[sentence.label] for sentence in sentences]
+    scores = scorer.score([sentence.text for sentence in sentences], labels=names)["accuracy"]
+    module = cli.model.eval()
+    own = [bool(module._loss_and_hits([sentence])[1]) for sentence in sentences]
+    assert scores.tolist() == own
+    assert scores.mean() > 0.9
+
+    report = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    tested = scores[-len(cli.datamodule.sentences["test"]) :]
+    assert report == {"test_accuracy": tested.mean(), "test_sentences": 40}
+
+
+def test_the_labels_are_those_of_the_data_by_name(
+    files: Files, tmp_path: Path, encoder: str
+) -> None:
+    """With the labels in the other order than above, sentences have the same names."""
+    train, test, exclude = files
+    turned = dict(reversed(train.items())), dict(reversed(test.items())), exclude
+    fitted(turned, tmp_path / "model", encoder, {"max_epochs": 4}, learning_rate=0.01)
+    config = AutoConfig.from_pretrained(tmp_path / "model")
+    assert config.id2label == {0: "negative", 1: "positive"}
+    assert config.label2id == {"negative": 0, "positive": 1}
+    labels = ["positive"] * len(TEST_GOOD) + ["negative"] * len(TEST_BAD)
+    scores = Accuracy(str(tmp_path / "model")).score([*TEST_GOOD, *TEST_BAD], labels=labels)
+    assert scores["accuracy"].mean() > 0.9
+
+
+def test_held_out_sentences_are_never_trained_on(
+    files: Files, tmp_path: Path, encoder: str
+) -> None:
+    seen = fitted(files, tmp_path / "model", encoder).seen
+    assert len(seen) == round(0.8 * (len(GOOD) + len(BAD) - 2))
+    assert seen <= {*GOOD, *BAD} - {GOOD[0], BAD[1]}
+    assert seen.isdisjoint({*TEST_GOOD, *TEST_BAD})
+
+
+def test_loss_and_decisions_do_not_depend_on_the_groups(
+    files: Files, tmp_path: Path, encoder: str
+) -> None:
+    """Groups of similar length give the loss of each sentence alone."""
+    module = fitted(files, tmp_path / "model", encoder).eval()
+    batch = [Sentence(text, i % 2) for i, text in enumerate([*BAD[:25], *GOOD[:25]])]
+    loss, hits = module._loss_and_hits(batch)
+    alone = [module._loss_and_hits([sentence]) for sentence in batch]
+    expected = torch.stack([one for one, _ in alone]).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    assert int(hits.sum()) == sum(int(hit) for _, hit in alone)
+
+
+def test_long_sentences_are_truncated_in_training_alone(
+    files: Files, tmp_path: Path, encoder: str
+) -> None:
+    module = fitted(files, tmp_path / "model", encoder, max_tokens=9)
+    assert module.longest == 9
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    original = AutoTokenizer.from_pretrained(encoder)
+    assert len(tokenizer(BAD[-1]).input_ids) == len(original(BAD[-1]).input_ids) > 9
+    assert tokenizer.backend_tokenizer.truncation is None
+
+
+def test_a_classifier_of_other_labels_is_a_start(files: Files, tmp_path: Path) -> None:
+    labels = {0: "sports", 1: "science", 2: "business"}
+    start = tmp_path / "start"
+    start.mkdir()
+    save_bert(start, BertForSequenceClassification, id2label=labels)
+    fitted(files, tmp_path / "model", str(start))
+    assert Accuracy(str(tmp_path / "model")).labels == ("positive", "negative")
+
+
+def test_a_single_label_is_refused(tmp_path: Path, encoder: str) -> None:
+    train = {"good": written(tmp_path / "train", GOOD)}
+    test = {"good": written(tmp_path / "test", TEST_GOOD)}
+    with pytest.raises(ValueError, match="the data has the label good alone: give two or more"):
+        fitted((train, test, []), tmp_path / "model", encoder)
+
+
+# The folder
+
+
+def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
+    files: Files, tmp_path: Path, encoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    fitted(files, folder, encoder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "evaluation.json"} <= set(before)
+    fitted(files, folder, encoder, {"fast_dev_run": True})
+    with monkeypatch.context() as broken:
+        broken.setattr(Accuracy, "score", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fitted(files, folder, encoder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"model"}
+    weights = fitted(files, folder, encoder, learning_rate=0.01).model.state_dict()
+    loaded = BertForSequenceClassification.from_pretrained(folder).state_dict()
+    assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items())
+
+
+def test_fast_dev_run_writes_nothing(files: Files, tmp_path: Path, encoder: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    fitted(files, tmp_path / "model", encoder, {"fast_dev_run": True})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["thesis.txt"], r"holds thesis\.txt, which does not belong to a trained"),
+        (
+            ["config.json", "evaluation.json", "thesis.txt"],
+            r"holds thesis\.txt, which does not belong to a trained",
+        ),
+        (["config.json", "model.safetensors"], r"holds files and no evaluation\.json"),
+    ],
+)
+def test_a_folder_that_holds_something_else_is_refused(
+    files: Files, tmp_path: Path, encoder: str, names: list[str], reason: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in names:
+        written(folder / name, ["years of work"])
+    with pytest.raises(ValueError, match=rf"model' {reason}"):
+        fitted(files, folder, encoder)
+    assert {path.name for path in folder.iterdir()} == set(names)
+
+
+def test_a_file_in_place_of_the_folder_is_refused(
+    files: Files, tmp_path: Path, encoder: str
+) -> None:
+    written(tmp_path / "model", ["years of work"])
+    with pytest.raises(ValueError, match="model' is a file: it would be deleted"):
+        fitted(files, tmp_path / "model", encoder)
+    assert (tmp_path / "model").read_text("utf-8") == "years of work\n"
+
+
+# The configuration for Yelp
+
+
+def test_the_judge_and_the_rewards_classifier_share_no_sentence(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor is a test sentence of Li et al. (2018) or a reference trained on."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "data").symlink_to(data_dir)  # where the configurations look
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    sides = []
+    for config in (CONFIG, CONFIG.with_name("text_cnn_yelp.yaml")):
+        data = build(["--config", str(config)]).datamodule
+        data.setup("fit")
+        sides.append({s.text for split in ("train", "validation") for s in data.sentences[split]})
+        assert len(data.sentences["test"]) == 1000
+    held_out = set()
+    for file in (data_dir / "li2018").glob("*.[01]"):
+        for line in file.read_text("utf-8").splitlines():
+            held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
+    judge, reward = sides
+    assert len(judge) > 50_000
+    assert judge.isdisjoint(reward)
+    assert len(held_out) > 1900
+    assert judge.isdisjoint(held_out)

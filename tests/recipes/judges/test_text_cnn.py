@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Trainer
+
+from ctrlreward.commands.training_job import build
+from ctrlreward.models.text_cnn import TextCNNClassifier
+from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceData, TextCNNTrainer
+
+CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "text_cnn_yelp.yaml"
+GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
+        ("good", "great", "lovely", "kind")]  # fmt: skip
+BAD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in
+       ("bad", "awful", "cold", "rude")]  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def written(file: Path, lines: list[str]) -> str:
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Training and test files of each label, and a file of sentences to leave out."""
+    train = {
+        "negative": written(tmp_path / "train.0", [*BAD, *BAD, "", "the lake was awful ."]),
+        "positive": written(tmp_path / "train.1", [*GOOD, "The lake  was lovely ."]),
+    }
+    test = {
+        "negative": written(tmp_path / "test.0", ["the lake was awful ."]),
+        "positive": written(tmp_path / "test.1", ["the lake was lovely ."]),
+    }
+    return train, test, [written(tmp_path / "left_out", [f"{GOOD[0]}\t{BAD[1]}"])]
+
+
+# The data
+
+
+def test_held_out_sentences_are_not_trained_on(files: tuple) -> None:
+    train, test, exclude = files
+    data = SentenceData(train, test, exclude, validation_share=0.25)
+    data.setup("fit")
+    kept = data.sentences["train"] + data.sentences["validation"]
+    expected = [Sentence(text, 0) for text in BAD if text != BAD[1]]
+    expected += [Sentence(text, 1) for text in GOOD[1:]]
+    assert sorted(kept) == sorted(expected)  # each once
+    assert len(data.sentences["validation"]) == round(0.25 * len(kept))
+    assert data.sentences["test"] == [("the lake was awful .", 0), ("the lake was lovely .", 1)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_variants_and_labels_of_a_sentence_are_in_one_split(tmp_path: Path, seed: int) -> None:
+    """Of each sentence three variants, and both labels."""
+    lines = [line for text in GOOD for line in (text, text.upper(), text.replace(" ", "  "))]
+    train = {label: written(tmp_path / label, lines) for label in ("no", "yes")}
+    test = {label: written(tmp_path / f"test.{label}", ["other"]) for label in train}
+    data = SentenceData(train, test, validation_share=0.5, seed=seed)
+    data.setup("fit")
+    sides = {split: data.sentences[split] for split in ("train", "validation")}
+    for sentences in sides.values():
+        texts = {sentence.text for sentence in sentences}
+        assert len(texts) == 6
+        assert sorted(sentences) == sorted(Sentence(text, k) for text in texts for k in (0, 1))
+    assert {s.text for s in sides["train"]}.isdisjoint(s.text for s in sides["validation"])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.99])
+def test_two_sentences_are_enough(tmp_path: Path, share: float) -> None:
+    train = {label: written(tmp_path / label, [f"so {label}"]) for label in ("no", "yes")}
+    test = {label: written(tmp_path / f"test.{label}", ["other"]) for label in train}
+    data = SentenceData(train, test, validation_share=share)
+    data.setup("fit")
+    assert [len(data.sentences[split]) for split in ("train", "validation")] == [1, 1]
+
+
+def test_fewer_than_two_sentences_raise(files: tuple, tmp_path: Path) -> None:
+    _, test, _ = files
+    train = {label: written(tmp_path / label, ["So  bad"]) for label in ("negative", "positive")}
+    data = SentenceData(train, test)
+    with pytest.raises(
+        ValueError, match="positive hold 1 sentences that are not held out: give two or"
+    ):
+        data.setup("fit")
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_a_share_out_of_range(files: tuple, share: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"validation_share = .*: give a share above 0 and below 1"
+    ):
+        SentenceData(*files, validation_share=share)
+
+
+def test_files_in_the_home_folder(
+    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    train, test, exclude = files
+    home = [{k: v.replace(str(tmp_path), "~") for k, v in side.items()} for side in (train, test)]
+    data = SentenceData(*home, ["~/left_out"])
+    data.setup("fit")
+    other = SentenceData(train, test, exclude)
+    other.setup("fit")
+    assert data.sentences == other.sentences
+
+
+def test_the_seed_decides_split_and_order(files: tuple) -> None:
+    def order(seed: int) -> list[list[Sentence]]:
+        data = SentenceData(*files, batch_size=4, seed=seed)
+        data.setup("fit")
+        return [data.sentences["validation"], *data.train_dataloader(), *data.val_dataloader()]
+
+    assert order(1) == order(1)
+    assert order(1) != order(2)
+
+
+def test_labels_belong_to_both_sets(files: tuple) -> None:
+    with pytest.raises(ValueError, match="train has the labels negative, positive and test no: "):
+        SentenceData(files[0], {"no": "test.0"})
+
+
+def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
+    train, test, _ = files
+    data = SentenceData({**train, "positive": written(tmp_path / "empty", ["", " "])}, test)
+    with pytest.raises(ValueError, match="empty has no sentences: write one per line"):
+        data.setup("fit")
+
+
+def test_no_sentence_of_the_yelp_test_set_is_trained_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor a reference, although both stand in the files of the same source."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "data").symlink_to(data_dir)  # where the configuration looks
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    data = build(["--config", str(CONFIG)]).datamodule
+    data.setup("fit")
+    held_out = set()
+    for file in (data_dir / "li2018").glob("*.[01]"):
+        for line in file.read_text("utf-8").splitlines():
+            held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
+    trained = {s.text for split in ("train", "validation") for s in data.sentences[split]}
+    assert len(held_out) > 1900
+    assert len(trained) > 110_000
+    assert trained.isdisjoint(held_out)
+    assert len(data.sentences["test"]) == 1000
+
+
+# The training
+
+
+def overrides(files: tuple, folder: Path) -> list[str]:
+    """The real configuration with small files and a small network."""
+    train, test, exclude = files
+    given = {
+        "model.init_args.folder": str(folder / "model"),
+        "model.init_args.min_count": "1",
+        "model.init_args.filters": "8",
+        "model.init_args.learning_rate": "0.05",
+        "data.init_args.train": json.dumps(train),
+        "data.init_args.test": json.dumps(test),
+        "data.init_args.exclude": json.dumps(exclude),
+        "data.init_args.validation_share": "0.2",
+        "data.init_args.batch_size": "6",
+        "trainer.default_root_dir": str(folder),
+        "trainer.logger.init_args.folder": str(folder),
+        "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
+        "trainer.enable_progress_bar": "false",
+    }
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def test_training_writes_the_best_epochs_folder(
+    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    cli = build(["--config", str(CONFIG), *overrides(files, tmp_path)])
+    cli.trainer.fit(cli.model, cli.datamodule)
+
+    folder = tmp_path / "model"
+    classifier = TextCNNClassifier(str(folder))
+    assert classifier.labels == ("negative", "positive")
+    assert "lovely" in classifier.config.words
+    best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
+    for name, weight in classifier.model.state_dict().items():
+        assert torch.equal(weight, best["state_dict"][f"model.{name}"])
+
+    report = json.loads((folder / "evaluation.json").read_text("utf-8"))
+    negative, positive = classifier.probabilities(["the lake was awful .", "the lake was lovely ."])
+    right = [negative.argmax() == 0, positive.argmax() == 1]
+    assert report == {"test_accuracy": sum(right) / 2, "test_sentences": 2}
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert {"val_loss", "val_accuracy"} <= set().union(*rows)
+
+
+def trained(files: tuple, folder: Path, **options: Any) -> TextCNNTrainer:
+    model = TextCNNTrainer(str(folder), min_count=1, embedding_size=4, widths=[1], filters=2)
+    Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        default_root_dir=str(folder.parent),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    ).fit(model, SentenceData(*files))
+    return model
+
+
+def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
+    files: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    trained(files, folder)
+    written_names = {path.name for path in folder.iterdir()}
+    assert written_names == {"config.json", "model.safetensors", "evaluation.json"}
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    trained(files, folder, fast_dev_run=True)
+    with monkeypatch.context() as broken:
+        broken.setattr(TextCNNClassifier, "probabilities", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            trained(files, folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"model"}
+    model = trained(files, folder).model
+    for name, weight in TextCNNClassifier(str(folder)).model.state_dict().items():
+        assert torch.equal(weight, model.state_dict()[name])
+
+
+def test_a_folder_that_holds_something_else_is_refused(files: tuple, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    written(folder / "thesis.txt", ["years of work"])
+    with pytest.raises(
+        ValueError, match=r"model' holds thesis\.txt, which does not belong to a TextC"
+    ):
+        trained(files, folder)
+    assert (folder / "thesis.txt").is_file()
+
+
+def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: Path) -> None:
+    def first(label: int) -> str:
+        file = data_dir / "yelp_shen" / f"sentiment.test.{label}"
+        return written(tmp_path / str(label), file.read_text("utf-8").splitlines()[:3000])
+
+    test = {n: str(data_dir / "li2018" / f"sentiment.test.{i}") for i, n in enumerate(["-", "+"])}
+    data = SentenceData({"-": first(0), "+": first(1)}, test, batch_size=64)
+    model = TextCNNTrainer(
+        str(tmp_path / "model"), embedding_size=32, filters=16, learning_rate=0.01
+    )
+    torch.manual_seed(0)
+    Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        default_root_dir=str(tmp_path),
+        logger=False,
+        enable_checkpointing=False,  # so the last epoch counts as the best
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(model, data)
+    report = json.loads((tmp_path / "model" / "evaluation.json").read_text("utf-8"))
+    assert report["test_sentences"] == 1000
+    assert report["test_accuracy"] > 0.75  # by chance 0.5

@@ -1,0 +1,104 @@
+"""Idf and centre of a corpus, and the table of docs/word_vectors.md on real data."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from ctrlreward.cli import main
+from ctrlreward.models.word_vectors import WordVectors
+from ctrlreward.recipes.judges.word_vectors import sentence_vectors
+from ctrlreward.scorers import Similarity
+
+ROOT = Path(__file__).resolve().parents[3]
+VECTORS = {"the": [1.0, 0.0], "soup": [0.0, 2.0], "good": [-1.0, 1.0]}
+CORPUS = ["the soup", "The  good", "", "the lake", "good good"]
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with vectors, a corpus and held-out sentences."""
+    monkeypatch.chdir(tmp_path)
+    WordVectors(VECTORS).save("vectors")
+    Path("corpus").write_text("\n".join([*CORPUS, "held  OUT soup"]))
+    Path("held_out").write_text("x\theld out soup\n")
+
+
+def test_idf_and_centre_are_those_of_the_corpus(files: None) -> None:
+    sentences = [sentence.lower().split() for sentence in CORPUS if sentence]
+    counts = Counter(word for sentence in sentences for word in set(sentence))
+    raw = sentence_vectors(["corpus"], ["held_out"], "vectors", centred=False)
+    assert raw.idf == pytest.approx({word: math.log(4 / n) for word, n in counts.items()})
+    assert raw.centre is None
+    units = [unit for unit in raw.embed([c for c in CORPUS if c]) if not np.isnan(unit[0])]
+    centred = sentence_vectors(["corpus"], ["held_out"], "vectors")
+    assert centred.idf == raw.idf
+    np.testing.assert_allclose(centred.centre, np.mean(units, axis=0))
+
+
+def test_equal_calls_share_one_object(files: None) -> None:
+    first = sentence_vectors(["corpus"], vectors="vectors")
+    assert sentence_vectors(("corpus",), (), "vectors") is first
+    assert sentence_vectors(["corpus"], vectors="vectors", centred=False) is not first
+
+
+def test_wrong_files(files: None) -> None:
+    with pytest.raises(TypeError, match="corpus = 'corpus' is a str: give a list of files"):
+        sentence_vectors("corpus", vectors="vectors")
+    Path("held_out").write_text("held out soup\n")
+    with pytest.raises(ValueError, match="corpus = held_out, held_out has no sentence outside"):
+        sentence_vectors(["held_out"] * 2, ["held_out"], "vectors")
+    sentence_vectors(["corpus"], vectors="vectors").save("centred")
+    with pytest.raises(ValueError, match="idf is given, but centred is centred under its own"):
+        sentence_vectors(["corpus"], vectors="centred")
+
+
+FUNCTION = "ctrlreward.recipes.judges.word_vectors.sentence_vectors"
+OPTIONS = {"corpus": ["corpus"], "vectors": "vectors"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config=score.yaml"],
+        [
+            *("--scorers=Similarity", f"--scorers.model={FUNCTION}"),
+            *('--scorers.model.corpus=["corpus"]', "--scorers.model.vectors=vectors"),
+        ],
+        ["--scorers=Similarity", "--scorers.model=saved"],
+    ],
+    ids=["yaml", "options", "name"],
+)
+def test_a_command_takes_them(files: None, arguments: list[str]) -> None:
+    vectors = sentence_vectors(**OPTIONS)
+    vectors.save("saved")
+    encoder = {"class_path": FUNCTION, "init_args": OPTIONS}
+    scorers = [{"class_path": "Similarity", "init_args": {"model": encoder}}]
+    Path("score.yaml").write_text(yaml.safe_dump({"scorers": scorers}))
+    row = {"text": "good soup", "source": "the soup"}
+    Path("texts.jsonl").write_text(json.dumps(row) + "\n")
+    main(["score", "texts.jsonl", "scored.jsonl", *arguments])
+    (expected,) = Similarity(vectors).score([row["text"]], sources=row["source"])["similarity"]
+    assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)
+
+
+def test_the_page_has_the_figures_of_its_block(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "data").symlink_to(data_dir)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    page = (ROOT / "docs" / "word_vectors.md").read_text("utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(block, {"__name__": "__main__"})
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(printed) == 3
+    assert "\n".join(printed) in page

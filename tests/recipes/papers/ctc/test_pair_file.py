@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock, Timeout
+
+from ctrlreward import displays
+from ctrlreward.recipes.papers.ctc import pair_file
+from ctrlreward.recipes.papers.ctc.pair_file import PairFile, read_pair_file
+from ctrlreward.recipes.papers.ctc.span_filling import Fillings, Template
+from ctrlreward.recipes.text_files import sample_texts
+
+TEXTS = [
+    "the soup was cold and nobody said sorry .",
+    "we loved the view , but the room was small !",
+    "our guide knew every stone of the old town .",
+    "the bus came late again , so we walked home .",
+    "her second novel is better than the first .",
+    "a quiet place with good coffee and kind people .",
+    "they never answered the phone all day .",
+]
+
+
+class FakeFiller:
+    """Fills each blank with its size and the seed; fails for one text and after some calls."""
+
+    def __init__(self, calls_before_interrupt: int = 99) -> None:
+        self.calls = 0
+        self.calls_before_interrupt = calls_before_interrupt
+
+    def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
+        if self.calls == self.calls_before_interrupt:
+            raise KeyboardInterrupt
+        self.calls += 1
+        return [
+            None if "novel" in "".join(t.parts) else tuple(f"new{i} {seed % 7}" for i in t.sizes)
+            for t in templates
+        ]
+
+
+Build = Callable[..., FakeFiller]
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Builds a pair file of the texts in chunks of two, and returns the filler it used."""
+
+    def build(
+        file: Path, texts: Sequence[str] = TEXTS, filler: Any = None, **settings: Any
+    ) -> FakeFiller:
+        filler = filler or FakeFiller()
+        monkeypatch.setattr(pair_file, "load_span_filler", lambda *_, **__: filler)
+        (tmp_path / "texts").write_text("\n".join(texts), encoding="utf-8")
+        options = {"count": len(texts), "chunk_size": 2, **settings}
+        PairFile(str(file), [str(tmp_path / "texts")], **options).build()
+        return filler
+
+    return build
+
+
+def test_the_file_holds_the_pairs_of_every_text(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    assert build(file).calls == 4
+    assert build(file).calls == 0
+    assert {pair.source for pair in read_pair_file(str(file))} == set(range(len(TEXTS)))
+
+
+@pytest.mark.parametrize("calls", range(4))
+def test_an_interrupted_build_is_resumed(build: Build, tmp_path: Path, calls: int) -> None:
+    whole, interrupted = tmp_path / "whole.jsonl", tmp_path / "interrupted.jsonl"
+    build(whole)
+    with pytest.raises(KeyboardInterrupt):
+        build(interrupted, filler=FakeFiller(calls))
+    assert build(interrupted).calls == 4 - calls
+    assert interrupted.read_bytes() == whole.read_bytes()
+
+
+def cuts(content: bytes) -> Iterator[int]:
+    """Ends of lines, the bytes before and after them, and every 97th byte."""
+    ends = [i for i, byte in enumerate(content) if byte == ord("\n")]
+    near = {end + shift for end in ends for shift in (-1, 0, 1, 2)}
+    yield from sorted(near | set(range(0, len(content), 97)))
+
+
+def test_a_log_shows_how_many_texts_have_pairs(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "pairs.jsonl", filler=FakeFiller(1))
+    capsys.readouterr()
+    build(tmp_path / "pairs.jsonl")
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first.endswith(f" labelled pairs: 2 of {len(TEXTS)} texts, time left unknown")
+    assert f" labelled pairs: {len(TEXTS)} of {len(TEXTS)} texts in " in last
+
+
+def test_a_build_killed_while_writing_is_resumed(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    build(file)
+    content = file.read_bytes()
+    for cut in cuts(content):
+        file.write_bytes(content[:cut])
+        build(file)
+        assert file.read_bytes() == content
+
+
+def test_spans_of_the_file_are_the_words_that_b_lacks(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    # Without repeated words, of which a text may lack only one occurrence.
+    build(file, [text for text in TEXTS if len(set(text.split())) == len(text.split())])
+    pairs = read_pair_file(str(file))
+    assert len({len(pair.hallucinated) for pair in pairs}) > 3
+    for pair in pairs:
+        missing = [word for word in re.findall(r"\w+", pair.a) if word not in pair.b.split()]
+        assert [pair.a[start:end] for start, end in pair.hallucinated] == missing
+
+
+def test_only_line_feeds_end_a_line(build: Build, tmp_path: Path) -> None:
+    odd = [f"{TEXTS[0]} so{mark}there" for mark in ("\u2028", "\u2029", "\x85", "\x0b")]
+    build(tmp_path / "pairs.jsonl", [*TEXTS, *odd])
+    texts = sample_texts([str(tmp_path / "texts")], [], 11, (4, None), seed=0)
+    assert sorted(texts) == sorted([*TEXTS, *odd])
+    pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
+    assert {pair.source for pair in pairs} == set(range(11))
+    assert set(odd) <= {pair.b for pair in pairs}
+
+
+def test_a_second_process_waits(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+
+    class Locked(FakeFiller):
+        def fill(self, templates: Sequence[Template], seed: int) -> list[Fillings | None]:
+            with pytest.raises(Timeout):
+                FileLock(f"{file}.lock", timeout=0).acquire()
+            return super().fill(templates, seed)
+
+    assert build(file, filler=Locked()).calls == 4
+    with FileLock(f"{file}.lock", timeout=0):  # released
+        pass
+
+
+def test_a_file_of_other_content_is_kept(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    for content in ("of somebody else", '{"source": 0, "a": "", "b": "", "hallucinated": []}\n'):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=r"pairs.jsonl (is not a J|was started with )"):
+            build(file)
+        assert file.read_text() == content
+
+
+def test_a_complete_file_is_only_read(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "read_only").mkdir()
+    file = tmp_path / "read_only" / "pairs.jsonl"
+    build(file)
+    (tmp_path / "read_only" / "pairs.jsonl.lock").unlink()
+    before = {path: path.stat().st_mtime_ns for path in file.parent.iterdir()}
+    assert build(file).calls == 0
+    assert {path: path.stat().st_mtime_ns for path in file.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"count": 1}, "count = 1: give 2 or more"),
+        ({"max_spans": 0}, "max_spans = 0: give 1 or more"),
+        ({"chunk_size": 0}, "chunk_size = 0: give 1 or more"),
+        (
+            {"mask_share": (0.5, 0.2)},
+            r"mask_share = \(0.5, 0.2\): give two shares of 0 to 1 in order",
+        ),
+    ],
+)
+def test_settings_out_of_range(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PairFile(**{"file": "pairs.jsonl", "texts": [], "count": 2, **setting})
+
+
+def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    build(file)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"pairs.jsonl was started with a different texts: "):
+        build(file, [*TEXTS[1:], "the play was long and loud ."])
+    with pytest.raises(ValueError, match=r"with a different temperature: \[1.0\], not \[0.5\]"):
+        build(file, temperature=0.5)
+    with pytest.raises(ValueError, match=r"with a different seed and texts: "):
+        build(file, seed=1)
+    assert file.read_bytes() == before
+    build(tmp_path / "other.jsonl", seed=1)
+    assert read_pair_file(str(tmp_path / "other.jsonl")) != read_pair_file(str(file))
+
+
+def test_a_file_without_pairs_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"pairs.jsonl has no pairs: build it with"):
+        read_pair_file(str(tmp_path / "pairs.jsonl"))
+
+
+def test_a_paraphrase_takes_the_place_of_the_light_edit(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def louder(texts: Sequence[str]) -> list[str]:
+        return [text.upper() if "bus" not in text else "" for text in texts]
+
+    monkeypatch.setattr(pair_file, "Paraphraser", lambda *_: louder)
+    file = str(tmp_path / "pairs.jsonl")
+    build(Path(file), paraphraser="louder")
+    texts = sample_texts([str(tmp_path / "texts")], [], 7, (4, None), seed=0)
+    first = {pair.source: pair for pair in reversed(read_pair_file(file))}
+    assert [first[i].a for i in range(7)] == [t if "bus" in t else t.upper() for t in texts]
+    assert [first[i].b for i in range(7)] == texts

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from ctrlreward.recipes.papers.ctc.paraphraser import Paraphraser
+
+TEXTS = ["The food was good.", "We waited an hour for a table.", "Great!"]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 2048])
+def test_equals_one_text_at_a_time(tiny_bart: str, batch_tokens: int) -> None:
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_bart).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
+    expected = []
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer(f"again: {text}").input_ids])
+        written = model.generate(ids, num_beams=2, do_sample=False, max_new_tokens=8)
+        expected.append(tokenizer.decode(written[0], skip_special_tokens=True)[:12].strip())
+    paraphrase = Paraphraser(tiny_bart, "again: {text}", batch_tokens=batch_tokens, beams=2)
+    paraphrases = paraphrase(TEXTS)
+    assert [
+        text[: len(start)] for text, start in zip(paraphrases, expected, strict=True)
+    ] == expected
+    assert all("<" + token not in text for text in paraphrases for token in ("pad>", "s>", "/s>"))
+
+
+def test_texts_that_are_too_long_have_none(
+    tiny_bart: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    paraphrase = Paraphraser(tiny_bart, beams=1)
+    nearly = "food" + " food" * 55
+    assert 50 < len(paraphrase.generator.tokenizer(nearly).input_ids) <= 64
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        paraphrases = paraphrase([TEXTS[0], "food " * 80, nearly])
+    assert [bool(text) for text in paraphrases] == [True, False, True]
+    assert [message.split(" has ")[0] for message in caplog.messages] == [
+        "'food food food food food food food fo…'"
+    ]
+
+
+def test_a_prompt_without_the_text_is_refused(tiny_bart: str) -> None:
+    with pytest.raises(ValueError, match=r"prompt = 'paraphrase': include \{text\}"):
+        Paraphraser(tiny_bart, "paraphrase")

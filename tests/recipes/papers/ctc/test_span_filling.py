@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PegasusConfig,
+    PegasusForConditionalGeneration,
+    PreTrainedTokenizerFast,
+)
+
+from ctrlreward.recipes.papers.ctc import generators
+from ctrlreward.recipes.papers.ctc.generators import generate_batch
+from ctrlreward.recipes.papers.ctc.span_filling import (
+    Template,
+    load_span_filler,
+    sentinel_fillings,
+    whole_text_fillings,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_decoder_only_model_fills_every_blank(tiny_llama: Callable[[str], str]) -> None:
+    filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!,"), batch_tokens=60)
+    templates = [  # blanks follow no letter: random letters would extend the word
+        Template(("", " was cold , ", " said sorry ."), (2, 1)),
+        Template(("what a view ! ", " !"), (3,)),
+    ]
+    many = templates * 4
+    fillings = filler.fill(many, seed=3)
+    assert fillings == filler.fill(many, seed=3)
+    assert fillings != filler.fill(many, seed=4)
+    filled = [(row, t) for row, t in zip(fillings, many, strict=True) if row is not None]
+    assert len(filled) > 1
+    for row, template in filled:
+        for filling, size in zip(row, template.sizes, strict=True):
+            assert 1 <= len(filling.split()) <= size + 1
+            assert "\n" not in filling
+
+
+def test_fillings_are_extracted_from_a_whole_text() -> None:
+    template = Template(("The ", " was (too) ", " ."), (1, 2))
+    fitting = " the old soup was (too)  cold to eat."
+    assert whole_text_fillings(template, fitting.replace("eat.", "eat .")) == (
+        "old soup",
+        "cold to eat",
+    )
+    assert whole_text_fillings(template, "A soup was (too) cold .") is None
+
+
+def test_a_filling_that_extends_a_kept_word_is_none() -> None:
+    template = Template(("we loved the ", " view ."), (1,))
+    assert whole_text_fillings(template, "we loved theatre view .") is None
+    assert whole_text_fillings(template, "we loved the overview .") is None
+    assert whole_text_fillings(template, "we loved the old view .") == ("old",)
+
+
+def test_a_decoder_only_model_may_not_extend_a_kept_word(
+    tiny_llama: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = load_span_filler(tiny_llama("abcdefghijklmnopqrstuvwxyz .!"))
+    completions = ["s were", " was", ", so", "never"]
+    monkeypatch.setattr(generators, "generate_batch", lambda *_: completions)
+    befores = ["the waiter ", "the waiter ", "the waiter ", ""]
+    fillings = filler.fill([Template((before, " rude ."), (1,)) for before in befores], seed=0)
+    assert fillings[:2] == [None, ("was",)]
+    assert fillings[2] in ((",",), (", so",))
+    assert fillings[3] == ("never",)
+
+
+def test_prompts_start_a_document_not_a_chat_turn(
+    tiny_causal: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In instruction-tuned models, the bos token may be one that opens a chat turn."""
+    special = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    folder = shutil.copytree(tiny_causal("llama", special), tmp_path / "chat")
+    AutoTokenizer.from_pretrained(
+        folder, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    ).save_pretrained(folder)
+    filler: Any = load_span_filler(str(folder))
+    prompts: list[tuple[int, ...]] = []
+
+    def record(
+        _model: object, _tokenizer: object, rows: list[tuple[int, ...]], *_: Any
+    ) -> list[str]:
+        prompts.extend(rows)
+        return [" fine"] * len(rows)
+
+    monkeypatch.setattr(generators, "generate_batch", record)
+    assert filler.fill([Template(("The food was ", "."), (1,))], seed=0) == [("fine",)]
+    assert filler.generator.tokenizer.decode(prompts[0]) == "<|endoftext|>The food was"
+
+
+@pytest.mark.parametrize("family", ["tiny_llama", "tiny_bart"])
+def test_templates_that_are_too_long_are_skipped_and_named(
+    family: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    fixture = request.getfixturevalue(family)
+    folder, long, limit = (
+        (fixture, "soup " * 90, 64)
+        if family == "tiny_bart"
+        else (fixture("abcdefghijklmnopqrstuvwxyz ."), "soup " * 110, 512 - 3)
+    )
+    filler = load_span_filler(folder)
+    templates = [Template((long, " was ", " ."), (1, 1)), Template(("", " ."), (1,))] * 2
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        fillings = filler.fill(templates, seed=2)
+    assert [row is None for row in fillings[::2]] == [True, True]
+    assert len(caplog.messages) == 1
+    message = caplog.messages[0]
+    assert message.endswith(
+        f"more than the {limit} that the model can take: it is skipped (and 1 more)"
+    )
+    assert "soup soup soup" in message
+
+
+def test_fillings_are_extracted_after_sentinels() -> None:
+    template = Template(("", " was ", " ."), (1, 2))
+    assert sentinel_fillings(template, "<extra_id_0> it <extra_id_1> my own <extra_id_2>") == (
+        "it",
+        "my own",
+    )
+    assert sentinel_fillings(template, "<extra_id_0> it <extra_id_2> more") is None
+
+
+@pytest.mark.parametrize("family", ["tiny_bart", "tiny_t5"])
+def test_an_encoder_decoder_fills_its_masks(
+    family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filler = load_span_filler(request.getfixturevalue(family))
+    masks = ["<mask>"] * 2 if family == "tiny_bart" else ["<extra_id_0>", "<extra_id_1>"]
+    outputs = {
+        "tiny_bart": "All of it was cold and nobody said sorry.",
+        "tiny_t5": "<extra_id_0> All of it <extra_id_1> nobody <extra_id_2>",
+    }
+    template = Template(("", " was cold and ", " said sorry."), (2, 1))
+    written: list[list[str]] = []
+
+    def recorded(*arguments: Any) -> list[str]:
+        written.append(generate_batch(*arguments))
+        return written[-1]
+
+    monkeypatch.setattr(generators, "generate_batch", recorded)
+    for seed in (1, 1, 2):
+        assert filler.fill([template] * 3, seed) == [None] * 3  # random weights never fit
+    assert written[0] == written[1] != written[2]
+    assert any(written[0])
+
+    inputs = []
+
+    def respond(model: object, tokenizer: object, rows: list[list[int]], *_: object) -> list[str]:
+        inputs.extend(filler.generator.tokenizer.decode(row) for row in rows)
+        return [outputs[family]] * len(rows)
+
+    monkeypatch.setattr(generators, "generate_batch", respond)
+    assert filler.fill([template], seed=1) == [("All of it", "nobody")]
+    assert [mask in inputs[0] for mask in masks] == [True, True]
+    assert inputs[0].count("<mask>") + inputs[0].count("<extra_id_") == 2
+
+
+def test_unreadable_generations_are_empty(tiny_bart: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_bart)
+    good = tokenizer("fine food").input_ids
+    unknown, mask = tokenizer.unk_token_id, tokenizer.mask_token_id
+    rows = [[2, *good, 1], [2, *good[:-1], mask, 2], [2, *good[:-1], unknown, 2]]
+    config, calls = GenerationConfig(do_sample=False), []
+
+    def generate(generation_config: GenerationConfig, **_: Any) -> torch.Tensor:
+        calls.append((generation_config.max_new_tokens, generation_config.pad_token_id))
+        return torch.tensor(rows)
+
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        config=SimpleNamespace(is_encoder_decoder=True),
+        generate=generate,
+    )
+    assert generate_batch(model, tokenizer, [(5,)] * 3, config, 7) == ["fine food", "", ""]
+    assert calls == [(7, 1)]
+    assert config.max_new_tokens is None
+
+
+def test_the_leading_space_of_a_completion_is_kept() -> None:
+    vocabulary = {"<pad>": 0, "▁the": 1, "▁soup": 2, "s": 3}
+    pieces = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    pieces.pre_tokenizer = pre_tokenizers.Metaspace()
+    pieces.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=pieces, pad_token="<pad>")
+    assert tokenizer.decode([2]) == "soup"
+    model: Any = SimpleNamespace(
+        device=torch.device("cpu"),
+        config=SimpleNamespace(is_encoder_decoder=False),
+        generate=lambda input_ids, **_: torch.cat(
+            [input_ids, torch.tensor([[2, 0], [3, 2]])], dim=1
+        ),
+    )
+    assert generate_batch(model, tokenizer, [(1,), (1, 2)], GenerationConfig(), 2) == [
+        " soup",
+        "s soup",
+    ]
+
+
+def test_another_family_is_refused(tmp_path: Path, tiny_bart: str) -> None:
+    config = PegasusConfig(
+        vocab_size=20,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+    )
+    PegasusForConditionalGeneration(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(tiny_bart) / name).read_bytes())
+    with pytest.raises(ValueError, match="is a pegasus, for which filling blanks is not supported"):
+        load_span_filler(str(tmp_path))

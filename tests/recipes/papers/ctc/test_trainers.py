@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+
+from ctrlreward.commands.training_job import TrainCLI, build
+from ctrlreward.files import JsonLog
+from ctrlreward.models.pairs import encode_pairs
+from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
+from ctrlreward.recipes.papers.ctc.data import AlignmentData
+from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
+from ctrlreward.recipes.papers.ctc.pair_file import PairFile, read_pair_file
+from ctrlreward.recipes.papers.ctc.trainers import TokenAlignerTrainer, alignment_labels
+
+CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"
+TEXTS = [
+    "the soup was cold and nobody said sorry .",
+    "we loved the view , but the room was small !",
+    "our guide knew every stone of the old town .",
+    "the bus came late again , so we walked home .",
+    "her second novel is better than the first .",
+    "a quiet place with good coffee and kind people .",
+    "they never answered the phone all day .",
+    "the garden smelled of rain and cut grass .",
+]
+ALPHABET = "abcdefghijklmnopqrstuvwxyz .,!"
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny random BERT without a head, whose vocabulary is the words of the texts."""
+    folder = tmp_path_factory.mktemp("encoder")
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    known = [*special, *sorted(set(" ".join(TEXTS).split()))]
+    words = Tokenizer(WordLevel({word: i for i, word in enumerate(known)}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True)),
+    ).save_pretrained(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(known),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+    )
+    BertModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def configured(
+    tmp_path: Path, encoder: str, tiny_llama: Callable[[str], str]
+) -> Callable[..., TrainCLI]:
+    """Builds the MiniLM configuration with tiny models and eight texts."""
+    texts = tmp_path / "texts"
+    texts.write_text("\n".join(TEXTS))
+    changes = {
+        "model.init_args.encoder": encoder,
+        "data.init_args.pairs.texts": f"[{texts}]",
+        "data.init_args.pairs.exclude": "[]",
+        "data.init_args.pairs.file": tmp_path / "pairs.jsonl",
+        "data.init_args.pairs.count": len(TEXTS),
+        "data.init_args.pairs.infiller": tiny_llama(ALPHABET),
+        "data.init_args.validation_share": 0.25,
+        "data.init_args.batch_size": 4,
+        "model.init_args.learning_rate": 3e-3,
+        "trainer.enable_progress_bar": "false",
+    }
+
+    def make(name: str, trainer: str, epochs: int, **more: object) -> TrainCLI:
+        folder = tmp_path / name
+        arguments = [f"--config={CONFIGS / 'yelp_minilm.yaml'}"]
+        arguments.append(f"--model.class_path=ctrlreward.recipes.papers.ctc.trainers.{trainer}")
+        where = {
+            "model.init_args.folder": folder / "model",
+            "trainer.default_root_dir": folder,
+            "trainer.logger.init_args.folder": folder,
+            "trainer.max_epochs": epochs,
+        }
+        arguments += [f"--{key}={value}" for key, value in {**changes, **where, **more}.items()]
+        return build(arguments)
+
+    return make
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_d_learns_the_labels_of_its_pairs(
+    configured: Callable[..., TrainCLI], tmp_path: Path
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 6)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    rows = JsonLog(tmp_path / "d" / "metrics.jsonl").read()
+    losses = [row["val_loss"] for row in rows if "val_loss" in row]
+    assert len(losses) == 12  # twice an epoch
+    assert min(losses) < losses[0]
+    for name in ("val_f1_hallucinated", "val_auc"):
+        values = [row[name] for row in rows if name in row]
+        assert len(values) == 12
+        assert all(0 <= value <= 1 for value in values)
+    pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
+    splits = cli.datamodule.splits
+    validation = splits["validation"]
+    assert sorted(splits["train"] + validation) == sorted(pairs)
+    assert not {p.source for p in splits["train"]} & {p.source for p in validation}
+
+    # The folder holds the model of the best validation, which has the same loss again.
+    aligner = TokenAligner(str(tmp_path / "d" / "model"))
+    aligned = list(aligner.align([(pair.a, pair.b) for pair in validation]))
+    per_batch = []
+    for start in range(0, len(aligned), 4):
+        right = []
+        for pair, alignment in zip(validation, aligned, strict=True):
+            wrong = {i for s, e in pair.hallucinated for i in range(s, e)}
+            for (s, e), value in zip(alignment.spans, alignment.values, strict=True):
+                right.append((pair, value if not wrong & set(range(s, e)) else 1 - value))
+        chosen = validation[start : start + 4]
+        values = [value for pair, value in right if any(pair is one for one in chosen)]
+        per_batch.append((len(chosen), -np.mean(np.log(values))))
+    loss = sum(n * value for n, value in per_batch) / len(aligned)
+    assert loss == pytest.approx(min(losses), rel=1e-4)
+
+    # `validate` uses the trained model and writes nothing.
+    before, module = written(tmp_path / "d" / "model"), cli.model.model
+    (again,) = cli.trainer.validate(cli.model, cli.datamodule, verbose=False)
+    assert cli.model.model is module
+    assert again["val_loss"] == pytest.approx(losses[-1], rel=1e-2)  # one more step followed
+    assert written(tmp_path / "d" / "model") == before
+
+
+@pytest.mark.parametrize("target", ["mean", "sum"])
+def test_r_learns_the_mean_or_the_sum(
+    configured: Callable[..., TrainCLI], tmp_path: Path, target: str
+) -> None:
+    cli = configured("r", "RegressionAlignerTrainer", 3, **{"model.init_args.target": target})
+    cli.trainer.fit(cli.model, cli.datamodule)
+    losses = [
+        row["val_mse"]
+        for row in JsonLog(tmp_path / "r" / "metrics.jsonl").read()
+        if "val_mse" in row
+    ]
+    pairs = cli.datamodule.splits["validation"]
+    aligned = RegressionAligner(str(tmp_path / "r" / "model")).align([(p.a, p.b) for p in pairs])
+    labels = []
+    for pair in pairs:
+        wrong = {i for start, end in pair.hallucinated for i in range(start, end)}
+        tokens = [set(range(*m.span())) for m in re.finditer(r"\w+|[^\w\s]+", pair.a)]
+        right = sum(not token & wrong for token in tokens)
+        labels.append(right / (len(tokens) if target == "mean" else 1))
+    errors = [(a.values[0] - label) ** 2 for a, label in zip(aligned, labels, strict=True)]
+    assert np.mean(errors) == pytest.approx(min(losses), rel=1e-3)
+
+
+def with_worse_validations(factor: float) -> Callable[..., torch.Tensor]:
+    """Returns the loss of a token aligner, multiplied by a factor in validations."""
+    loss = TokenAlignerTrainer.loss
+
+    def changed(self: TokenAlignerTrainer, *arguments: Any) -> torch.Tensor:
+        return loss(self, *arguments) * (1 if self.training else factor)
+
+    return changed
+
+
+def test_only_a_better_validation_replaces_a_model(
+    configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    before, best = written(tmp_path / "d" / "model"), cli.model.best
+    assert best is not None
+    cli.trainer.save_checkpoint(tmp_path / "checkpoint")
+
+    monkeypatch.setattr(TokenAlignerTrainer, "loss", with_worse_validations(9.0))
+    resumed = configured("d", "TokenAlignerTrainer", 2)
+    resumed.trainer.fit(resumed.model, resumed.datamodule, ckpt_path=tmp_path / "checkpoint")
+    assert resumed.trainer.callback_metrics["val_loss"].item() > best
+    assert resumed.model.best == best
+    assert written(tmp_path / "d" / "model") == before
+
+    monkeypatch.setattr(TokenAlignerTrainer, "loss", with_worse_validations(float("nan")))
+    without = configured("d", "TokenAlignerTrainer", 1)
+    with pytest.warns(UserWarning, match="no validation had a finite loss: .*model was not writ"):
+        without.trainer.fit(without.model, without.datamodule)
+    assert written(tmp_path / "d" / "model") == before
+
+
+def test_a_trial_run_writes_no_model(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1, **{"trainer.fast_dev_run": "true"})
+    cli.trainer.fit(cli.model, cli.datamodule)
+    assert cli.trainer.global_step == 1
+    assert not (tmp_path / "d" / "model").exists()
+
+
+def test_without_validations_the_last_model_is_written(
+    configured: Callable[..., TrainCLI], tmp_path: Path
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1, **{"trainer.limit_val_batches": 0})
+    cli.trainer.fit(cli.model, cli.datamodule)
+    aligner = TokenAligner(str(tmp_path / "d" / "model"))
+    trained = cli.model.model.classifier.weight
+    torch.testing.assert_close(aligner.model.classifier.weight, trained.detach())
+
+
+def test_a_folder_of_other_files_is_refused(
+    configured: Callable[..., TrainCLI], tmp_path: Path
+) -> None:
+    cli = configured("d", "TokenAlignerTrainer", 1, **{"model.init_args.folder": tmp_path})
+    with pytest.raises(ValueError, match=rf"folder = '{tmp_path}' exists and holds no model"):
+        cli.trainer.fit(cli.model, cli.datamodule)
+    assert {"texts", "pairs.jsonl"} <= {file.name for file in tmp_path.iterdir()}
+    assert cli.trainer.global_step == 0
+
+
+@pytest.mark.parametrize("share", [0, 1.0])
+def test_both_splits_need_texts(share: float) -> None:
+    pairs = PairFile("pairs.jsonl", ["texts"], 2)
+    with pytest.raises(ValueError, match=rf"validation_share = {share}: give a share above 0"):
+        AlignmentData(pairs, validation_share=share)
+
+
+def test_pairs_are_not_built_twice(configured: Callable[..., TrainCLI], tmp_path: Path) -> None:
+    configured("d", "TokenAlignerTrainer", 1).datamodule.prepare_data()
+    again = configured(
+        "r", "RegressionAlignerTrainer", 1, **{"data.init_args.pairs.device": "nowhere"}
+    )
+    again.datamodule.prepare_data()  # would fail if it loaded a model
+    for name, value in {"temperature": 0.5, "dtype": "bfloat16"}.items():
+        setting = {f"data.init_args.pairs.{name}": value}
+        changed = configured("d", "TokenAlignerTrainer", 1, **setting)
+        with pytest.raises(ValueError, match=f"was started with a different {name}: "):
+            changed.datamodule.prepare_data()
+
+
+def test_a_token_that_touches_a_span_is_hallucinated(encoder: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    pair = AlignmentPair(0, "the soup was cold .", "the soup was small .", ((13, 17),))
+    (encoded,) = encode_pairs(tokenizer, [(pair.a, pair.b)], 64)
+    assert alignment_labels(encoded, pair) == [1, 1, 1, 0, 1]
+    assert alignment_labels(encoded, pair._replace(hallucinated=((5, 14),))) == [1, 0, 0, 0, 1]
+    assert alignment_labels(encoded, pair._replace(hallucinated=())) == [1] * 5
+
+
+def test_the_papers_config_is_built_without_loading_anything() -> None:
+    config = CONFIGS / "paper_roberta_large.yaml"
+    assert yaml.safe_load(config.read_text())["trainer"]["accelerator"] == "gpu"
+    cli = build([f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"])
+    assert cli.model.encoder == "FacebookAI/roberta-large"
+    assert cli.datamodule.pair_file.infiller == "facebook/bart-large"
+    regression = "ctrlreward.recipes.papers.ctc.trainers.RegressionAlignerTrainer"
+    arguments = [f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
+    cli = build([*arguments, f"--model.class_path={regression}", "--model.init_args.target=sum"])
+    assert cli.model.target == "sum"

@@ -1,0 +1,475 @@
+"""The comparison of style transfer systems, on sentences and judges that are made here."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ctrlreward import Accuracy, Samples, Similarity, WordVectors
+from ctrlreward.cli import main
+from ctrlreward.files import JsonLog
+from ctrlreward.functional.bootstrap import Estimate
+from ctrlreward.functional.transfer import SentenceScores, adjusted_gm
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.recipes.papers.li2018.compare_systems import compare_systems
+from ctrlreward.recipes.papers.li2018.system_figures import SystemFigures
+from ctrlreward.recipes.papers.li2018.system_outputs import SystemOutputs, read_outputs
+from ctrlreward.recipes.papers.li2018.system_report import (
+    acceptance,
+    differences,
+    front,
+    rewritings,
+    systems_text,
+    validation_trail,
+)
+from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references
+from ctrlreward.recipes.style_transfer import Judges
+from ctrlreward.text.separation import separate_words
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+THINGS = ("soup", "room", "bus", "play", "tea", "inn")
+THRESHOLDS = (-8.0, -100.0, 1e6, -1e6)
+
+
+def sentence(thing: str, word: str) -> str:
+    return f"the {thing} was so {word} ."
+
+
+TRAINING = {
+    "sour": [sentence(thing, "cold") for thing in THINGS],
+    "sweet": [sentence(thing, "lovely") for thing in THINGS],
+}
+# Style of a source → source and reference, which is not written as the corpus is.
+PAIRS = {
+    "sour": [(f"{thing} cold .", f"The {thing} was lovely.") for thing in THINGS],
+    "sweet": [(f"{thing} lovely .", f"The {thing} wasn't cold!") for thing in THINGS],
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Files and judges of a comparison."""
+
+    folder: Path
+    references: dict[str, str]
+    constant_files: dict[str, str]
+    classifiers: tuple[str, str]
+    vectors: tuple[WordVectors, WordVectors]
+    language_model: str
+
+    @property
+    def judges(self) -> Judges:
+        return Judges(
+            self.classifiers[0], self.vectors[0], self.language_model, thresholds=THRESHOLDS
+        )
+
+    @property
+    def test(self) -> Samples:
+        return read_references(self.references)
+
+    def write(self, name: str, texts: Sequence[str], order: Sequence[int] | None = None) -> str:
+        """Write outputs for the test sentences, and return NAME=FILE."""
+        test = self.test
+        sources, labels = test.sources or (), test.labels or ()
+        rows = [
+            {"text": texts[i], "source": sources[i].upper(), "label": labels[i]}
+            for i in order or range(len(test))
+        ]
+        file = self.folder / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return f"{name}={file}"
+
+    def compare(self, *systems: str, **options: Any) -> dict[str, Any]:
+        """Compare systems, and return the content of systems.json."""
+        compare_systems(
+            self.judges,
+            Accuracy(self.classifiers[1]),
+            self.references,
+            str(self.folder / "out"),
+            self.vectors[1],
+            self.constant_files,
+            system=systems,
+            resamples=200,
+            **options,
+        )
+        return json.loads((self.folder / "out" / "systems.json").read_text())
+
+
+@pytest.fixture
+def setting(tmp_path: Path, tiny_llama: Callable[[str], str]) -> Setting:
+    words = frequent_words([text for side in TRAINING.values() for text in side], 1)
+    classifiers, vectors = [], []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        folder = tmp_path / f"judge{seed}"
+        folder.mkdir()
+        save_text_cnn(TextCNN(TextCNNConfig(words, ("sour", "sweet"), 8, (2,), 4, 0.0)), folder)
+        classifiers.append(str(folder))
+        draws = np.random.default_rng(seed)
+        vectors.append(WordVectors({word: draws.normal(size=4).tolist() for word in words}))
+    for style in PAIRS:
+        (tmp_path / f"{style}.pairs").write_text("\n".join(map("\t".join, PAIRS[style])))
+        (tmp_path / style).write_text("\n".join(TRAINING[style]))
+    return Setting(
+        tmp_path,
+        {style: str(tmp_path / f"{style}.pairs") for style in PAIRS},
+        {style: str(tmp_path / style) for style in PAIRS},
+        (classifiers[0], classifiers[1]),
+        (vectors[0], vectors[1]),
+        tiny_llama(" abcdefghijklmnopqrstuvwxyz.'!"),
+    )
+
+
+def changed(test: Samples) -> list[str]:
+    """Return other outputs for the test sentences, of several lengths."""
+    draw = random.Random(0)
+    return [
+        f" {source[:-2]} {' '.join(draw.choices(('so', 'lovely', 'cold'), k=1 + i % 3))}."
+        for i, source in enumerate(test.sources or ())
+    ]
+
+
+def pairs_per_word(texts: Sequence[str]) -> float:
+    words = [text.split() for text in texts]
+    pairs = {pair for line in words for pair in pairwise(line)}
+    return len(pairs) / sum(map(len, words))
+
+
+# Figures
+
+
+def test_figures_are_those_of_the_judges_one_text_at_a_time(setting: Setting) -> None:
+    test = setting.test
+    mine = changed(test)
+    found = setting.compare(setting.write("mine", mine))
+    constant = found["constants"]
+    texts = {
+        "references": list(test.references or ()),
+        "copying": list(test.sources or ()),
+        "constant": [constant[label] for label in test.labels or ()],
+        "mine": mine,
+    }
+    assert list(found["systems"]) == list(texts)
+    quality, second = setting.judges.quality(), Accuracy(setting.classifiers[1])
+    raw = Similarity(setting.vectors[1])
+    for name, outputs in texts.items():
+        rows = []
+        for text, source, label in zip(outputs, test.sources or (), test.labels or (), strict=True):
+            one = Samples([separate_words(text)], labels=[label], sources=[source])
+            scores = {key: float(values[0]) for key, values in quality.score(one).items()}
+            letters = len(separate_words(text))  # tokens of this language model
+            rows.append(
+                (
+                    scores["accuracy"],
+                    float(second.score(one)["accuracy"][0]),
+                    scores["similarity"],
+                    float(raw.score(one)["similarity"][0]),
+                    scores["log_likelihood"],
+                    letters,
+                )
+            )
+        table = np.array(rows)
+        accuracy, independent, similarity, uncentred = table[:, :4].mean(axis=0)
+        likelihood, letters = table[:, 4], table[:, 5]
+        perplexity = np.exp(-(likelihood * letters).sum() / letters.sum())
+        figures = found["systems"][name]
+        value = {key: each["value"] for key, each in figures.items() if isinstance(each, dict)}
+        assert figures["n"] == len(test) == 12
+        assert figures["failed"] == 0
+        assert value["accuracy"] == pytest.approx(accuracy)
+        assert value["independent"] == pytest.approx(independent)
+        assert value["similarity"] == pytest.approx(similarity)
+        assert value["uncentred"] == pytest.approx(uncentred)
+        assert value["perplexity"] == pytest.approx(perplexity, rel=1e-5)
+        gm = adjusted_gm(accuracy, similarity, value["perplexity"], THRESHOLDS)
+        assert value["gm"] == pytest.approx(float(gm))
+        assert figures["distinct_2"] == pytest.approx(
+            pairs_per_word([separate_words(text) for text in outputs])
+        )
+        for key in ("independent", "similarity", "perplexity", "gm"):
+            assert figures[key]["low"] <= value[key] <= figures[key]["high"]
+    systems = found["systems"]
+    assert systems["references"]["bleu"] is None
+    assert systems["copying"]["similarity"]["value"] == 1
+    assert systems["mine"]["similarity"]["low"] < systems["mine"]["similarity"]["high"]
+    quality.release()
+
+
+def test_the_interval_is_that_of_drawn_sentences(setting: Setting) -> None:
+    found = setting.compare(setting.write("mine", changed(setting.test)))
+    test = setting.test
+    samples = Samples(
+        [separate_words(text) for text in changed(test)], sources=test.sources, labels=test.labels
+    )
+    cosines = Similarity(setting.vectors[0]).score(samples)["similarity"]
+    random = np.random.default_rng(5)
+    means = cosines[random.integers(12, size=(20_000, 12))].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    interval = found["systems"]["mine"]["similarity"]
+    spread = high - low
+    assert interval["low"] == pytest.approx(low, abs=0.15 * spread)
+    assert interval["high"] == pytest.approx(high, abs=0.15 * spread)
+
+
+def test_the_order_of_rows_does_not_matter(setting: Setting) -> None:
+    texts = changed(setting.test)
+    order = list(range(len(texts)))
+    random.Random(1).shuffle(order)
+    first = setting.compare(setting.write("mine", texts), selected="mine")
+    second = setting.compare(setting.write("mine", texts, order), selected="mine")
+    assert first == second
+    # A checkpoint's outputs in a file of several are read as rows of their own.
+    file = setting.folder / "translations.jsonl"
+    sources = setting.test.sources or ()
+    lines = [
+        {"source": sources[i], "reference": "-", "outputs": {"last": "-", "best_gm": texts[i]}}
+        for i in order
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert setting.compare(f"mine={file}", selected="mine") == first
+
+
+def test_rated_systems_have_the_sentences_that_they_have(setting: Setting) -> None:
+    test = setting.test
+    sources, labels = test.sources or (), test.labels or ()
+    lines = ["item,target,system,source,output,grammaticality,sentiment,topic"]
+    for i in (7, 2, 4):
+        lines.append(f"{i},{labels[i]},retrieval|rules,{sources[i]},the tea was so cold .,4,4,3")
+        lines.append(f"{i},{labels[i]},retrieval|rules,{sources[i]},the tea was so cold .,4,4,3")
+    ratings = setting.folder / "ratings.csv"
+    ratings.write_text("\n".join(lines))
+    found = setting.compare(ratings=str(ratings))["systems"]
+    assert {name: each["n"] for name, each in found.items()} == {
+        "references": 12,
+        "copying": 12,
+        "constant": 12,
+        "retrieval": 3,
+        "rules": 3,
+    }
+    quality = setting.judges.quality()
+    expected = quality.corpus(
+        Samples(
+            ["the tea was so cold ."] * 3,
+            sources=[sources[i] for i in (2, 4, 7)],
+            labels=[labels[i] for i in (2, 4, 7)],
+        )
+    )
+    assert found["rules"]["similarity"]["value"] == pytest.approx(expected["similarity"])
+    assert found["rules"]["accuracy"]["value"] == expected["accuracy"]
+    quality.release()
+    with pytest.raises(ValueError, match="rules has 3 of 12 sentences"):
+        setting.compare(ratings=str(ratings), selected="rules")
+
+
+# Errors
+
+
+def test_missing_doubled_and_unknown_sentences_are_named(setting: Setting) -> None:
+    test, texts = setting.test, changed(setting.test)
+
+    def read(order: Sequence[int]) -> SystemOutputs:
+        name, _, file = setting.write("mine", texts, order).partition("=")
+        return read_outputs(name, Path(file), test)
+
+    everything = list(range(12))
+    assert read(everything).samples.texts == tuple(texts)
+    with pytest.raises(ValueError, match=r"mine has no output for 'bus cold \.', and 1 of 12"):
+        read([i for i in everything if i != 2])
+    with pytest.raises(ValueError, match=r"mine has 'BUS COLD \.' twice"):
+        read([*everything, 2])
+    file = setting.folder / "mine.jsonl"
+    lines = file.read_text().splitlines()[:12]
+    file.write_text("\n".join(lines).replace("BUS COLD", "BUS COOL"))
+    with pytest.raises(ValueError, match=r"has 'BUS COOL \.', which is not a test sentence"):
+        read_outputs("mine", file, test)
+    file.write_text("\n".join(lines).replace('"sweet"', '"sour"'))
+    with pytest.raises(ValueError, match=r"rewrites 'SOUP COLD \.' as sour, the references as sw"):
+        read_outputs("mine", file, test)
+    file.write_text("\n".join([*lines[:3], '{"source": "soup ."}']))
+    with pytest.raises(ValueError, match=r"mine\.jsonl:4: give `source` and `text`"):
+        read_outputs("mine", file, test)
+
+
+def test_names_that_mean_no_system_are_refused(setting: Setting) -> None:
+    mine = setting.write("mine", changed(setting.test))
+    with pytest.raises(ValueError, match="yours is no system: the systems are references, copyi"):
+        setting.compare(mine, selected="mine", against=["yours"])
+    with pytest.raises(ValueError, match="against needs selected"):
+        setting.compare(mine, against=["copying"])
+    with pytest.raises(ValueError, match="two systems are named mine"):
+        setting.compare(mine, mine)
+    with pytest.raises(ValueError, match="--system 'mine': give NAME=FILE"):
+        setting.compare("mine")
+
+
+# Requirements
+
+
+def system(
+    name: str, independent: float, similarity: float, perplexity: float, distinct: float, gm: float
+) -> SystemFigures:
+    """Return a system of given figures; its scores have this Sim, and Acc 1."""
+    values = {
+        "accuracy": 1.0,
+        "independent": independent,
+        "similarity": similarity,
+        "perplexity": perplexity,
+        "gm": gm,
+    }
+    estimates = {key: Estimate(value, value - 0.01, value + 0.01) for key, value in values.items()}
+    n = np.ones(20)
+    noise = np.linspace(-0.1, 0.1, 20)
+    scores = SentenceScores(n, similarity + noise, -np.log(perplexity) * n, 5 * n)
+    return SystemFigures(name, tuple(range(20)), scores, estimates, distinct, 20.0, "")
+
+
+HUMANS = system("references", 0.9, 0.7, 60.0, 0.5, 25.0)
+WORSE = system("copying", 0.05, 0.4, 50.0, 0.5, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("figures", "missed"),
+    [
+        ((0.80, 0.65, 60.0, 0.4), []),
+        ((0.79, 0.65, 60.0, 0.4), ["independent Acc ≥ 0.80: 0.790"]),
+        ((0.80, 0.64, 60.0, 0.4), ["Sim ≥ that of the references - 0.05: 0.640, at least 0.650"]),
+        ((0.80, 0.65, 60.1, 0.4), ["PP ≤ that of the references: 60.1, at most 60.0"]),
+        (
+            (0.80, 0.65, 60.0, 0.39),
+            ["Distinct-2 ≥ 0.8 × that of the references: 0.390, at least 0.400"],
+        ),
+    ],
+)
+def test_each_requirement_is_met_or_missed_by_itself(
+    figures: tuple[float, float, float, float], missed: list[str]
+) -> None:
+    mine = system("mine", *figures, gm=30.0)
+    found = differences({"mine": mine, "copying": WORSE}, "mine", ["copying"], (0, 0, 97, -37))
+    systems = {"references": HUMANS, "copying": WORSE, "mine": mine}
+    checks = acceptance(systems, "mine", found)
+    text = systems_text(systems, "mine", found, checks)
+    lines = text.splitlines()
+    assert [line.removeprefix("- missed: ") for line in lines if "- missed" in line] == missed
+    assert sum(line.startswith("- met: ") for line in lines) == 5 - len(missed)
+
+
+def test_a_gm_that_may_be_no_better_is_missed() -> None:
+    mine = system("mine", 0.9, 0.7, 50.0, 0.5, 30.0)
+    systems = {"references": HUMANS, "copying": WORSE, "mine": mine, "same": mine}
+    found = differences(systems, "mine", ["copying", "same"], (0, 0, 97, -37))
+    expected = [
+        float(adjusted_gm(1.0, similarity, 50.0, (0, 0, 97, -37))) for similarity in (0.4, 0.7)
+    ]
+    assert found["copying"].value == pytest.approx(expected[1] - expected[0])
+    # The same sentences are drawn for both: narrower than with sentences of their own for each.
+    random = np.random.default_rng(0)
+    draws = [
+        each.scores.similarity[random.integers(20, size=(5000, 20))].mean(axis=1)
+        for each in (WORSE, mine)
+    ]
+    low, high = (adjusted_gm(1.0, each, 50.0, (0, 0, 97, -37)) for each in draws)
+    ends = np.quantile(high - low, [0.025, 0.975])
+    assert found["copying"].high - found["copying"].low < 0.7 * np.ptp(ends)
+    assert tuple(found["same"]) == (0, 0, 0)
+    met = {check.claim: check.met for check in acceptance(systems, "mine", found)}
+    assert met["GM above that of copying, with the interval above 0"]
+    assert not met["GM above that of same, with the interval above 0"]
+    wide = {"copying": Estimate(2.0, -0.1, 4.0)}
+    (line,) = (check for check in acceptance(systems, "mine", wide) if "GM" in check.claim)
+    assert (line.met, line.figures) == (False, "+2.00 (-0.10 to +4.00)")
+
+
+# Files
+
+
+def test_a_command_line_writes_four_files(
+    setting: Setting, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = JsonLog(setting.folder / "run" / "metrics.jsonl")
+    for step in (5, 10):
+        run.append({"step": step, "score/independent": step / 20, "score/corpus/similarity": 0.5})
+    assert validation_trail(setting.folder / "run") == [(0.25, 0.5), (0.5, 0.5)]
+    config = setting.folder / "systems.json"
+    config.write_text(
+        json.dumps(
+            {
+                "judges": {
+                    "classifier": setting.classifiers[0],
+                    "encoder": setting.classifiers[0] + ".vectors",
+                    "language_model": setting.language_model,
+                    "thresholds": THRESHOLDS,
+                },
+                "independent": {
+                    "class_path": "ctrlreward.scorers.Accuracy",
+                    "init_args": {"model": setting.classifiers[1]},
+                },
+                "references": setting.references,
+            }
+        )
+    )
+    setting.vectors[0].save(setting.classifiers[0] + ".vectors")
+    texts = changed(setting.test)
+    folder = setting.folder / "out"
+    arguments = ["--config", str(config), "--output", str(folder), "--run", str(run.path.parent)]
+    for name in ("first", "second"):
+        arguments += ["--system", setting.write(name, texts)]
+    arguments += ["--selected", "first", "--resamples", "50"]
+    main(["papers", "compare-systems", *arguments])
+    shown = capsys.readouterr().out
+    assert shown == (folder / "systems.md").read_text()
+    found = json.loads((folder / "systems.json").read_text())
+    assert list(found["systems"]) == ["references", "copying", "first", "second"]
+    assert list(found["differences"]) == ["copying", "second"]
+    assert found["differences"]["second"] == {"value": 0, "low": 0, "high": 0}
+    assert "- missed: GM above that of second" in shown
+    assert (folder / "systems.png").read_bytes().startswith(b"\x89PNG")
+    rewritten = (folder / "rewritings.md").read_text()
+    assert "| target | source | reference | first | second |" in rewritten
+    assert len(rewritten.splitlines()) == 2 + 12
+    main(["papers", "compare-systems", *arguments, "--against", "copying"])
+    found = json.loads((folder / "systems.json").read_text())
+    assert list(found["differences"]) == ["copying"]
+    with pytest.raises(SystemExit):
+        main(["papers", "compare-systems", *arguments, "--against", "nobody"])
+    assert "nobody is no system" in capsys.readouterr().err
+
+
+def test_forty_rewritings_are_evenly_spaced() -> None:
+    n = 118
+    test = Samples(
+        [""] * n,
+        sources=[f"source {i}" for i in range(n)],
+        references=[f"human {i}" for i in range(n)],
+        labels=["sweet"] * n,
+    )
+    texts = [f" a | b\n{i}" for i in range(n)]
+    lines = rewritings(
+        test, [SystemOutputs("mine", tuple(range(n)), test.replace(texts=texts))]
+    ).splitlines()
+    assert len(lines) == 42
+    assert lines[2] == r"| 1 | sweet | source 0 | human 0 | a \| b 0 |"
+    assert lines[3] == r"| 4 | sweet | source 3 | human 3 | a \| b 3 |"
+    assert lines[-1].startswith("| 118 |")
+
+
+def test_the_front_leaves_out_what_another_system_dominates() -> None:
+    figures = {
+        name: system(name, accuracy, similarity, 50.0, 0.5, 1.0)
+        for name, accuracy, similarity in (
+            ("copying", 0.05, 1.0),
+            ("constant", 1.0, 0.1),
+            ("good", 0.8, 0.7),
+            ("bad", 0.7, 0.6),
+        )
+    }
+    assert front(figures) == {"copying": (0.05, 1.0), "good": (0.8, 0.7), "constant": (1.0, 0.1)}

@@ -1,0 +1,392 @@
+"""`ctrlreward meta-eval li2018`, with judges that read their scores from the texts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from ctrlreward import Samples
+from ctrlreward.cli import main
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.recipes.papers.li2018.metric_validity import style_match
+from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
+
+MODULE = "ctrlreward.recipes.papers.li2018.rated_li2018"
+SCORES = {
+    "preservation": ("preservation",),
+    "Accuracy": ("accuracy", "label_probability"),
+    "Similarity": ("similarity",),
+    "Perplexity": ("perplexity", "log_likelihood"),
+}
+CONSTANTS = {"negative": "0.9 0.0 20", "positive": "0.9 0.0 20"}
+
+
+def judged(text: str) -> tuple[float, float, float]:
+    """Return probability, similarity and perplexity as a text states them: `0.9 0.8 50`."""
+    probability, similarity, perplexity = map(float, text.split())
+    return probability, similarity, perplexity
+
+
+class Judge(Scorer):
+    """A scorer of one component."""
+
+    def __init__(self, kind: str, score_end: bool = False) -> None:
+        self.kind = kind
+        self.end = 2.0 if score_end else 1.0  # factor of the perplexity
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        better = self.kind != "Perplexity"
+        return {name: ScoreSpec(better, (-np.inf, np.inf)) for name in SCORES[self.kind]}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        probability, similarity, perplexity = np.array([*map(judged, samples.texts)]).T
+        perplexity = self.end * perplexity
+        values = {
+            "accuracy": (probability > 0.5).astype(float),
+            "label_probability": probability,
+            "similarity": similarity,
+            "perplexity": perplexity,
+            "log_likelihood": -np.log(perplexity),
+            "preservation": similarity,
+            "tokens": np.ones(len(samples)),
+        }
+        return {name: values[name] for name in SCORES[self.kind]} | {"tokens": values["tokens"]}
+
+
+def transfers() -> list[dict[str, Any]]:
+    """Return 24 items by four systems, rated by a noisy GM."""
+    random = np.random.default_rng(3)
+    rows = []
+    for i in range(96):
+        probability, similarity = random.uniform(0.3, 1.0, 2).round(2)
+        perplexity = random.integers(20, 120)
+        gm = adjusted_gm(probability, similarity, perplexity, (20, 10, 200, -40))
+        rating = float(gm + 8 * random.normal())
+        rows.append(
+            {
+                "item": i // 4,
+                "target": ("negative", "positive")[i // 4 % 2],
+                "system": "abcd"[i % 4],
+                "source": f"0.1 1.0 {40 + i // 4}",
+                "output": f"{probability} {similarity} {perplexity}",
+                "grammaticality": rating,
+                "sentiment": 1 + i % 5,
+                "topic": rating,
+            }
+        )
+    return rows
+
+
+@pytest.fixture
+def rated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Write a file in the format of Li et al. to an empty folder, and replace the scorers."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("Accuracy", "Similarity", "Perplexity"):
+        monkeypatch.setattr(f"{MODULE}.{name}", lambda *_, kind=name, **given: Judge(kind, **given))
+    monkeypatch.setattr(f"{MODULE}.Alignment", lambda *_: Judge("preservation"))
+    rows = transfers()
+    with open("rated.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def run(*options: str) -> dict[str, Any]:
+    """Run the command with a classifier, and return the JSON file."""
+    constants = [f"--constants={json.dumps(CONSTANTS)}"]
+    given = ["--classifier=folder", "--output=found.json", "--resamples=20", *constants, *options]
+    main(["meta-eval", "li2018", "rated.csv", *given])
+    content: dict[str, Any] = json.loads(Path("found.json").read_text())
+    return content
+
+
+def fails(*options: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["meta-eval", "li2018", "rated.csv", *options])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def correlation(record: dict[str, Any], score: str, rating: str, level: str = "sample") -> Any:
+    (row,) = (
+        row
+        for row in record["correlations"]
+        if (row["score"], row["rating"], row["level"]) == (score, rating, level)
+    )
+    return row
+
+
+def test_without_a_classifier_only_preservation_is_evaluated(rated: list[dict[str, Any]]) -> None:
+    main(["meta-eval", "li2018", "rated.csv", "--output=found.json", "--resamples=20"])
+    record = json.loads(Path("found.json").read_text())
+    assert {row["score"] for row in record["correlations"]} == {"preservation"}
+    assert "systems" not in record
+    similarity = [judged(row["output"])[1] for row in rated]
+    mean = [(row["topic"] + row["sentiment"] + row["grammaticality"]) / 3 for row in rated]
+    value = correlation(record, "preservation", "mean")["pearson"]["value"]
+    assert value == pytest.approx(stats.pearsonr(similarity, mean)[0])
+
+
+@pytest.mark.parametrize("kind", ["decision", "probability"])
+@pytest.mark.parametrize("thresholds", [GM_THRESHOLDS, (20.0, 10.0, 200.0, -40.0)])
+def test_gm_of_sentences_takes_the_decision_or_the_probability(
+    rated: list[dict[str, Any]], kind: str, thresholds: tuple[float, float, float, float]
+) -> None:
+    run(f"--accuracy={kind}", f"--thresholds={[*thresholds]}", "--scores=rows.jsonl")
+    probability, similarity, perplexity = np.array([judged(row["output"]) for row in rated]).T
+    accuracy = (probability > 0.5).astype(float) if kind == "decision" else probability
+    scored = read_rows(Path("rows.jsonl"))
+    expected = adjusted_gm(accuracy, similarity, perplexity, thresholds)
+    np.testing.assert_allclose(number_column(scored, "score/gm"), expected)
+    assert (expected > 0).mean() > 0
+
+
+def test_the_end_of_a_sentence_can_count(rated: list[dict[str, Any]]) -> None:
+    run("--score-end", "--scores=rows.jsonl")
+    stated = [judged(row["output"])[2] for row in rated]
+    scored = number_column(read_rows(Path("rows.jsonl")), "score/perplexity")
+    np.testing.assert_allclose(scored, 2 * np.array(stated))
+
+
+# Reading
+
+
+def test_judges_can_read_separated_words(
+    rated: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: set[str] = set()
+    score_samples = Judge.score_samples
+
+    def reading(judge: Judge, samples: Samples) -> dict[str, Scores]:
+        if judge.kind != "preservation":
+            read.update(samples.texts)
+        return score_samples(judge, samples)
+
+    monkeypatch.setattr(Judge, "score_samples", reading)
+    monkeypatch.setattr(f"{MODULE}.separate_words", lambda text: f" {text} ")
+    run()
+    assert not any(text.startswith(" ") for text in read)
+    read.clear()
+    run("--words=separated")
+    assert read
+    assert all(text.startswith(" ") and text.endswith(" ") for text in read)
+
+
+# Table 5
+
+
+def test_table_5_equals_a_plain_computation(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = run()["table_5"]
+    judgements = [
+        (judged(row["output"])[0] > 0.5) == (row["sentiment"] > 3)
+        for row in rated
+        if row["sentiment"] != 3
+    ]
+    _, similarity, perplexity = np.array([judged(row["output"]) for row in rated]).T
+    topic = [row["topic"] for row in rated]
+    share = sum(judgements) / len(judgements)
+    assert table["accuracy"] == {
+        "value": pytest.approx(share), "n": len(judgements), "published": 0.94
+    }  # fmt: skip
+    assert table["similarity"]["value"] == pytest.approx(stats.spearmanr(similarity, topic)[0])
+    fluency = -stats.spearmanr(perplexity, topic)[0]  # the two ratings are the same here
+    assert table["perplexity"]["value"] == pytest.approx(fluency)
+    assert (table["similarity"]["published"], table["perplexity"]["published"]) == (0.79, 0.81)
+    printed = capsys.readouterr().out
+    assert re.search(rf"Acc matches .* {len(judgements)} +{share:.1%} +94.0%", printed)
+    assert re.search(rf"-PP with fluency .* 96 +{fluency:.3f} +0.810", printed)
+
+
+decisions = st.sampled_from([0.0, 1.0, float("nan")])
+likert = st.sampled_from([1.0, 2.0, 3.0, 4.0, 5.0, float("nan")])
+
+
+@given(st.lists(st.tuples(decisions, likert), min_size=1, max_size=12))
+def test_style_match_equals_counting(rows: list[tuple[float, float]]) -> None:
+    counted = [
+        bool(decision) == (rating in (4, 5))
+        for decision, rating in rows
+        if decision == decision and rating in (1, 2, 4, 5)
+    ]
+    share, judged = style_match(*(np.array(column) for column in zip(*rows, strict=True)))
+    assert judged == len(counted)
+    assert np.isnan(share) if not counted else share == sum(counted) / len(counted)
+
+
+# Systems
+
+
+def test_systems_are_scored_as_corpora(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    thresholds = (30.0, 10.0, 200.0, -40.0)
+    found = run(f"--thresholds={[*thresholds]}")["systems"]
+    rows = {row["system"]: row for row in found["rows"]}
+    gm, ratings = [], []
+    for system in "abcd":
+        own = [row for row in rated if row["system"] == system]
+        probability, similarity, perplexity = np.array([judged(row["output"]) for row in own]).T
+        accuracy = (probability > 0.5).mean()
+        pooled = np.exp(np.log(perplexity).mean())  # each text has one token
+        row = rows[system]
+        assert row["accuracy"] == pytest.approx(accuracy)
+        assert row["similarity"] == pytest.approx(similarity.mean())
+        assert row["perplexity"] == pytest.approx(pooled)
+        gm.append(float(adjusted_gm(accuracy, similarity.mean(), pooled, thresholds)))
+        assert row["gm"] == {"given": pytest.approx(gm[-1])}
+        ratings.append(
+            np.mean([[r[k] for k in ("topic", "sentiment", "grammaticality")] for r in own])
+        )
+        assert row["rating"] == pytest.approx(ratings[-1])
+    assert found["pearson"]["given"] == pytest.approx(stats.pearsonr(gm, ratings)[0])
+    # Copies have none of the style, constant sentences none of the content.
+    copying, constant = rows["copying the source"], rows["a constant sentence"]
+    assert copying["outputs"] == constant["outputs"] == 24
+    assert (copying["accuracy"], copying["similarity"]) == (0, 1)
+    assert (constant["accuracy"], constant["similarity"]) == (1, 0)
+    assert copying["gm"] == constant["gm"] == {"given": 0}
+    assert copying["rating"] is None
+    order = [row["system"] for row in found["rows"]]
+    assert order[:4] == [s for _, s in sorted(zip(ratings, "abcd", strict=True), reverse=True)]
+    assert "is not behind" not in capsys.readouterr().out
+
+
+def test_thresholds_that_reward_a_baseline_are_reported(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--thresholds=[63,-100,200,-40]")  # content is not needed
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "a constant sentence is not behind" in printed
+
+
+def test_every_style_needs_a_constant_sentence(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = fails('--constants={"positive": "0.9 0.1 20"}', capsys=capsys)
+    assert "constants has no sentence for negative: give one per target style" in error
+
+
+# Fitted thresholds
+
+
+def test_thresholds_are_fitted_to_half_of_the_items(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run("--fit-gm", "--thresholds=[20,10,200,-40]")
+    gm = record["gm"]
+    assert (gm["accuracy"], gm["published_agreement"]) == ("probability", 0.86)
+    file = read_li2018(Path("rated.csv"))
+    inputs = np.array([judged(text) for text in file.samples.texts])
+    pairs: dict[int, list[tuple[int, int]]] = {0: [], 1: []}  # by the parity of the item
+    for i, mine in enumerate(rated):
+        for j, other in enumerate(rated):
+            if mine["item"] == other["item"] and (
+                file.ratings["mean"][i] > file.ratings["mean"][j]
+            ):
+                pairs[mine["item"] % 2].append((i, j))
+    assert (gm["fitted_pairs"], gm["judged_pairs"]) == (len(pairs[0]), len(pairs[1]))
+    names = ["paper", "given", "t2 refitted", "all, c = 1", "all, c fitted"]
+    assert list(gm["judged"]) == names
+    losses = {}
+    for name, fit in gm["judged"].items():
+        value = adjusted_gm(*inputs.T, fit["thresholds"])
+        gains = np.array([value[i] - value[j] for i, j in pairs[1]])
+        assert fit["agreement"]["agreed"] == pytest.approx((gains > 0).mean())
+        assert fit["agreement"]["tied"] == pytest.approx((gains == 0).mean())
+        held_out = [i for i, row in enumerate(rated) if row["item"] % 2]
+        assert fit["above_zero"] == pytest.approx((value[held_out] > 0).mean())
+        trained = np.array([value[i] - value[j] for i, j in pairs[0]])
+        losses[name] = np.maximum(0, 1 - trained).mean()
+        assert fit["paper_loss"] == pytest.approx(losses[name])
+        scaled = np.maximum(0, 1 - fit["scale"] * trained).mean()
+        assert fit["scaled_loss"] == pytest.approx(scaled)
+    assert gm["judged"]["paper"]["thresholds"] == [*GM_THRESHOLDS]
+    t1, t2, t3, t4 = gm["judged"]["t2 refitted"]["thresholds"]
+    assert (t1, t3, t4) == (63, 97, -37)
+    assert t2 != 71
+    assert min(losses, key=lambda name: losses[name]) == "all, c = 1"
+    best = min(gm["judged"], key=lambda name: gm["judged"][name]["scaled_loss"])
+    assert best == "all, c fitted"
+    assert list(record["systems"]["pearson"]) == names
+    printed = capsys.readouterr().out
+    agreed, tied = (gm["judged"]["given"]["agreement"][key] for key in ("agreed", "tied"))
+    assert re.search(rf"given .* {agreed:.1%} +{tied:.1%} ", printed)
+    assert "The paper reports 86%" in printed
+
+
+def test_a_margin_leaves_out_small_differences(rated: list[dict[str, Any]]) -> None:
+    mean = read_li2018(Path("rated.csv")).ratings["mean"]
+    clear = sum(
+        mean[i] - mean[j] > 5
+        for i, mine in enumerate(rated)
+        for j, other in enumerate(rated)
+        if mine["item"] == other["item"] and mine["item"] % 2
+    )
+    assert 0 < clear < 72
+    assert run("--fit-gm", "--margin=5")["gm"]["judged_pairs"] == clear
+
+
+def test_degenerate_fits_are_named(
+    rated: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where perplexities are far above the paper's t3, no t2 makes GM prefer anything.
+    monkeypatch.setattr(Judge, "score_samples", far(Judge.score_samples))
+    problems = {name: fit["problems"] for name, fit in run("--fit-gm")["gm"]["judged"].items()}
+    assert problems["paper"] == []
+    assert problems["t2 refitted"][0].startswith("c = 0: ")
+    problem = problems["t2 refitted"][0]
+    assert f"Degenerate (t2 refitted): {problem}." in capsys.readouterr().out
+
+
+def far(score_samples: Any) -> Any:
+    def scores(judge: Judge, samples: Samples) -> dict[str, Scores]:
+        values: dict[str, Scores] = score_samples(judge, samples)
+        return {name: v * (1000 if name == "perplexity" else 1) for name, v in values.items()}
+
+    return scores
+
+
+@pytest.mark.parametrize("option", ["--fit-gm", "--thresholds=[63,71,97,-37]"])
+def test_gm_needs_a_classifier(
+    rated: list[dict[str, Any]], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = option.partition("=")[0]
+    assert f"{name} needs GM: give a --classifier" in fails(option, capsys=capsys)
+
+
+def test_correlations_are_kept_when_the_fit_fails(
+    rated: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seeds: list[int] = []
+
+    def failing(*_: Any, seed: int, **options: Any) -> None:
+        seeds.append(seed)
+        raise ValueError("no fit")
+
+    monkeypatch.setattr("ctrlreward.recipes.papers.li2018.gm_fits.fit_gm", failing)
+    options = ["--classifier=folder", "--output=found.json", "--resamples=20", "--seed=7"]
+    constants = f"--constants={json.dumps(CONSTANTS)}"
+    assert "no fit" in fails(*options, constants, "--fit-gm", capsys=capsys)
+    assert seeds == [7]
+    record = json.loads(Path("found.json").read_text())
+    assert correlation(record, "gm", "mean")["n"] == 96
+    assert "table_5" in record

@@ -1,0 +1,47 @@
+"""Scores of samples in memory, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from ctrlreward import Samples, displays
+from ctrlreward.recipes.papers.meta_eval.chunked_scoring import score_in_chunks
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+
+NAN = float("nan")
+
+
+class Length(Scorer):
+    """Length of a text; records the rows of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        self.calls.append(len(samples))
+        return {"length": np.array([len(text) or NAN for text in samples.texts])}
+
+
+def test_progress_shows_the_texts_of_each_scorer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    scorers = [Length(), Length()]
+    samples = Samples(["a", "bb", "", "dddd", "eeeee"])
+    both = {"length": scorers[0]["length"], "second": scorers[1]["length"]}
+    for values in score_in_chunks(both, samples, 2).values():
+        np.testing.assert_array_equal(values, [1, 2, NAN, 4, 5])
+    assert [scorer.calls for scorer in scorers] == [[2, 2, 1], [2, 2, 1]]
+    printed = capsys.readouterr()
+    said = [line.split(" ", 1)[1] for line in printed.err.splitlines()]
+    expected = [f"Length ({k} of 2): {n} of 5" for k in (1, 2) for n in (0, 2, 4, 5, 5)]
+    assert [line.partition(" texts")[0] for line in said] == expected
+    assert said[0].endswith("5 texts, time left unknown")
+    assert printed.out == ""

@@ -1,0 +1,423 @@
+"""`ctrlreward meta-eval`, with scores that are the lengths of the texts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from scipy import stats
+
+from ctrlreward import Samples
+from ctrlreward.cli import main
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+from ctrlreward.tables.row_streams import read_rows
+from ctrlreward.tables.table_columns import number_column
+
+LETTERS = " abcdefghijklmnopqrstuvwxyzT."
+
+
+class Length(Scorer):
+    """Length of a text instead of any score; an empty text fails."""
+
+    def __init__(self, names: tuple[str, ...] = ("length",), sign: float = 1.0) -> None:
+        self.names = names
+        self.sign = sign
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {name: ScoreSpec(self.sign > 0, (-np.inf, np.inf)) for name in self.names}
+
+    def score(self, samples: Samples) -> dict[str, Scores]:
+        lengths = np.array([self.sign * len(text) or np.nan for text in samples.texts])
+        return {name: lengths + position for position, name in enumerate(self.names)}
+
+
+class Stub(Length):
+    """Replaces a scorer with aspects, and records its arguments."""
+
+    built: list[tuple[Any, ...]]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        Stub.built.append((*arguments, options))
+        _, chosen, *_ = arguments  # a task or aspects
+        names = chosen if isinstance(chosen, tuple) else (chosen,)
+        names = CTRLEVAL if chosen in ("sentiment", "topic") else names
+        both = {"preservation": ("preservation", "preservation_output", "preservation_source")}
+        super().__init__(sum((both.get(name, (name,)) for name in names), ()))
+
+
+CTRLEVAL = ("coherence", "consistency", "attribute_relevance")
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, with this module importable as `stubs`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "stubs", sys.modules[__name__])
+    monkeypatch.setattr(Length, "__module__", "stubs")
+    monkeypatch.setattr(Stub, "built", [], raising=False)
+
+
+def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that fails, and return its error as one line."""
+    with pytest.raises(SystemExit) as ended:
+        main(["meta-eval", *arguments])
+    assert ended.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def rows_of(path: str) -> dict[tuple[str, str, str], dict[str, Any]]:
+    content = json.loads(Path(path).read_text())["correlations"]
+    return {(row["score"], row["rating"], row["level"]): row for row in content}
+
+
+# The user's own files
+
+MINE = [
+    {
+        "output": "x" * length,
+        "by": "abc"[i % 3],
+        "about": f"t{i // 3}",
+        "good": good,
+        "short": -good,
+    }
+    for i, (length, good) in enumerate(
+        zip([3, 5, 9, 2, 6, 7, 4, 4, 8, 0, 3, 6], [1, 3, 5, 1, 2, 5, 2, 3, 4, 9, 2, 3], strict=True)
+    )
+]
+COMMAND = ["meta-eval", "rated", "--data=mine.jsonl", "--ratings=[good,short]"]
+COMMAND += ["--columns.text=output", "--cluster=about", "--system=by"]
+
+
+@pytest.fixture
+def mine() -> tuple[list[int], list[int], list[str]]:
+    """Write the file; return lengths, ratings and systems of the rows that don't fail."""
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in MINE))
+    kept = [row for row in MINE if row["output"]]
+    lengths = [len(str(row["output"])) for row in kept]
+    return lengths, [int(row["good"]) for row in kept], [str(row["by"]) for row in kept]
+
+
+def test_correlations_equal_those_of_scipy(
+    mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--output=out/found.json"])
+    printed = capsys.readouterr().out
+    lengths, good, systems = mine
+    rows = rows_of("out/found.json")
+    assert len(rows) == 4
+    sample = rows["length", "good", "sample"]
+    assert (sample["n"], sample["failed"]) == (11, 1)
+    measures = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
+    means = [
+        [np.mean([v for v, by in zip(side, systems, strict=True) if by == s]) for s in "abc"]
+        for side in (lengths, good)
+    ]
+    for name, measure in measures.items():
+        value = measure(lengths, good).statistic
+        assert sample[name]["value"] == pytest.approx(value)
+        assert sample[name]["low"] <= value <= sample[name]["high"]
+        assert f"{value:.4f}" in printed
+        assert f"{sample[name]['low']:.2f} to {sample[name]['high']:.2f}" in printed
+        assert rows["length", "short", "sample"][name]["value"] == pytest.approx(-value)
+        between = rows["length", "good", "system"][name]["value"]
+        assert between == pytest.approx(measure(*means).statistic)
+    assert "length ↑" in printed
+    assert "bootstrap over the 4 clusters of rows" in printed
+
+
+def test_written_scores_can_be_evaluated_again(
+    mine: tuple[list[int], list[int], list[str]],
+) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.csv", "--output=first.json"])
+    rows = read_rows(Path("rows.csv"))
+    assert (
+        number_column(rows, "score/length").tolist()[:9]
+        == [len(str(r["output"])) for r in MINE][:9]
+    )
+    assert np.isnan(number_column(rows, "score/length")[9])
+    again = ["--ratings=[rating/good]", "--metrics=[score/length]", "--output=second.json"]
+    main(["meta-eval", "rated", "--data=rows.csv", *again])
+    first = rows_of("first.json")["length", "good", "sample"]
+    second = rows_of("second.json")["score/length", "rating/good", "sample"]
+    assert second["kendall"]["value"] == pytest.approx(first["kendall"]["value"])
+
+
+def test_scores_are_kept_when_the_statistics_fail(
+    mine: tuple[list[int], list[int], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no statistics")
+
+    monkeypatch.setattr("ctrlreward.recipes.papers.meta_eval.rated_report.correlate_all", broken)
+    with pytest.raises(RuntimeError, match="no statistics"):
+        main([*COMMAND, "--scorers+=stubs.Length", "--scores=rows.jsonl"])
+    assert len(read_rows(Path("rows.jsonl"))) == len(MINE)
+
+
+def test_the_plot_shows_the_ratings_and_scores(
+    mine: tuple[list[int], list[int], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Figure] = []
+    save = Figure.savefig
+
+    def keep(figure: Figure, *arguments: Any, **options: Any) -> None:
+        drawn.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    main([*COMMAND, "--scorers+=stubs.Length", "--plot=pictures/scatter.png"])
+    assert Path("pictures/scatter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    lengths, good, _ = mine
+    for panel, side in zip(drawn[0].axes, (1, -1), strict=True):
+        points = np.ma.filled(panel.collections[0].get_offsets(), np.nan)
+        expected = sorted(zip((side * rating for rating in good), lengths, strict=True))
+        assert sorted(map(tuple, points[~np.isnan(points).any(axis=1)])) == expected
+
+
+def test_existing_metrics_need_no_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine.csv").write_text("m,good\n1,2\n2,1\n3,5\n5,6\n")
+    command = ["rated", "--data=mine.csv", "--ratings=[good]", "--metrics=[m]"]
+    main(["meta-eval", *command, "--output=found.json"])
+    row = rows_of("found.json")["m", "good", "sample"]
+    assert row["kendall"]["value"] == pytest.approx(stats.kendalltau([1, 2, 3, 5], [2, 1, 5, 6])[0])
+    error = fails(*command, "--scores=rows.csv", capsys=capsys)
+    assert "--scores needs --scorers: the file already has its --metrics" in error
+
+
+@pytest.mark.parametrize("nothing", [None, "", "absent"])
+def test_rows_without_a_system_are_left_out_and_without_a_cluster_raise(
+    nothing: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[dict[str, Any]] = [dict(row, by="abcd"[i % 4]) for i, row in enumerate(MINE)]
+    for row in rows[3::4]:
+        row |= {"by": nothing}
+        if nothing == "absent":
+            del row["by"]
+    Path("mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    main([*COMMAND, "--scorers+=stubs.Length", "--output=found.json"])
+    assert rows_of("found.json")["length", "good", "system"]["n"] == 3
+    error = fails(*COMMAND[1:5], "--scorers+=stubs.Length", "--cluster=by", capsys=capsys)
+    assert "by[3] is empty: give each row its cluster" in error
+
+
+def test_a_score_that_always_fails_has_a_note(
+    mine: tuple[list[int], list[int], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*COMMAND, "--scorers+=stubs.Length", "--scorers.sign=0", "--output=found.json"])
+    row = rows_of("found.json")["length", "good", "sample"]
+    assert row["kendall"] == {"value": None, "low": None, "high": None}
+    assert row["note"] == "0 rows: a correlation takes 3 or more"
+    assert "a correlation takes 3 or more" in " ".join(capsys.readouterr().out.split())
+
+
+# Published formats, on small files
+
+
+def stub_scorers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ctrleval.rated_ctrleval.CTRLEval", "ctc.rated_ctc.Alignment"):
+        monkeypatch.setattr(f"ctrlreward.recipes.papers.{name}", Stub)
+
+
+def test_ctrleval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stub_scorers(monkeypatch)
+    rows = [("world", "The sea", f"The sea {'rose' * i}", i % 3, i, 4 - i % 2) for i in range(5)]
+    Path("topic.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    options = ["--task=topic", "--model=some", "--batch-tokens=64", "--output=found.json"]
+    main(["meta-eval", "ctrleval", "--data=topic.txt", *options])
+    assert Stub.built == [("some", "topic", {"iwf": None, "batch_tokens": 64})]
+    rows = rows_of("found.json")
+    assert set(rows) == {(a, b, "sample") for a in CTRLEVAL for b in CTRLEVAL}
+    assert rows["coherence", "consistency", "sample"]["kendall"]["value"] == pytest.approx(1)
+    assert not any(row["published"] for row in rows.values())
+    assert "No system level" in capsys.readouterr().out
+
+
+def test_published_values_are_shown(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_scorers(monkeypatch)
+    data = data_dir / "ctrleval" / "data_senti.txt"
+    main(["meta-eval", "ctrleval", f"--data={data}", "--output=found.json", "--resamples=50"])
+    printed = capsys.readouterr().out
+    with open(data, encoding="utf-8") as file:
+        cells = [line.rstrip("\n").split("\t") for line in file]
+    lengths = [len(row[2]) for row in cells]
+    for position, (aspect, paper) in enumerate(
+        zip(CTRLEVAL, (0.3044, 0.2235, 0.2111), strict=True), 3
+    ):
+        row = rows_of("found.json")[aspect, aspect, "sample"]
+        tau = stats.kendalltau(lengths, [float(row[position]) for row in cells]).statistic
+        assert row["kendall"]["value"] == pytest.approx(tau)
+        pegasus = {
+            figure["statistic"]: figure["value"]
+            for figure in row["published"]
+            if figure["model"] == "CTRLEval PEGASUS-568M"
+        }
+        assert pegasus["kendall"] == paper
+        assert f"{tau:.4f}" in printed
+        assert f"{paper:.4f}" in printed
+    assert "bootstrap over the 15 clusters of rows" in printed
+
+
+DIALOG = [
+    {"response": "z" * i + "\n", "dialog_history": "hi\n", "fact": f"f{i % 2}\n", "model": m,
+     "engaging": i % 4, "uses_knowledge": i % 3}
+    for i, m in enumerate("abcabcabc", 1)
+]  # fmt: skip
+
+
+def test_ctc_evaluates_dialogs_by_sum_and_by_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_scorers(monkeypatch)
+    Path("chat.json").write_text(json.dumps(DIALOG))
+    Path("words.txt").write_text("the\n")
+    options = ["--stop-words=words.txt", "--output=found.json"]
+    main(["meta-eval", "ctc", "--data=chat.json", *options])
+    aspects = ("engagingness", "groundedness")
+    assert [built[:5] for built in Stub.built] == [
+        ("minilm-l6", aspects, "embedding", "words.txt", how) for how in (None, "mean")
+    ]
+    scores = {*aspects, *(f"{aspect}_mean" for aspect in aspects)}
+    assert set(rows_of("found.json")) == {
+        (score, rating, level)
+        for score in scores
+        for rating in ("engaging", "uses_knowledge")
+        for level in ("sample", "system")
+    }
+    main(["meta-eval", "ctc", "--data=chat.json", "--aggregate=mean", "--output=found.json"])
+    assert {score for score, *_ in rows_of("found.json")} == set(aspects)
+
+
+def test_ctrleval_with_a_model(tiny_llama: Callable[[str], str], one_thread: None) -> None:
+    rows = [
+        ("positive", "The", f"The {'sea ' * i}is so. It is a {'b' * i}.", 1, i, 2)
+        for i in (1, 2, 3)
+    ]
+    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    options = [f"--model={tiny_llama(LETTERS)}", "--scores=rows.jsonl", "--resamples=20"]
+    main(["meta-eval", "ctrleval", "--data=rated.txt", *options])
+    scored = read_rows(Path("rows.jsonl"))
+    assert all(0 < row["score/attribute_relevance"] < 1 for row in scored)
+    assert number_column(scored, "rating/consistency").tolist() == [1, 2, 3]
+
+
+# The user's typing
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "mine.jsonl --ratings good short --scorers stubs.Length",
+        "--ratings good short --scorers stubs.Length mine.jsonl",
+        "--data mine.jsonl --ratings good,short --scorers stubs.Length",
+        "--ratings=[good,short] --data=mine.jsonl --scorers+=stubs.Length",
+        "mine.jsonl --config mine.yaml",
+    ],
+)
+def test_the_file_and_lists_can_be_given_in_many_ways(
+    arguments: str, mine: tuple[list[int], list[int], list[str]]
+) -> None:
+    Path("mine.yaml").write_text("{ratings: [good, short], scorers: [stubs.Length]}")
+    options = ["--columns.text=output", "--resamples=20", "--output=found.json"]
+    main(["meta-eval", "rated", *arguments.split(), *options])
+    assert set(rows_of("found.json")) == {
+        ("length", "good", "sample"),
+        ("length", "short", "sample"),
+    }
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "the following arguments are required: kind"),
+        ("good.csv", "give one of ctrleval, ctc, li2018, rated"),
+        ("ctreval x.txt", "give one of ctrleval, ctc, li2018, rated (did you mean 'ctrleval'?)"),
+        ("rated", "the following arguments are required: data"),
+        ("rated good.csv --rating good", "--rating good (did you mean --ratings?)"),
+        (
+            "rated good.csv --ratings good --scorers Perplexty",
+            "(did you mean Perplexity?) scorers:",
+        ),
+        ("rated good.csv --ratings god --scorers Perplexity", "no column 'god': the file has text"),
+        (
+            "rated god.csv --ratings good --metrics x",
+            "file or folder god.csv (did you mean good.csv?)",
+        ),
+        (
+            "rated good.csv --ratings good --scorers Similarity",
+            "Similarity needs a column 'source': the file has text, good. Add it, name it with",
+        ),
+        ("ctrleval good.csv --task sentiments", "sentiments"),
+        ("ctc good.csv --method embeding", "'embedding', 'discriminative', 'regression'"),
+        ("li2018 good.csv --batch-token 4", "--batch_token 4 (did you mean --batch_tokens?)"),
+    ],
+)
+def test_first_tries_say_what_to_type(
+    arguments: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("good.csv").write_text("text,good\na,1\n")
+    assert message in fails(*arguments.split(), capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["ctrleval", "--data=none.txt"], "there is no file or folder none.txt"),
+        (["ctrleval", "--data=bad.txt"], "bad.txt:2 has 2 cells: give label, prefix, text"),
+        (["ctc", "--data=bad.json"], "bad.json: row 0 lacks 'document': it has text"),
+        (["ctc", "--data=null.json"], "null.json: summary[0] is null: give a text"),
+        (["ctc", "--data=words.json"], "words.json: consistency[0] = 'high' is not a number"),
+        (["ctc", "--data=bad.txt"], "bad.txt:2 is not JSON: Expecting value"),
+        (["ctc", "--data=empty.json"], "empty.json is not a JSON list of objects: give"),
+        (["li2018", "--data=bad.csv"], "bad.csv: row 0 lacks 'source': it has text"),
+        (["li2018", "--data=short.csv"], "short.csv:2 has 1 cells, but the header has 2 columns"),
+        (["ctrleval", "--data=latin.txt"], "latin.txt:2 is not UTF-8 text: convert the file"),
+        (["ctrleval", "--data=infinite.txt"], "infinite.txt: consistency[0] is infinite"),
+        (["ctrleval", "--data=none.txt", "--plot=x.foo"], "plot = x.foo: give a file that ends"),
+        (["ctrleval", "--data=none.txt", "--resamples=0"], "resamples = 0: give 1 or more"),
+        (["ctrleval", "--data=none.txt", "--output=."], ". is a folder: give a file"),
+        (["ctrleval", "--data=none.txt", "--scores=x.foo"], "x.foo ends in '.foo': give .jsonl"),
+        (["li2018", "--data=bad.csv", "--fit-gm"], "--fit-gm needs GM: give a --classifier"),
+        (
+            ["rated", "--data=good.csv", "--ratings=[good]", "--metrics=[text]"],
+            "text[0] = 'a' is not a number",
+        ),
+        (
+            ["rated", "--data=bad.csv", "--ratings=[good]", "--scorers=[]"],
+            "give --ratings, and --scorers, --metrics (columns of the file) or both",
+        ),
+        (
+            ["rated", "--data=good.csv", "--ratings=[good]", "--scorers+=stubs.Length",
+             "--system=by"],
+            "there is no column 'by': the file has text, good",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_arguments(
+    arguments: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stub_scorers(monkeypatch)
+    Path("bad.txt").write_text("\npositive\tThe sea\n")
+    Path("latin.txt").write_bytes(b"positive\ta\ta\t1\t1\t1\npositive\tcaf\xe9\n")
+    Path("infinite.txt").write_text("positive\ta\ta\t1\tinf\t1\n")
+    Path("short.csv").write_text("source,output\na\n")
+    Path("good.csv").write_text("text,good\na,1\n")
+    summary = {"document": "a", "summary": "b", "system": "c", "consistency": "high"}
+    Path("words.json").write_text(json.dumps([summary]))
+    Path("null.json").write_text(json.dumps([{**summary, "summary": None}]))
+    Path("bad.json").write_text('[{"text": "a"}]')
+    Path("empty.json").write_text("[]")
+    Path("bad.csv").write_text("text\na\n")
+    assert message in fails(*arguments, capsys=capsys)

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pytorch_lightning.callbacks import ModelCheckpoint
+
+from ctrlreward.recipes.papers.textual_transfer.batches import TransferBatch, TransferSentences
+from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
+from ctrlreward.recipes.papers.textual_transfer.vocabulary import PAD
+
+THINGS = ("food", "soup", "staff", "room", "view")
+BAD = [f"the {thing} was {word} ." for thing in THINGS for word in ("bad", "cold", "so very slow")]
+GOOD = [f"{start} {thing} !" for thing in THINGS for start in ("great", "we love the")]
+HELD_OUT = "we love the soup !"
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    too_long = " ".join("abcdefghijklmnopq")
+    (tmp_path / "bad").write_text("\n".join([*BAD, "", BAD[0].upper(), too_long]))
+    (tmp_path / "good").write_text("\n".join([*GOOD, *GOOD]))
+    (tmp_path / "held_out").write_text(f"x\tWe  love the soup !\n{BAD[1]}\n")
+    return tmp_path
+
+
+def sentences_of(folder: Path, **options: Any) -> TransferSentences:
+    files = {"bad": str(folder / "bad"), "good": str(folder / "good")}
+    held_out = [str(folder / "held_out")]
+    settings = {"exclude": held_out, "min_count": 1, "batch_size": 4, **options}
+    data = TransferSentences(files, **settings)
+    data.setup("fit")
+    return data
+
+
+def texts_of(data: TransferSentences, ids: torch.Tensor) -> list[str]:
+    return [data.tokenizer.decode(row[row != PAD]) for row in ids]
+
+
+def epoch_of(data: TransferSentences, step: int = 0) -> list[TransferBatch]:
+    data.trainer = SimpleNamespace(global_step=step)  # type: ignore[assignment]
+    return list(data.train_dataloader())
+
+
+def as_lists(batch: TransferBatch) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in vars(batch).items()}
+
+
+# The sentences
+
+
+def test_held_out_repeated_and_long_sentences_are_left_out(folder: Path) -> None:
+    data = sentences_of(folder)
+    assert data.sentences == {
+        "bad": [s for s in BAD if s != BAD[1]],
+        "good": [s for s in GOOD if s != HELD_OUT],
+    }
+    assert data.styles == ("bad", "good")
+    few = sentences_of(folder, count=3, words=(5, 5)).sentences
+    assert all(len(texts) == 3 == len(set(texts)) for texts in few.values())
+    assert {len(s.split()) for texts in few.values() for s in texts} == {5}
+    assert few == sentences_of(folder, count=3, words=(5, 5)).sentences
+    assert few != sentences_of(folder, count=3, words=(5, 5), seed=1).sentences
+
+
+def test_the_vocabulary_is_that_of_the_training_sentences(folder: Path) -> None:
+    counts = Counter(w for texts in (BAD, GOOD) for s in texts for w in s.split())
+    for word in (*BAD[1].split(), *HELD_OUT.split()):
+        counts[word] -= 1
+    tokenizer = sentences_of(folder, min_count=4).tokenizer
+    words = tokenizer.convert_ids_to_tokens(range(4, len(tokenizer)))
+    assert set(words) == {word for word, count in counts.items() if count >= 4}
+    assert len(sentences_of(folder, max_words=5).tokenizer) == 9
+    assert len(sentences_of(folder, subwords=60).tokenizer) == 60
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"count": 10}, r"good has 9 sentences of 1 to 15 words that are not held out, fewer than"),
+        ({"words": (12, 14)}, r"bad has 0 sentences of 12 to 14 words .*: give a file of more, a"),
+        ({"subwords": 60, "max_words": 5}, "subwords = 60 and max_words = 5: give one of them"),
+        ({"words": (5, 4)}, r"words = \(5, 4\): give two numbers"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"count": 0}, "count = 0"),
+        ({"shuffle_distance": float("nan")}, "shuffle_distance = nan: give 0 or more"),
+        ({"min_count": 99}, "min_count = 99: no word"),
+    ],
+)
+def test_bad_input(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sentences_of(folder, **options)
+
+
+def test_two_styles_are_required(folder: Path) -> None:
+    with pytest.raises(ValueError, match="files has the styles one: give two"):
+        TransferSentences({"one": str(folder / "bad")})
+
+
+def test_judges_are_trained_first(folder: Path) -> None:
+    trained = []
+    judge: Any = SimpleNamespace(train_if_absent=lambda: trained.append(1))
+    sentences_of(folder, judges=[judge, judge]).prepare_data()
+    assert trained == [1, 1]
+
+
+# The batches
+
+
+def test_an_epoch_has_every_sentence_and_repeats_the_smaller_corpus(folder: Path) -> None:
+    data = sentences_of(folder)
+    batches = epoch_of(data)
+    assert len(batches) == data.batches_per_epoch == len(data.train_dataloader()) == 4
+    seen: list[Counter[str]] = [Counter(), Counter()]
+    for batch in batches:
+        half = len(batch.words) // 2
+        assert half in (3, 4)
+        assert batch.styles.tolist() == [0] * half + [1] * half
+        assert batch.lengths.tolist() == (batch.words != PAD).sum(1).tolist()
+        assert batch.lengths.max() == batch.words.shape[1]
+        assert (batch.source_pairs.shape, batch.target_lengths.shape) == ((0, 1), (0,))
+        assert {value.dtype for value in vars(batch).values()} == {torch.int64}
+        for style in range(2):
+            lengths = batch.lengths[batch.styles == style]
+            assert lengths.max() - lengths.min() <= 2
+            seen[style].update(texts_of(data, batch.words[batch.styles == style]))
+    assert seen[0] == Counter(data.sentences["bad"])
+    assert seen[1].keys() == set(data.sentences["good"])
+    assert set(seen[1].values()) == {1, 2}  # 14 of 9
+
+
+def test_order_and_noise_are_new_each_epoch_and_repeatable(folder: Path) -> None:
+    data = sentences_of(folder)
+    first, second = (list(map(as_lists, epoch_of(data, step))) for step in (0, 4))
+    assert [list(map(as_lists, epoch_of(sentences_of(folder), s))) for s in (0, 4)] == [
+        first, second]  # fmt: skip
+    assert [b["words"] for b in first] != [b["words"] for b in second]
+    assert sorted(b["words"] for b in first) == sorted(b["words"] for b in second)
+    assert sorted(b["noisy"] for b in first) != sorted(b["noisy"] for b in second)
+    assert list(map(as_lists, epoch_of(sentences_of(folder, seed=1)))) != first
+
+
+@given(st.integers(0, 9), st.floats(0, 6))
+def test_words_move_by_less_than_the_distance(
+    data_dir: Path, tmp_path_factory: pytest.TempPathFactory, seed: int, distance: float
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "distinct"
+    file.write_text("\n".join(f"{a} b c d e f g {'h i j' * (a % 2)}" for a in range(12)))
+    options = {"min_count": 1, "seed": seed, "shuffle_distance": distance}
+    data = TransferSentences({"x": str(file), "y": str(file)}, **options)
+    data.setup("fit")
+    (batch,) = epoch_of(data)
+    for words, noisy, length in zip(batch.words, batch.noisy, batch.lengths, strict=True):
+        assert noisy[length:].tolist() == words[length:].tolist()
+        moves = [noisy.tolist().index(word) - i for i, word in enumerate(words[:length].tolist())]
+        assert sorted(noisy.tolist()) == sorted(words.tolist())
+        assert max(map(abs, moves)) <= distance
+    same = torch.equal(batch.noisy, batch.words)
+    assert same if distance <= 1 else True
+    assert not same if distance >= 3 else True
+
+
+def test_paraphrases_come_in_batches_of_their_own(folder: Path) -> None:
+    pairs = [(f"{a} soup", f"the soup is {a}") for a in ("bad", "cold", "great", "slow", "odd")]
+    (folder / "pairs").write_text("\n".join(map("\t".join, pairs)))
+    data = sentences_of(folder, paraphrases=Paraphrases(str(folder / "pairs")))
+    known = [tuple(data.tokenizer.decode(data.tokenizer(s).input_ids) for s in p) for p in pairs]
+    assert sorted(data.pairs) == sorted(pairs)
+    seen = set()
+    for step in (0, 4, 8, 12):
+        for batch in epoch_of(data, step):
+            sides = texts_of(data, batch.source_pairs), texts_of(data, batch.target_pairs)
+            assert batch.source_lengths.tolist() == [len(u.split()) for u in sides[0]]
+            assert batch.target_lengths.tolist() == [len(v.split()) for v in sides[1]]
+            assert 1 <= len(sides[0]) <= 4
+            seen |= set(zip(*sides, strict=True))
+    assert seen == set(known)
+
+
+# Resumed runs
+
+
+class Recorder(pl.LightningModule):
+    """A module with two manual updates a batch, of which one counts as the global step."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[dict[str, Any]] = []
+        self.stop_at = stop_at
+
+    def training_step(self, batch: TransferBatch, batch_idx: int) -> None:
+        if self.trainer.global_step == self.stop_at:
+            raise InterruptedError
+        self.seen.append({"epoch": self.current_epoch, **as_lists(batch)})
+        self.optimizers().step()
+
+    def validation_step(self, batch: object, batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trained(folder: Path, module: Recorder, checkpoint: str | None = None, **save: Any) -> str:
+    saver = ModelCheckpoint(folder / "checkpoints", save_last=True, **save)
+    trainer = pl.Trainer(max_epochs=3, val_check_interval=0.5, callbacks=[saver], logger=False,
+                         num_sanity_val_steps=0, enable_progress_bar=False, accelerator="cpu",
+                         enable_model_summary=False)  # fmt: skip
+    trainer.fit(module, sentences_of(folder), ckpt_path=checkpoint, weights_only=True)
+    return saver.last_model_path
+
+
+@pytest.mark.parametrize("stop_at", range(1, 12))
+@pytest.mark.parametrize("save", [{"every_n_train_steps": 1}, {"save_on_train_epoch_end": False}])
+def test_a_run_killed_in_an_epoch_goes_on_with_its_batches(
+    folder: Path, save: dict[str, Any], stop_at: int
+) -> None:
+    """Saved after each batch, or at the validations in the middle and at the end of an epoch."""
+    uncut, killed, resumed = Recorder(), Recorder(stop_at), Recorder()
+    trained(folder, uncut, **save)
+    assert len(uncut.seen) == 12
+    for file in (folder / "checkpoints").iterdir():
+        file.unlink()
+    with pytest.raises(InterruptedError):
+        trained(folder, killed, **save)
+    saved = folder / "checkpoints" / "last.ckpt"
+    kept = stop_at if "every_n_train_steps" in save else stop_at - stop_at % 2
+    assert saved.exists() == (kept > 0)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*not resumable.*")
+        trained(folder, resumed, str(saved) if kept else None, **save)
+    assert killed.seen[:kept] + resumed.seen == uncut.seen

@@ -1,0 +1,198 @@
+"""Literature data: what is written, from books of our own and from those of the real data."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ctrlreward.cli import main
+from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
+
+CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
+
+OLD = [f"Sir John of the {word} house went to {word} again." for word in "abcdefghij"]
+NEW = [f"She texted them about the {word} phone." for word in "abcdefghij"]
+SHARED = "Nobody here knew what to say ."
+LINES = {
+    "old": [*OLD, OLD[0].lower(), SHARED, "Too short.", "A list of things that never ends\n"],
+    "new": [*NEW, SHARED.lower(), "The <unk> is an unknown word here."],
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, list[str]]:
+    for style, lines in LINES.items():
+        (tmp_path / style).write_text("\n".join(lines))
+    return {style: [str(tmp_path / style)] for style in LINES}
+
+
+def read(folder: Path) -> dict[str, list[str]]:
+    return {path.name: path.read_text().splitlines() for path in folder.glob("*.[01]")}
+
+
+def test_every_sentence_is_written_once_or_counted(files, tmp_path: Path) -> None:
+    report = write_literature(files, str(tmp_path / "data"), dev=2, test=3)
+    assert json.loads((tmp_path / "data" / "report.json").read_text()) == report
+    old, new = report["styles"]["old"], report["styles"]["new"]
+    # A title before a name is replaced with it: the repeated sentence in small letters has none.
+    assert old == {
+        "found": 14, "dropped: unknown words": 0, "dropped: no final mark": 1,
+        "dropped: length": 1, "dropped: repeated": 0, "dropped: in both styles": 1,
+        "train": 6, "dev": 2, "test": 3, "-PERSON-": 10, "-LOCATION-": 0,
+    }  # fmt: skip
+    assert (new["dropped: unknown words"], new["dropped: in both styles"]) == (1, 1)
+    assert (new["train"], new["dev"], new["test"]) == (5, 2, 3)
+    written = read(tmp_path / "data")
+    assert {name: len(lines) for name, lines in written.items()} == {
+        "train.0": 6, "dev.0": 2, "test.0": 3, "train.1": 5, "dev.1": 2, "test.1": 3,
+    }  # fmt: skip
+    assert "-person- of the a house went to a again ." in chain.from_iterable(written.values())
+
+
+def test_a_seed_fixes_the_split(files, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("first", "again", "other")]
+    for folder, seed in zip(folders, (0, 0, 1), strict=True):
+        write_literature(files, str(folder), dev=2, test=2, seed=seed)
+    first, again, other = map(read, folders)
+    assert first == again != other
+    assert sorted(chain(*first.values())) == sorted(chain(*other.values()))
+
+
+def test_names_by_none_and_by_a_function(files, tmp_path: Path) -> None:
+    def all_caps(sentences: Sequence[str]) -> list[str]:
+        return [re.sub(r"\bJohn\b", "-LOCATION-", sentence) for sentence in sentences]
+
+    report = write_literature(files, str(tmp_path / "a"), dev=1, test=1, names=all_caps)
+    assert report["styles"]["old"]["-LOCATION-"] == 10
+    assert "all_caps" in report["settings"]["names"]
+    kept = write_literature(files, str(tmp_path / "b"), dev=1, test=1, names=None)
+    assert kept["styles"]["old"]["dropped: repeated"] == 1
+    assert "sir john" in (tmp_path / "b" / "train.0").read_text()
+    with pytest.raises(ValueError, match="names returned 0 sentences for 26: return one for each"):
+        write_literature(files, str(tmp_path / "c"), dev=1, test=1, names=lambda _: [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"files": {"old": ["x"]}}, "files has the styles old: give two styles"),
+        ({"files": {"a": "x", "b": ["y"]}}, "files of a = 'x': give a list of one file or more"),
+        ({"words": (9, 8)}, r"words = \(9, 8\): give two numbers of 1 or more, in order"),
+        ({"dev": 0}, "dev = 0: give 1 or more"),
+        ({"names": "capital"}, "names = 'capital': give one of capitals"),
+        ({"test": 9}, "old: 11 sentences of 6 to 25 words, and dev and test take 11: give more"),
+        ({"sentence_splitter": "x"}, "sentence_splitter = 'x'"),
+    ],
+)
+def test_wrong_options(files, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_literature(**{"files": files, "folder": str(tmp_path / "d"), "dev": 2, **options})
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_folder_of_other_files_is_refused(files, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").touch()
+    with pytest.raises(ValueError, match=r"holds no report.json: it would be replaced"):
+        write_literature(files, str(tmp_path / "data"), dev=1, test=1)
+    assert (tmp_path / "data" / "mine").exists()
+
+
+def test_command(files, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--files", json.dumps(files), "--dev=2", "--test=2", "--folder"]
+    main(["papers", "literature", *options, str(tmp_path / "rule")])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["new"]["train"] == 6
+    tagger = "ctrlreward.recipes.papers.textual_transfer.running_text.replace_names"
+    main(["papers", "literature", *options, str(tmp_path / "function"), f"--names={tagger}"])
+    assert read(tmp_path / "rule") == read(tmp_path / "function")
+    options += [str(tmp_path / "missing"), "--files.old=[nowhere.txt]"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["papers", "literature", *options])
+    assert "nowhere.txt" in capsys.readouterr().err
+
+
+def configuration(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    return loaded
+
+
+def test_configurations_agree() -> None:
+    """What one configuration writes is what the others read."""
+    written = configuration("literature_data")
+    files = {style: f"{written['folder']}/train.{i}" for i, style in enumerate(written["files"])}
+    dev, test = ([f"{written['folder']}/{part}.{i}" for i in (0, 1)] for part in ("dev", "test"))
+    transfer = configuration("literature")
+    data = transfer["data"]["init_args"]
+    assert (data["files"], data["exclude"]) == (files, [*dev, *test])
+    assert data["words"] == written["words"]
+    callbacks = [callback["init_args"] for callback in transfer["trainer"]["callbacks"]]
+    selection, report = (options for options in callbacks if "sentences" in options)
+    assert list(selection["sentences"]["files"].values()) == dev
+    assert list(report["sentences"]["files"].values()) == test
+    encoder = report["judges"]["encoder"]["init_args"]
+    assert encoder == {"corpus": list(files.values()), "exclude": data["exclude"]}
+    models = [configuration(Path(judge["config"]).stem) for judge in data["judges"]]
+    roots = [model["trainer"]["default_root_dir"] for model in models]
+    folders = [model["model"]["init_args"]["folder"] for model in models]
+    assert folders == ["${trainer.default_root_dir}/model"] * 2
+    assert [f"{root}/model" for root in roots] == [judge["folder"] for judge in data["judges"]]
+    classifier, language_model = (model["data"]["init_args"] for model in models)
+    assert (classifier["train"], classifier["exclude"]) == (files, dev)
+    assert list(classifier["test"].values()) == test
+    assert language_model["train"] == list(files.values())
+    assert (language_model["test"], language_model["exclude"]) == (test, dev)
+
+
+def letters(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
+@pytest.fixture(scope="session")
+def books(data_dir: Path) -> dict[str, list[str]]:
+    """The files of literature_data.yaml."""
+    named = yaml.safe_load((CONFIGS / "literature_data.yaml").read_text())["files"]
+    return {
+        style: [file.replace("../shared/data", str(data_dir)) for file in files]
+        for style, files in named.items()
+    }
+
+
+def test_sentences_of_dickens_and_wikipedia(books: dict[str, list[str]], tmp_path: Path) -> None:
+    report = write_literature(books, str(tmp_path / "data"), dev=500, test=500, names=None)
+    for counts in report["styles"].values():
+        dropped = sum(n for reason, n in counts.items() if reason.startswith("dropped"))
+        assert counts["found"] == dropped + sum(counts[part] for part in ("train", "dev", "test"))
+    assert report["styles"]["dickens"]["train"] > 8000
+    assert report["styles"]["modern"]["train"] > 2500
+    written = read(tmp_path / "data")
+    assert all(not set(a) & set(b) for a, b in combinations(written.values(), 2))
+    for sentence in chain.from_iterable(written.values()):
+        assert 6 <= len(sentence.split()) <= 25
+        assert sentence == sentence.lower()
+        assert not re.search(r"<unk>|@|[“”‘’]|= =|  ", sentence)
+    # Letter for letter as in the book, though line ends, marks and spaces have changed.
+    for number, paths in enumerate(books.values()):
+        original = letters("".join(Path(path).read_text(encoding="utf-8") for path in paths))
+        assert all(letters(sentence) in original for sentence in written[f"test.{number}"][:100])
+
+
+def test_names_of_dickens(books: dict[str, list[str]], tmp_path: Path) -> None:
+    report = write_literature(books, str(tmp_path / "data"), dev=500, test=500)
+    assert report["styles"]["dickens"]["-PERSON-"] > 3000
+    dickens = {
+        word
+        for name, sentences in read(tmp_path / "data").items()
+        if name.endswith("0")
+        for sentence in sentences
+        for word in sentence.split()
+    }
+    assert not dickens & {"oliver", "fagin", "joe", "herbert", "wemmick", "havisham", "london"}
+    assert {"-person-", "-location-", "sunday", "convict"} < dickens

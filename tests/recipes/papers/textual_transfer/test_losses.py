@@ -1,0 +1,207 @@
+"""Eqs. 2 to 7 against plain loops in float64, and their gradients against differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from ctrlreward.recipes.papers.textual_transfer.losses import (
+    critic_loss,
+    discriminator_loss,
+    generator_loss,
+    gradient_penalty,
+    language_loss,
+    reconstruction_loss,
+    wasserstein_gap,
+)
+from ctrlreward.recipes.papers.textual_transfer.networks import StateDiscriminator
+
+SEEDS = st.integers(0, 2**31)
+SIZES = st.integers(1, 4)
+
+
+def draw(seed: int, *shapes: tuple[int, ...], scale: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(shape, generator=generator).double() for shape in shapes]
+
+
+def log_softmax(logits: list[float]) -> list[float]:
+    most = max(logits)
+    total = most + math.log(sum(math.exp(x - most) for x in logits))
+    return [x - total for x in logits]
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x)) if x > 0 else x - math.log1p(math.exp(x))
+
+
+def mask_of(seed: int, n: int, steps: int) -> Tensor:
+    lengths = torch.randint(1, steps + 1, (n,), generator=torch.Generator().manual_seed(seed))
+    return (torch.arange(steps) < lengths[:, None]).double()
+
+
+def differences(loss: Callable[[], Tensor], values: Tensor, step: float = 1e-6) -> Tensor:
+    """Central differences of a loss in each of the values."""
+    flat, slopes = values.data.view(-1), torch.zeros_like(values).view(-1)
+    for i in range(len(flat)):
+        kept = flat[i].item()
+        flat[i] = kept + step
+        above = loss().item()
+        flat[i] = kept - step
+        slopes[i] = (above - loss().item()) / (2 * step)
+        flat[i] = kept
+    return slopes.view_as(values)
+
+
+def smooth(seed: int, width: int) -> nn.Module:
+    """A critic without kinks."""
+    torch.manual_seed(seed)
+    layers = nn.Linear(width, 5), nn.Tanh(), nn.Linear(5, 1)
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*layers).double()
+
+        def forward(self, states: Tensor) -> Tensor:
+            return self.layers(states).sum(dim=(1, 2))
+
+    return Critic()
+
+
+# Values
+
+
+@given(SEEDS, SIZES, SIZES, st.integers(2, 5), st.sampled_from([1.0, 30.0]))
+def test_reconstruction_is_the_sum_over_words(
+    seed: int, n: int, steps: int, words: int, scale: float
+) -> None:
+    (logits,) = draw(seed, (n, steps, words), scale=scale)
+    targets = torch.randint(words, (n, steps), generator=torch.Generator().manual_seed(seed))
+    mask = mask_of(seed, n, steps)
+    expected = 0.0
+    for i in range(n):
+        for t in range(int(mask[i].sum())):
+            expected -= log_softmax(logits[i, t].tolist())[targets[i, t]] / n
+    assert reconstruction_loss(logits, targets, mask).item() == pytest.approx(expected, abs=1e-6)
+
+
+@given(SEEDS, SIZES, SIZES, st.sampled_from([1.0, 50.0]))
+def test_adversarial_losses_are_mean_logarithms(seed: int, n: int, m: int, scale: float) -> None:
+    real, fake = draw(seed, (n,), (m,), scale=scale)
+    says_real = sum(log_sigmoid(x) for x in real.tolist()) / n
+    says_fake = sum(log_sigmoid(-x) for x in fake.tolist()) / m
+    fooled = sum(log_sigmoid(x) for x in fake.tolist()) / m
+    loss = discriminator_loss(real, fake).item()
+    assert loss == pytest.approx(-says_real - says_fake, abs=1e-6)
+    assert generator_loss(real, fake, "minimax").item() == pytest.approx(-loss, abs=1e-6)
+    assert generator_loss(real, fake, "non_saturating").item() == pytest.approx(-fooled, abs=1e-6)
+
+
+@given(SEEDS, SIZES, SIZES, st.integers(2, 5), st.sampled_from([1.0, 30.0]))
+def test_language_loss_is_a_cross_entropy_per_position(
+    seed: int, n: int, steps: int, words: int, scale: float
+) -> None:
+    target, logits = draw(seed, (n, steps, words), (n, steps, words), scale=scale)
+    mask, expected = mask_of(seed, n, steps), 0.0
+    for i in range(n):
+        for t in range(int(mask[i].sum())):
+            model, own = (log_softmax(x[i, t].tolist()) for x in (target, logits))
+            expected -= sum(math.exp(a) * b for a, b in zip(model, own, strict=True)) / n
+    loss = language_loss(target.log_softmax(-1), logits, mask).item()
+    assert loss == pytest.approx(expected, abs=1e-6)
+
+
+@given(SEEDS, SIZES, SIZES, SIZES, st.sampled_from([0.0, 1.0, 10.0]))
+def test_the_penalty_is_that_of_numerical_slopes(
+    seed: int, n: int, steps: int, width: int, penalty: float
+) -> None:
+    real, fake = draw(seed, (n, steps, width), (n, steps, width))
+    share = torch.rand(n, generator=torch.Generator().manual_seed(seed)).double()
+    critic, expected = smooth(seed, width), 0.0
+    for i in range(n):
+        between = share[i] * real[i] + (1 - share[i]) * fake[i]
+        slope = differences(lambda x=between: critic(x[None])[0], between)
+        expected += (math.sqrt((slope**2).sum().item()) - 1) ** 2 / n
+    assert gradient_penalty(critic, real, fake, share).item() == pytest.approx(expected, abs=1e-6)
+    gap = (critic(fake).sum() - critic(real).sum()).item() / n
+    assert wasserstein_gap(critic(real), critic(fake)).item() == pytest.approx(gap, abs=1e-6)
+    loss = critic_loss(critic, real, fake, share, penalty).item()
+    assert loss == pytest.approx(gap + penalty * expected, abs=1e-6 * (1 + penalty))
+
+
+def test_slopes_known_in_closed_form() -> None:
+    real, fake = draw(0, (3, 2, 2), (3, 2, 2))
+    share, weight = torch.tensor([0.0, 0.5, 1.0]).double(), torch.tensor([3.0, 4.0]).double()
+    linear = gradient_penalty(lambda states: (states @ weight).sum(1), real, fake, share)
+    assert linear.item() == pytest.approx((math.sqrt(2 * 25) - 1) ** 2)  # two steps
+    # Half the squared norm has the state itself as its slope, which shows where ε puts it.
+    half = gradient_penalty(lambda states: states.square().sum((1, 2)) / 2, real, fake, share)
+    points = [fake[0], (real[1] + fake[1]) / 2, real[2]]
+    expected = sum((point.norm().item() - 1) ** 2 for point in points) / 3
+    assert half.item() == pytest.approx(expected)
+
+
+def test_a_flat_critic_has_a_penalty_of_one_and_finite_gradients() -> None:
+    critic = nn.Linear(2, 1).double()
+    nn.init.zeros_(critic.weight)
+    real, fake = draw(0, (3, 2, 2), (3, 2, 2))
+    loss = gradient_penalty(lambda states: critic(states).sum((1, 2)), real, fake, real[:, 0, 0])
+    loss.backward()
+    assert loss.item() == 1.0
+    assert critic.weight.grad is not None
+    assert critic.weight.grad.isfinite().all()
+
+
+# Gradients
+
+
+def test_gradients_are_numerical_derivatives() -> None:
+    logits, other, real, fake = draw(1, (3, 4, 5), (3, 4, 5), (4,), (3,))
+    targets, mask = torch.randint(5, (3, 4)), mask_of(1, 3, 4)
+    for values in (logits, real, fake):
+        values.requires_grad_()
+    assert gradcheck(lambda x: reconstruction_loss(x, targets, mask), logits)
+    assert gradcheck(lambda x: language_loss(other.log_softmax(-1), x, mask), logits)
+    assert gradcheck(discriminator_loss, (real, fake))
+    assert gradcheck(lambda a, b: generator_loss(a, b, "minimax"), (real, fake))
+    assert gradcheck(lambda b: generator_loss(real.detach(), b, "non_saturating"), fake)
+    assert gradcheck(wasserstein_gap, (real, fake))
+
+
+@pytest.mark.parametrize("kind", ["smooth", "states"])
+def test_gradients_of_the_critics_loss_are_central_differences(kind: str) -> None:
+    """Through the penalty, the gradient of a gradient."""
+    torch.manual_seed(3)
+    states = StateDiscriminator(3, (1, 2, 3), filters=2, dropout=0.0).double()
+    critic = smooth(3, 3) if kind == "smooth" else states
+    real, fake = draw(3, (4, 5, 3), (4, 5, 3))
+    (share,) = draw(4, (4,))
+    share = share.sigmoid()
+
+    def loss() -> Tensor:
+        return critic_loss(critic, real, fake, share)
+
+    for parameter in critic.parameters():
+        (slope,) = torch.autograd.grad(loss(), parameter, materialize_grads=True)
+        assert torch.allclose(slope, differences(loss, parameter), atol=1e-6, rtol=1e-6)
+
+
+@given(SEEDS)
+def test_minimax_learns_little_from_a_sure_discriminator(seed: int) -> None:
+    (fake,) = draw(seed, (4,))
+    sure = (fake.abs() + 5).neg().requires_grad_()
+    slopes = [
+        torch.autograd.grad(generator_loss(sure.detach(), sure, form), sure)[0] * len(sure)
+        for form in ("minimax", "non_saturating")
+    ]
+    # Both raise D(h̃); by D(h̃) itself, below 0.7 %, and by 1 - D(h̃).
+    assert torch.allclose(slopes[0], -sure.sigmoid(), atol=1e-12)
+    assert torch.allclose(slopes[1], -(-sure).sigmoid(), atol=1e-12)

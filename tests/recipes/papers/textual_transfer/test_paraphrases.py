@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.recipes.papers.textual_transfer import paraphrases
+from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
+from ctrlreward.recipes.papers.textual_transfer.rewriting import rewrite
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr(paraphrases, "rank_zero_info", lines.append)
+    return lines
+
+
+# A file of pairs
+
+PAIRS = [
+    ("We didn't wait.", "nobody made us wait ."),
+    ("the soup", "the soup was warm ."),  # one contains the other
+    ("it rained .", "It rained ."),
+    ("rain fell .", "it was a wet day ."),
+    ("he left", "he went away"),
+]
+KEPT = [("we did n't wait .", PAIRS[0][1]), PAIRS[3], PAIRS[4]]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    scores = ["", "\t0.71", "", "", ""]
+    lines = ["\t".join(pair) + score for pair, score in zip(PAIRS, scores, strict=True)]
+    (tmp_path / "pairs").write_text("\n".join([*lines, "", ""]))
+    return tmp_path / "pairs"
+
+
+def test_pairs_of_which_one_contains_the_other_are_left_out(file: Path, logged) -> None:
+    assert sorted(Paraphrases(str(file)).pairs()) == sorted(KEPT)
+    (line,) = logged
+    assert line.startswith(f"3 paraphrase pairs from {file}: ")
+    assert all(f"{u} → {v}" in line for u, v in KEPT)
+
+
+def test_pairs_are_drawn_at_random(file: Path) -> None:
+    found = Counter(pair for seed in range(300) for pair in Paraphrases(str(file), 2, seed).pairs())
+    assert found.keys() == set(KEPT)
+    assert sum(found.values()) == 600
+    assert min(found.values()) > 160
+    assert Paraphrases(str(file), 2, 7).pairs() == Paraphrases(str(file), 2, 7).pairs()
+
+
+@pytest.mark.parametrize("line", ["no tab here", "an empty side\t", "\tanother", " \t "])
+def test_a_line_that_is_no_pair_is_named(file: Path, line: str) -> None:
+    content = file.read_text().rstrip("\n")
+    file.write_text(f"{content}\n{line}\n")
+    if not line.strip():  # a blank line
+        assert len(Paraphrases(str(file)).pairs()) == 3
+        return
+    with pytest.raises(ValueError, match=r"pairs, line 6: .* is no pair: write two sentences with"):
+        Paraphrases(str(file)).pairs()
+
+
+def test_no_pair_raises(file: Path) -> None:
+    file.write_text("so\tso good\n")
+    with pytest.raises(ValueError, match=r"pairs: no pair of which neither .* lines u<TAB>v"):
+        Paraphrases(str(file)).pairs()
+    with pytest.raises(ValueError, match=r"rewritten training sentences.*: no pair of which"):
+        Paraphrases().pairs(["zzz xxx"], ["yyy"])
+    with pytest.raises(ValueError, match="count = 0: give 1 or more"):
+        Paraphrases(count=0)
+
+
+# The stand-in
+
+
+@pytest.mark.parametrize(
+    ("text", "rewritten"),
+    [
+        ("they did n't call and i am not going back .",
+         "they did not call and i 'm not going back ."),
+        ("do n't you think it 's been closed ?", "do n't you think it 's been closed ?"),
+        ("it 's a shame that is what it is .", "it is a shame that 's what it is ."),
+        ("not only cheap , but good .", "not only cheap , yet good ."),
+        ("it ca n't be a nice , old house .", "it can not be a pleasant , old house ."),
+        ("an awesome view at the happy hour .", "an amazing view at the happy hour ."),
+        ("a great view , a great deal .", "an excellent view , an excellent deal ."),
+        ("i 'm happy with it .", "i am pleased with it ."),
+        ("this place had been busy", "this spot had been busy"),
+        ("the soup was cold , and the waitress laughed !",
+         "the server laughed , and the soup was cold !"),
+        ("the soup was cold and it was late .", "the soup was cold and it was late ."),
+        ("greatest places", "greatest places"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_rules(text: str, rewritten: str) -> None:
+    assert rewrite(text, random.Random(0)) == rewritten
+
+
+@given(st.lists(st.sampled_from("i you it am 'm not n't do ca will wo 's is a an great this place "
+                                "the very much , but and . !".split()), max_size=12))  # fmt: skip
+def test_any_words_can_be_rewritten(words: list[str]) -> None:
+    found = rewrite(" ".join(words), random.Random(0))
+    assert found == " ".join(found.split())
+    assert bool(found) == bool(words)
+
+
+def test_one_of_several_phrases_is_drawn() -> None:
+    found = {rewrite("it was awful .", random.Random(seed)) for seed in range(30)}
+    assert found == {"it was terrible .", "it was horrible ."}
+
+
+@pytest.fixture(scope="module")
+def corpora(data_dir: Path) -> list[list[str]]:
+    files = [data_dir / "yelp_shen" / f"sentiment.test.{style}" for style in (0, 1)]
+    return [file.read_text("utf-8").splitlines()[:15_000] for file in files]
+
+
+def test_the_stand_in_of_real_sentences(corpora: list[list[str]], logged: list[str]) -> None:
+    pairs = Paraphrases().pairs(*corpora)
+    assert len(pairs) == 6000  # a fifth
+    assert logged[0].startswith("6000 paraphrase pairs from rewritten training sentences, in place")
+    texts = {text for corpus in corpora for text in corpus}
+    assert all(u in texts and u not in v and v not in u for u, v in pairs)
+    same = [len(set(u.split()) & set(v.split())) / len(set(u.split())) for u, v in pairs]
+    assert 0.7 < sum(same) / len(same) < 0.9  # most words stay, those of the content among them
+    assert pairs == Paraphrases().pairs(*corpora)
+    assert pairs != Paraphrases(seed=1).pairs(*corpora)
+    assert len(Paraphrases(count=50).pairs(*corpora)) == 50
+
+
+def test_the_stand_in_has_few_words_of_one_style(corpora: list[list[str]]) -> None:
+    """Words that are three times as frequent in one style are rarer in v than in all sentences."""
+    counts = [Counter(word for text in corpus for word in text.split()) for corpus in corpora]
+
+    def share(texts: list[str]) -> float:
+        words = [word for text in texts for word in text.split()]
+        rates = [(counts[0][word] + 1) / (counts[1][word] + 1) for word in words]
+        return sum(not 1 / 3 < rate < 3 for rate in rates) / len(words)
+
+    pairs = Paraphrases().pairs(*corpora)
+    rewritten = [rewrite(text, random.Random(0)) for corpus in corpora for text in corpus]
+    assert share([v for _, v in pairs]) < 0.75 * share(rewritten)

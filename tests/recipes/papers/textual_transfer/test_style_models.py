@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
+from ctrlreward.recipes.papers.textual_transfer.style_models import (
+    StyleLanguageModel,
+    StyleModels,
+    load_style_model,
+)
+from ctrlreward.recipes.papers.textual_transfer.vocabulary import EOS, GO, PAD
+
+ROWS = [[4, 5, 6], [7], [5, 5, 8, 4, 6]]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model() -> StyleLanguageModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return StyleLanguageModel(9, 4, 6, 0.5).eval()
+
+
+# The model
+
+
+def gru_log_probabilities(model: StyleLanguageModel, inputs: list[int]) -> list[np.ndarray]:
+    """Cho et al.'s (2014) gates as torch documents them, one token at a time."""
+    weights = {k: v.double().numpy() for k, v in model.state_dict().items()}
+
+    def sigmoid(x: np.ndarray) -> np.ndarray:
+        return 1 / (1 + np.exp(-x))
+
+    state, rows = np.zeros(model.sizes["width"]), []
+    for token in inputs:
+        given = weights["cell.weight_ih_l0"] @ weights["embedding.weight"][token]
+        given = np.split(given + weights["cell.bias_ih_l0"], 3)
+        old = np.split(weights["cell.weight_hh_l0"] @ state + weights["cell.bias_hh_l0"], 3)
+        reset, update = (sigmoid(g + o) for g, o in zip(given[:2], old[:2], strict=True))
+        new = np.tanh(given[2] + reset * old[2])
+        state = (1 - update) * new + update * state
+        logits = weights["output.weight"] @ state + weights["output.bias"]
+        rows.append(logits - np.log(np.exp(logits).sum()))
+    return rows
+
+
+def test_log_probabilities_are_those_of_a_plain_loop(model: StyleLanguageModel) -> None:
+    longest = max(map(len, ROWS)) + 1
+    inputs = torch.tensor([[GO, *row] + [PAD] * (longest - 1 - len(row)) for row in ROWS])
+    with torch.no_grad():
+        values = model(inputs)
+    assert values.shape == (3, longest, 9)
+    total, count = 0.0, 0
+    for row, value in zip(ROWS, values.numpy(), strict=True):
+        expected = gru_log_probabilities(model, [GO, *row])
+        np.testing.assert_allclose(value[: len(row) + 1], expected, atol=1e-6)
+        total -= sum(expected[i][token] for i, token in enumerate([*row, EOS]))
+        count += len(row) + 1
+    loss, terms = model.loss(ROWS)
+    assert terms == count
+    assert loss.item() == pytest.approx(total, rel=1e-6)
+    assert model.perplexity(ROWS, batch_size=2) == pytest.approx(math.exp(total / count), rel=1e-6)
+
+
+def test_perplexity_is_without_dropout_and_leaves_the_mode(model: StyleLanguageModel) -> None:
+    expected = model.perplexity(ROWS)
+    assert model.train().perplexity(ROWS) == expected
+    assert model.training
+    assert model.loss(ROWS)[0].item() != model.loss(ROWS)[0].item()
+
+
+# The training
+
+
+@pytest.fixture(scope="module")
+def yelp(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> TransferSentences:
+    files = {}
+    for style, number in {"negative": 0, "positive": 1}.items():
+        lines = (data_dir / "yelp_shen" / f"sentiment.test.{number}").read_text().splitlines()
+        files[style] = str(tmp_path_factory.mktemp("yelp") / style)
+        Path(files[style]).write_text("\n".join(lines[:2000]))
+    data = TransferSentences(files, words=(1, 12), max_words=500)
+    data.setup("fit")
+    return data
+
+
+SMALL: dict[str, Any] = {"embedding_size": 24, "width": 32, "dropout": 0.1, "epochs": 2}
+
+
+def weights_of(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in model.parameters()])
+
+
+def test_each_model_knows_its_style_and_is_trained_once(
+    yelp: TransferSentences, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = StyleModels(str(tmp_path / "models"), **SMALL)
+    before = torch.get_rng_state()
+    models = options.trained(yelp)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(w.requires_grad for m in models for w in m.parameters())
+    for own, style in enumerate(yelp.styles):
+        lines = (data_dir / "yelp_shen" / f"sentiment.dev.{own}").read_text().splitlines()[:500]
+        rows = yelp.tokenizer(lines).input_ids
+        own_perplexity, other = (models[i].perplexity(rows) for i in (own, 1 - own))
+        assert own_perplexity < 0.8 * other
+        folder = tmp_path / "models" / f"style_{own}"
+        training = json.loads((folder / "config.json").read_text())["training"]
+        assert training["style"] == style
+        kept, held_out = training["sentences"], training["held_out_sentences"]
+        assert held_out / (kept + held_out) == pytest.approx(0.05, abs=1e-3)
+        assert kept + held_out == len(yelp.sentences[style])
+        assert training["perplexity"] == pytest.approx(own_perplexity, rel=0.4)  # of 70 sentences
+        loaded, tokenizer = load_style_model(folder)
+        assert torch.equal(weights_of(loaded), weights_of(models[own]))
+        assert tokenizer.get_vocab() == yelp.tokenizer.get_vocab()
+
+    def train(*_: object) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(StyleModels, "_train", train)
+    again = options.trained(yelp)
+    assert all(map(torch.equal, map(weights_of, again), map(weights_of, models)))
+
+
+def made_up(styles: dict[str, list[str]], tmp_path: Path) -> TransferSentences:
+    for style, lines in styles.items():
+        (tmp_path / style).write_text("\n".join(lines))
+    data = TransferSentences({style: str(tmp_path / style) for style in styles}, min_count=1)
+    data.setup("fit")
+    return data
+
+
+THINGS = ("soup", "room", "bus", "play", "view", "tea")
+STYLES = {w: [f"the {thing} was {w} ." for thing in THINGS] for w in ("cold", "lovely")}
+TINY: dict[str, Any] = {"embedding_size": 3, "width": 4, "epochs": 2, "batch_size": 2}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_model_of_something_else_or_damaged_is_trained_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = made_up(STYLES, tmp_path)
+    folder = tmp_path / "models"
+    first = [weights_of(model) for model in StyleModels(str(folder), **TINY).trained(data)]
+    assert warnings_of(caplog) == []  # an absent model is no news
+
+    (folder / "style_1" / "model.safetensors").write_bytes(b"cut")
+    repeated = [weights_of(model) for model in StyleModels(str(folder), **TINY).trained(data)]
+    assert all(map(torch.equal, first, repeated))  # a training repeats exactly
+    (message,) = warnings_of(caplog)
+    assert message.startswith(f"{folder / 'style_1'} does not hold a style's language model, or is")
+
+    caplog.clear()
+    reseeded = StyleModels(str(folder), **TINY, seed=1).trained(data)
+    assert not any(map(torch.equal, first, map(weights_of, reseeded)))
+    assert [m.split(" is of other ")[0] for m in warnings_of(caplog)] == [
+        str(folder / f"style_{i}") for i in range(2)
+    ]
+
+    caplog.clear()
+    other = made_up({**STYLES, "lovely": STYLES["lovely"][::-1]}, tmp_path)
+    assert other.tokenizer.get_vocab() == data.tokenizer.get_vocab()
+    StyleModels(str(folder), **TINY, seed=1).trained(other)
+    (message,) = warnings_of(caplog)
+    assert message.startswith(f"{folder / 'style_1'} is of other words, sentences or options")
+
+
+def test_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = made_up(STYLES, tmp_path)
+    weights: list[torch.Tensor] = []
+    perplexities = iter([3.0, 2.0, 2.5, 1.0] * 2)
+
+    def perplexity(model: StyleLanguageModel, rows: object) -> float:
+        weights.append(weights_of(model).detach().clone())
+        return next(perplexities)
+
+    monkeypatch.setattr(StyleLanguageModel, "perplexity", perplexity)
+    options = StyleModels(str(tmp_path / "models"), **TINY | {"epochs": 3})
+    model = options._model(data, 0)
+    assert len(weights) == 3
+    assert torch.equal(weights_of(model), weights[1])
+    config = json.loads((tmp_path / "models" / "style_0" / "config.json").read_text())
+    assert config["training"]["epoch"] == 2
+    assert config["training"]["perplexity"] == 2.0
+
+
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="epochs = 0 and batch_size = 64: give 1 or more"):
+        StyleModels(epochs=0)
+    with pytest.raises(ValueError, match="validation_share = 1: give a share above 0 and below 1"):
+        StyleModels(validation_share=1)
+    with pytest.raises(ValueError, match="nowhere does not hold a style's language model"):
+        load_style_model(tmp_path / "nowhere")
+    one = made_up({"cold": STYLES["cold"][:1], "lovely": STYLES["lovely"]}, tmp_path)
+    with pytest.raises(ValueError, match="the style cold has 1 sentences: give two or more"):
+        StyleModels(str(tmp_path / "one"), **TINY).trained(one)
+    data = made_up(STYLES, tmp_path)
+    with pytest.raises(ValueError, match=r"no finite perplexity .* a learning_rate below inf"):
+        StyleModels(str(tmp_path / "inf"), **TINY, learning_rate=math.inf).trained(data)
+    (tmp_path / "mine" / "style_0").mkdir(parents=True)
+    (tmp_path / "mine" / "style_0" / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match=r"style_0 holds thesis\.tex, .*would be deleted"):
+        StyleModels(str(tmp_path / "mine"), **TINY).trained(data)

@@ -1,0 +1,96 @@
+"""The configurations of M0 to M7 against the paper's table of their losses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ctrlreward.commands.config_files import with_extended
+
+FOLDER = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
+NAMES = {
+    "para": "paraphrase",
+    "cyc": "cycle",
+    "lang": "language",
+    "second discriminators": "critic",
+}
+LAMBDAS = {"paraphrase": 0.2, "cycle": 5.0, "language": 1e-3, "critic": 1.0}
+
+
+def read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return content
+
+
+def test_each_model_has_the_losses_of_the_papers_table(papers_dir: Path) -> None:
+    facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (M\d) \| ([^|]+) \|$", facts, re.MULTILINE)
+    table = {model: [loss.strip() for loss in losses.split(",")] for model, losses in rows}
+    assert len(table) == 8
+    for model, losses in table.items():
+        content = read(f"{model.lower()}.yaml")
+        expected = {NAMES[loss] for loss in losses if loss in NAMES}
+        assert content["model"]["init_args"]["lambdas"] == {n: LAMBDAS[n] for n in expected}
+        # What differs otherwise is what these losses need, and the run's folder.
+        assert content["extends"] == "yelp.yaml"
+        assert content["trainer"] == {"default_root_dir": f"runs/textual_transfer/{model.lower()}"}
+        assert ("style_models" in content["model"]["init_args"]) == ("language" in expected)
+        needs_pairs = "paraphrase" in expected
+        assert content.get("data") == ({"init_args": {"paraphrases": {}}} if needs_pairs else None)
+        assert set(content) <= {"extends", "model", "data", "trainer"}
+
+
+def test_the_sizes_are_the_papers() -> None:
+    model = read("yelp.yaml")["model"]["init_args"]
+    sizes = [model[f"{name}_size"] for name in ("style", "content", "embedding")]
+    assert sizes == [200, 500, 100]
+    assert model["learning_rate"] == 1e-4
+    data = read("yelp.yaml")["data"]["init_args"]
+    assert (data["words"], data["batch_size"], data["min_count"]) == ([1, 15], 64, 5)
+
+
+def test_selection_and_report_never_see_training_sentences() -> None:
+    content = read("yelp.yaml")
+    trained_on = set(content["data"]["init_args"]["files"].values())
+    for callback in content["trainer"]["callbacks"]:
+        sentences = callback["init_args"].get("sentences")
+        if sentences:
+            assert trained_on <= set(sentences["exclude"])
+            assert not trained_on & set(sentences["files"].values())
+
+
+def test_what_a_model_extends_comes_first() -> None:
+    small = str(FOLDER / "small.yaml")
+    given, _ = with_extended(["--config", str(FOLDER / "m2.yaml"), f"--config={small}", "--x=1"])
+    base, rest = given[1], yaml.safe_load(given[3])
+    assert Path(base) == FOLDER / "yelp.yaml"
+    assert rest == {key: value for key, value in read("m2.yaml").items() if key != "extends"}
+    assert given[4:] == ["--config", small, "--x=1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("extends: absent.yaml", r"a\.yaml:1: extends names .*absent\.yaml, which does not exist"),
+        ("extends: a.yaml", r"a\.yaml extends itself"),
+    ],
+)
+def test_a_base_that_can_not_be_read_is_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        with_extended(["--config", str(tmp_path / "a.yaml")])
+
+
+def test_the_small_setting_changes_nothing_of_the_callbacks_but_sentence_lengths() -> None:
+    """A list can't be changed in part by a second `--config`, so it is repeated."""
+    callbacks = read("small.yaml")["trainer"]["callbacks"]
+    words = read("small.yaml")["data"]["init_args"]["words"]
+    for callback in callbacks:
+        sentences = callback["init_args"].get("sentences")
+        if sentences:
+            assert sentences.pop("words")[1] == words[1]
+    assert callbacks == read("yelp.yaml")["trainer"]["callbacks"]

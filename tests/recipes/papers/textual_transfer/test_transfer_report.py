@@ -1,0 +1,317 @@
+"""The report of a textual transfer run, whose checkpoints are told apart by their texts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.demos.boring_classes import BoringDataModule, BoringModel
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from ctrlreward import Samples, Similarity, TransferQuality, WordVectors
+from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import best_constants
+from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
+from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport, replay_stop
+from ctrlreward.recipes.style_transfer import Judges, Sentences
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+THINGS = ("soup", "room", "bus", "play", "tea", "inn")
+SENTENCES = {
+    "sour": [f"the {thing} was so cold ." for thing in THINGS],
+    "sweet": [f"the {thing} was so lovely ." for thing in THINGS],
+}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    for style, sentences in SENTENCES.items():
+        (tmp_path / style).write_text("\n".join(sentences))
+    return {style: str(tmp_path / style) for style in SENTENCES}
+
+
+@pytest.fixture
+def references(tmp_path: Path) -> dict[str, str]:
+    pairs = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]
+    for style in SENTENCES:
+        (tmp_path / f"{style}.pairs").write_text("\n".join(map("\t".join, pairs)))
+    return {style: str(tmp_path / f"{style}.pairs") for style in SENTENCES}
+
+
+@pytest.fixture
+def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> Judges:
+    words = frequent_words([text for side in SENTENCES.values() for text in side], 1)
+    torch.manual_seed(0)
+    folder = tmp_path / "judge"
+    folder.mkdir()
+    save_text_cnn(TextCNN(TextCNNConfig(words, ("sour", "sweet"), 8, (2,), 4, 0.0)), folder)
+    random = np.random.default_rng(0)
+    vectors = WordVectors({word: random.normal(size=4).tolist() for word in words})
+    letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
+    return Judges(str(folder), vectors, letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
+
+
+class Restyler(BoringModel):
+    """Ends each transfer with one of three words, by a weight that is the number of the epoch."""
+
+    gm = (1.0, 3.0, 2.0)
+    accuracy = (0.9, 0.6, 0.5)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("epoch", torch.tensor(0))
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        assert not self.training
+        word = ("cold", "lovely", "so")[int(self.epoch)]
+        return [f"{source[:-2]} {word} ." for source in samples.sources or ()]
+
+    def on_validation_epoch_end(self) -> None:
+        self.epoch.fill_(self.current_epoch)
+        self.log("score/corpus/gm", self.gm[self.current_epoch])
+        self.log("score/corpus/accuracy", self.accuracy[self.current_epoch])
+
+
+def fit(folder: Path, report: TransferReport, *others: pl.Callback) -> Restyler:
+    data = BoringDataModule()
+    data.sentences = SENTENCES
+    trainer = pl.Trainer(
+        max_epochs=3,
+        limit_train_batches=2,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        accelerator="cpu",
+        logger=HistoryLogger(str(folder)),
+        callbacks=[
+            *others,
+            RewardCheckpoint("score/corpus/gm", "max"),
+            RewardCheckpoint("score/corpus/accuracy", "max"),
+            report,
+        ],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    module = Restyler()
+    trainer.fit(module, datamodule=data)
+    return module
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
+    files: dict[str, str], references: dict[str, str], judges: Judges, tmp_path: Path
+) -> None:
+    run = tmp_path / "m2"
+    report = TransferReport(str(run), Sentences(files, count=5), judges, references)
+    seen = Sentences(files, count=2, seed=3).prompts()
+    content = {"content": Similarity(judges.encoder)}
+    module = fit(run, report, GenerationScorer(content, seen, name="watch"))
+
+    assert int(module.epoch) == 2  # the module has its last weights again
+    lines = rows(run / "transfers.jsonl")
+    sources = {line["source"] for line in lines}
+    assert sources
+    assert not sources & set(seen.sources or ())
+    word = {"best_gm": "lovely", "best_accuracy": "cold", "last": "so"}
+    for line in lines:
+        stem = line["source"][:-2]
+        assert {name: line["outputs"][name] for name in word} == {
+            name: f"{stem} {word[name]} ." for name in word
+        }
+        assert line["outputs"]["copying"] == line["source"]
+        assert line["outputs"]["constant"] in SENTENCES[line["label"]]
+        assert line["label"] == ("sweet" if "cold" in line["source"] else "sour")
+
+    test = json.loads((run / "test.json").read_text())
+    assert test["sentences"] == len(lines)
+    assert test["left_out"] == 10 - len(lines) > 0
+    assert {n: s["step"] for n, s in test["systems"].items() if "step" in s} == {
+        "best_gm": 4,
+        "best_accuracy": 2,
+        "last": 6,
+    }
+    quality = judges.quality()
+    for name, figures in test["systems"].items():
+        samples = Samples(
+            [line["outputs"][name] for line in lines],
+            sources=[line["source"] for line in lines],
+            labels=[line["label"] for line in lines],
+        )
+        corpus = quality.corpus(samples)
+        for key in ("accuracy", "similarity", "perplexity", "gm"):
+            assert figures[key] == pytest.approx(corpus[key]), (name, key)
+        assert figures["failed"] == np.isnan(quality["gm"](samples)).sum()
+        tokens = [line["scores"][name]["tokens"] for line in lines]
+        assert tokens == [len(text) for text in samples.texts]  # the model reads characters
+    quality.release()
+    for other in ("last", "best_accuracy"):
+        for key, estimate in test["differences"][f"best_gm - {other}"].items():
+            difference = test["systems"]["best_gm"][key] - test["systems"][other][key]
+            assert estimate["value"] == pytest.approx(difference, abs=1e-9)
+            assert estimate["low"] <= estimate["value"] <= estimate["high"]
+    assert test["early_stopping"]["steps"] == 6
+    assert test["early_stopping"]["best"] == 3
+    assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
+    assert "tok:none" in test["bleu_signature"]
+
+    # The references' sentences, in the order of their files, beside each checkpoint's output.
+    pairs = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]
+    assert rows(run / "translations.jsonl") == [
+        {
+            "source": source,
+            "label": label,
+            "reference": reference,
+            "outputs": {name: f"{source[:-2]} {word[name]} ." for name in word},
+        }
+        for label in ("sweet", "sour")
+        for source, reference in pairs
+    ]
+    (tmp_path / "m0").mkdir()
+    plain = TransferReport(str(tmp_path / "m0"), Sentences(files, count=2), judges)
+    fit(tmp_path / "m0", plain)
+    assert not (tmp_path / "m0" / "translations.jsonl").exists()
+
+
+def test_what_is_missing_is_said_before_training(
+    files: dict[str, str], judges: Judges, tmp_path: Path
+) -> None:
+    sentences = Sentences(files, count=2)
+    everything = GenerationScorer({"c": Similarity(judges.encoder)}, sentences.prompts(), name="w")
+    report = TransferReport(str(tmp_path / "run"), sentences, judges)
+    with pytest.raises(MisconfigurationException, match="selection sees all of its sentences"):
+        fit(tmp_path / "run", report, everything)
+    other = TransferReport(str(tmp_path / "run"), sentences, judges, name="dev")
+    with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, which none keeps"):
+        fit(tmp_path / "run", other)
+    trainer = pl.Trainer(
+        max_epochs=1,
+        callbacks=[RewardCheckpoint(f"score/corpus/{key}", "max") for key in ("gm", "accuracy")]
+        + [report],
+        logger=False,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with pytest.raises(MisconfigurationException, match="a data module with sentences"):
+        trainer.fit(Restyler(), datamodule=BoringDataModule())
+    assert not (tmp_path / "run" / "test.json").exists()
+
+
+# Constant sentences
+
+
+def test_the_best_constant_beats_all_others_by_gm(judges: Judges) -> None:
+    quality = judges.quality()
+    chosen = best_constants(quality, SENTENCES, seed=0)
+    for style, other in (("sour", "sweet"), ("sweet", "sour")):
+        gm = {}
+        for text in SENTENCES[style]:
+            outputs = Samples(
+                [text] * len(THINGS), sources=SENTENCES[other], labels=[style] * len(THINGS)
+            )
+            gm[text] = quality.corpus(outputs)["gm"]
+        assert gm[chosen[style]] == pytest.approx(max(gm.values()))
+        assert min(gm.values()) < max(gm.values())
+    # Under thresholds that no constant meets, the most similar one is left.
+    strict = TransferQuality(
+        quality.accuracy, quality.similarity, quality.perplexity, (100.0, 100.0, 1.0, 0.0)
+    )
+    best = best_constants(strict, SENTENCES)["sour"]
+    cosines = [
+        np.mean(quality.similarity.score([text] * 6, sources=SENTENCES["sweet"])["similarity"])
+        for text in SENTENCES["sour"]
+    ]
+    assert SENTENCES["sour"].index(best) == int(np.argmax(cosines))
+    quality.release()
+    with pytest.raises(ValueError, match="sentences has sour: 6, sweet: 0: give sentences of two"):
+        best_constants(quality, {**SENTENCES, "sweet": []})
+
+
+# Early stopping
+
+
+def history(*values: float | None) -> list[dict[str, Any]]:
+    return [{"step": 10 * i + 10, "gm": value} for i, value in enumerate(values)]
+
+
+def test_the_stop_is_where_patience_ends() -> None:
+    stop = replay_stop([{"step": 3, "loss": 1.0}, *history(1, 5, 4, 4.5, 3, 7)], "gm", 60, 2)
+    # After 10, 20, …: the best is at 20, and 30 and 40 are no better.
+    assert (stop["stopped_step"], stop["best"], stop["lost"]) == (40, 7, 2)
+    assert stop["share_saved"] == pytest.approx(1 / 3)
+    going_on = replay_stop(history(1, 5, 4, 4.5, 3, 7), "gm", 60, 4)
+    assert (going_on["stopped_step"], going_on["share_saved"], going_on["lost"]) == (None, 0, 0)
+    late = replay_stop(history(0, 0, None, 0, 5, 4, 3), "gm", 70, 2)
+    assert (late["stopped_step"], late["lost"]) == (70, 0)  # not by the zeros
+    nothing = replay_stop([], "gm", 60)
+    assert (nothing["stopped_step"], nothing["best"], nothing["lost"]) == (None, None, None)
+
+
+# BLEU
+
+
+def plain_bleu(texts: list[str], references: list[str]) -> float:
+    """Papineni et al.'s corpus BLEU-4 with one reference, of words between spaces."""
+    hits, totals = [0] * 4, [0] * 4
+    lengths = [0, 0]
+    for text, reference in zip(texts, references, strict=True):
+        sides = text.split(), reference.split()
+        lengths = [length + len(side) for length, side in zip(lengths, sides, strict=True)]
+        for n in range(4):
+            mine, theirs = (
+                Counter(tuple(side[i : i + n + 1]) for i in range(len(side) - n)) for side in sides
+            )
+            hits[n] += sum((mine & theirs).values())
+            totals[n] += sum(mine.values())
+    if 0 in hits:
+        return 0.0
+    logs = sum(math.log(hit / total) for hit, total in zip(hits, totals, strict=True)) / 4
+    return 100 * math.exp(min(0.0, 1 - lengths[1] / lengths[0]) + logs)
+
+
+def test_bleu_equals_its_definition(tmp_path: Path) -> None:
+    texts = ["the soup was so good .", "a bus came", "it 's the play of the year , is it ?"]
+    human = ["The soup was so lovely.", "the bus came", "it's the play of the year, isn't it?"]
+    separated = [
+        "the soup was so lovely .",
+        "the bus came",
+        "it 's the play of the year , is n't it ?",
+    ]
+    bleu = reference_bleu(Samples(texts, references=human))
+    assert bleu.score == pytest.approx(plain_bleu(texts, separated))
+    assert 0 < bleu.score < 100
+    # No smoothing: without a common 4-gram it is 0, as by multi-bleu.
+    assert reference_bleu(Samples(["a b c d"], references=["a b c e"])).score == 0
+
+
+def test_the_untransferred_input_has_the_papers_bleu(data_dir: Path) -> None:
+    files = {
+        style: str(data_dir / "li2018" / f"reference.{i}")
+        for i, style in enumerate(("negative", "positive"))
+    }
+    prompts = read_references(files)
+    assert len(prompts) == 1000
+    assert prompts.labels == ("positive",) * 500 + ("negative",) * 500
+    bleu = reference_bleu(prompts.replace(texts=prompts.sources))
+    assert bleu.score == pytest.approx(31.4, abs=0.15)  # Table 6
+
+
+def test_a_line_without_reference_is_named(references: dict[str, str]) -> None:
+    Path(references["sour"]).write_text("the soup .\tthe tea .\nthe inn .\n")
+    with pytest.raises(ValueError, match=r"sour.pairs:2 is 'the inn \.\\n': give source ⇥ ref"):
+        read_references(references)
+    with pytest.raises(ValueError, match="references has the styles sour: give two"):
+        read_references({"sour": references["sour"]})

@@ -1,0 +1,108 @@
+"""Supervised fine-tuning: its loss, what it learns, its adapter, and a resumed run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ctrlreward import Distinct, Reward
+from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
+from ctrlreward.recipes.style_transfer import Judges, Sentences
+from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
+from ctrlreward.recipes.style_transfer.supervised_tuning import PairData, SupervisedTuner
+
+LETTERS = "\n abcdefghijklmnopqrstuvwxyz.:"
+GENERATION = Generation(max_completion_length=12, eval_temperature=0.0, stop="\n")
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Callable[[], PairData]:
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(
+            json.dumps({"source": f"{a} cold", "label": "sweet", "text": f"{a} warm"}) + "\n"
+            for a in "abcdef"
+        )
+    )
+    sentences = Sentences({"sour": "none", "sweet": "none"}, "{source_style}: {source}\n{style}:")
+    pairs = PseudoPairs(sentences, Judges("none"), str(tmp_path / "pairs.jsonl"))
+    return lambda: PairData(pairs, batch_size=4, steps=60, seed=3)
+
+
+def tuned(
+    folder: Path, model: str, data: PairData, steps: int, ckpt_path: str | None = None, **options
+) -> SupervisedTuner:
+    torch.manual_seed(0)  # of a new adapter
+    module = SupervisedTuner(
+        str(folder / "adapter"),
+        model,
+        GENERATION,
+        OptimizerConfig(learning_rate=0.02, warmup_steps=3),
+        LoRA(r=8, lora_dropout=0.1, dtype="float32"),
+    )
+    trainer = pl.Trainer(max_epochs=1, max_steps=steps, logger=False, accelerator="cpu",
+                         enable_progress_bar=False, enable_model_summary=False,
+                         limit_val_batches=0, default_root_dir=folder, **options)  # fmt: skip
+    trainer.fit(module, data, ckpt_path=ckpt_path, weights_only=True)
+    return module
+
+
+def test_the_loss_is_that_of_transformers(tiny_llama, data, tmp_path: Path) -> None:
+    """Each pair on its own, through the model's own loss on the completion's tokens."""
+    folder = tiny_llama(LETTERS)
+    module = SupervisedTuner(
+        str(tmp_path / "adapter"), folder, GENERATION, lora=LoRA(dtype="float32")
+    )
+    module.configure_model()
+    module.log = lambda *_, **__: None  # type: ignore[method-assign]
+    loaded = data()
+    loaded.setup("fit")
+    batch = next(iter(loaded.train_dataloader()))
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    total, count = 0.0, 0
+    for prompt, text in zip(batch.prompts, batch.references, strict=True):
+        before = tokenizer(prompt, add_special_tokens=False).input_ids
+        after = tokenizer(f" {text}\n", add_special_tokens=False).input_ids
+        labels = torch.tensor([[-100] * len(before) + after])
+        loss = model(input_ids=torch.tensor([before + after]), labels=labels).loss
+        total, count = total + loss.item() * len(after), count + len(after)
+    assert module.training_step(batch, 0).item() == pytest.approx(total / count, rel=1e-5)
+
+
+def test_it_learns_and_a_policy_goes_on_from_its_adapter(tiny_llama, data, tmp_path: Path) -> None:
+    module = tuned(tmp_path, tiny_llama(LETTERS), data(), 60)
+    prompts = ["sour: a cold\nsweet:", "sweet: b warm\nsour:"]
+    completions = module.complete(prompts)
+    assert [text.split()[-1][:4] for text in completions] == ["warm", "cold"]
+    reward = Reward({"diversity": Distinct()["distinct_1"]})
+    lora = LoRA(adapter=str(tmp_path / "adapter"), dtype="float32")
+    policy = PolicyTuner(tiny_llama(LETTERS), reward, generation=GENERATION, lora=lora)
+    assert policy.complete(prompts) == completions
+
+
+def test_a_resumed_run_repeats_an_uncut_one(tiny_llama, data, tmp_path: Path) -> None:
+    model = tiny_llama(LETTERS)
+    uncut = tuned(tmp_path / "uncut", model, data(), 9)
+    saver = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=1, save_last=True)
+    tuned(tmp_path / "cut", model, data(), 4, callbacks=[saver])
+    resumed = tuned(tmp_path / "cut", model, data(), 9, saver.last_model_path)
+    for name, weight in uncut.named_parameters():
+        if weight.requires_grad:
+            torch.testing.assert_close(
+                dict(resumed.named_parameters())[name], weight, rtol=0, atol=0
+            )
+
+
+def test_a_trial_writes_nothing(tiny_llama, data, tmp_path: Path) -> None:
+    tuned(tmp_path, tiny_llama(LETTERS), data(), 60, fast_dev_run=True)
+    assert not (tmp_path / "adapter").exists()

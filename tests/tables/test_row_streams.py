@@ -1,0 +1,80 @@
+"""Tables read and written in parts: the same as whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.tables.row_streams import read_table
+from ctrlreward.tables.table_writing import TableShape, TableWriter, encode_rows
+
+CELLS = st.text(st.characters(codec="utf-8"), max_size=6) | st.sampled_from(
+    ['"', "a,b", "\r\n", "\ufeff"]
+)
+NAMES = ["text", "é,", 'q"']
+ROWS = st.lists(st.fixed_dictionaries(dict.fromkeys(NAMES, CELLS)), min_size=1, max_size=9)
+VALUES = (
+    CELLS | st.none() | st.integers(-9, 9) | st.booleans() | st.lists(st.integers(), max_size=2)
+)
+LOOSE = st.lists(st.dictionaries(st.sampled_from(NAMES), VALUES), min_size=1, max_size=9)
+
+
+@given(rows=LOOSE, bom=st.booleans(), end=st.sampled_from(["\n", "\r\n", "\r"]))
+def test_json_lines_are_read_as_json_reads_each(
+    rows: list[dict[str, Any]], bom: bool, end: str
+) -> None:
+    text = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
+    content = (("\ufeff" if bom else "") + text).encode()
+    assert list(read_table(io.BytesIO(content), "f", ".jsonl")) == list(enumerate(rows, 1))
+
+
+@given(rows=ROWS, bom=st.booleans(), end=st.sampled_from(["\n", "\r\n"]))
+def test_csv_is_read_as_it_was_written(rows: list[dict[str, str]], bom: bool, end: str) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, NAMES, lineterminator=end, quoting=csv.QUOTE_ALL)
+    writer.writeheader()
+    writer.writerows(rows)
+    content = (("\ufeff" if bom else "") + text.getvalue()).encode()
+    assert [row for _, row in read_table(io.BytesIO(content), "f", ".csv")] == rows
+
+
+@given(rows=LOOSE, size=st.integers(1, 4), suffix=st.sampled_from([".jsonl", ".csv"]))
+def test_a_table_written_in_parts_is_the_whole_one(
+    rows: list[dict[str, Any]], size: int, suffix: str
+) -> None:
+    scores = {"s": np.arange(len(rows)) / 3}
+    scores["s"][0] = np.nan
+    assert in_parts(suffix, rows, scores, size) == encode_rows(suffix, rows, scores)
+
+
+def in_parts(suffix: str, rows: list[dict[str, Any]], scores: Any, size: int) -> bytes:
+    shape, file = TableShape(suffix), io.BytesIO()
+    starts = range(0, len(rows), size)
+    for i in starts:
+        shape.add(rows[i : i + size])
+    writer = TableWriter(file, shape, list(scores))
+    for i in starts:
+        writer.write(rows[i : i + size], {n: s[i : i + size] for n, s in scores.items()})
+    writer.close()
+    return file.getvalue()
+
+
+def test_parquet_types_come_from_all_rows() -> None:
+    rows: list[dict[str, Any]] = [{"a": None}, {"a": 1, "b": "x"}, {"a": 2.5, "c": [1]}]
+    content = in_parts(".parquet", rows, {"s": np.array([1.0, np.nan, 3.0])}, 1)
+    table = pyarrow.parquet.read_table(io.BytesIO(content))
+    assert [str(field.type) for field in table.schema] == [
+        *("double", "string", "list<element: int64>", "double"),
+    ]
+    assert table["a"].to_pylist() == [None, 1.0, 2.5]
+    assert table["s"].to_pylist() == [1.0, None, 3.0]
+    with pytest.raises(ValueError, match="the column 'a' can't be stored in Parquet"):
+        in_parts(".parquet", [{"a": 1}, {"a": "x"}], {}, 1)

@@ -1,0 +1,128 @@
+"""Tables of texts: read, converted and written."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from ctrlreward import Samples
+from ctrlreward.tables.row_streams import parse_rows, read_rows
+from ctrlreward.tables.table_columns import Columns, number_column, to_samples
+from ctrlreward.tables.table_writing import encode_rows
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("in.jsonl", "", "in.jsonl has no rows"),
+        ("in.jsonl", '{"text": "a"}\n{"te', "in.jsonl:2 is not JSON: Untermin"),
+        ("in.jsonl", '["a"]\n', 'in.jsonl:1 = \\["a"\\] is not a JSON object'),
+        (
+            "in.csv",
+            "text,id\na,1\n\nb\n",
+            r"in\.csv:4 has 1 cells, but the header has 2 columns \(text, id\)",
+        ),
+        ("in.csv", 'text,id\n"a,1\n', "in.csv:. is not valid CSV: unexpected end of data"),
+        ("in.csv", "text,id,text\na,1,b\n", "in.csv:1 has several columns 'text': rename all"),
+        ("in.csv", "text\na\ncaf\udce9\n", "in.csv:3 is not UTF-8 text: convert the file"),
+        ("in.jsonl", '{"text": "caf\udce9"}', "in.jsonl:1 is not UTF-8 text: convert the file"),
+        ("in.parquet", "text", "in.parquet can't be read as Parquet"),
+        ("in.txt", "a", r"in\.txt ends in '\.txt': give \.jsonl, \.csv, \.parquet"),
+    ],
+)
+def test_bad_files(
+    name: str, content: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(content, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=message):
+        read_rows(Path(name))
+
+
+def test_rows_without_a_column_are_named() -> None:
+    places = ["in.jsonl:1", "in.jsonl:3"]
+    with pytest.raises(ValueError, match=r"^in\.jsonl:3 has no 'label', but the first row has"):
+        to_samples([{"text": "a", "label": "x"}, {"text": "b"}], Columns(), places)
+    with pytest.raises(ValueError, match=r"^the first row has no 'label', but in\.jsonl:3 has"):
+        to_samples([{"text": "a"}, {"text": "b", "label": "x"}], Columns(), places)
+    with pytest.raises(TypeError, match=r"^in\.jsonl:3: text = 2 is of type int: give strings$"):
+        to_samples([{"text": "a"}, {"text": 2}], Columns(), places)
+    with pytest.raises(TypeError, match=r"ignore the column with --columns\.label=null"):
+        to_samples([{"text": "a", "label": True}], Columns())
+
+
+def test_an_empty_or_null_text_needs_no_prefix_and_integers_name_labels_and_groups() -> None:
+    rows = [
+        {"text": "a b", "prefix": "a", "label": 1, "group": 7},
+        {"text": "", "prefix": "a", "label": "0", "group": 7},
+        {"text": None, "prefix": "a", "label": 0, "group": "8"},
+    ]
+    samples = to_samples(rows, Columns(), label_map={"0": "bad", "1": "good"})
+    labels, groups = ["good", "bad", "bad"], ["7", "7", "8"]
+    assert samples == Samples(["a b", "", ""], ["a", "", ""], labels, groups=groups)
+
+
+def test_columns_can_be_renamed_and_ignored() -> None:
+    records = [{"output": "a b", "prefix": "no", "label": "x", "other": 1}]
+    samples = to_samples(records, Columns(text="output", prefix=None))
+    assert samples == Samples(["a b"], labels=["x"])
+
+
+def test_numbers() -> None:
+    records: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {"r": 2}]
+    assert np.array_equal(number_column(records, "r"), [1.5, NAN, NAN, 2], equal_nan=True)
+    with pytest.raises(ValueError, match="there is no column 'q': the file has r"):
+        number_column(records, "q")
+    with pytest.raises(ValueError, match=r"r\[1\] = 'good' is not a number"):
+        number_column([{"r": 1}, {"r": "good"}], "r")
+
+
+def test_the_error_names_a_column_that_parquet_cannot_hold() -> None:
+    with pytest.raises(
+        ValueError, match=r"the column 'a' can't be stored in Parquet .*write .jsonl"
+    ):
+        encode_rows(".parquet", [{"a": 1}, {"a": "x"}], {})
+
+
+def test_parquet_keeps_columns_that_later_rows_add() -> None:
+    content = encode_rows(".parquet", [{"a": 1}, {"b": ["x"]}], {"s": np.array([NAN, NAN])})
+    table = pyarrow.parquet.read_table(pyarrow.BufferReader(content))
+    assert table.to_pylist() == [{"a": 1, "b": None, "s": None}, {"a": None, "b": ["x"], "s": None}]
+    assert table.schema.field("s").type == pyarrow.float64()
+
+
+def test_lists_are_json_in_cells() -> None:
+    content = encode_rows(
+        ".csv", [{"a": ["x", 1]}, {"a": "plain"}], {"s": np.array([0.1, NAN])}
+    ).decode()
+    assert content == 'a,s\n"[""x"", 1]",0.1\nplain,\n'
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_what_is_written_is_read_back(suffix: str) -> None:
+    ends = ["\r", "\n", "\r\n", '"', ",", "", " ", "\u2028", "a\rb", 'x,"\r",y', "\ufeff", "'"]
+    records = [{"a\rb": "", "text": text, 'say "it"': end} for text in ends for end in ends]
+    content = encode_rows(suffix, records, {"s": np.arange(len(records))})
+    rows = parse_rows(content, Path(f"file{suffix}"))
+    assert [row | {"s": float(row["s"])} for row in rows] == [
+        row | {"s": float(position)} for position, row in enumerate(records)
+    ]
+
+
+def test_the_error_names_a_column_that_json_cannot_hold() -> None:
+    line = encode_rows(".jsonl", [{"a": NAN, "b": [1.5]}], {"s": np.array([NAN])})
+    assert json.loads(line) == {"a": None, "b": [1.5], "s": None}
+    day = datetime.date(2020, 2, 1)
+    for suffix, value in ((".jsonl", day), (".jsonl", np.inf), (".csv", [day]), (".jsonl", [NAN])):
+        message = r"the column 'when' has the value .* which JSON cannot represent"
+        with pytest.raises(ValueError, match=message):
+            encode_rows(suffix, [{"when": value}], {})
+    assert encode_rows(".csv", [{"when": day}], {}) == b"when\n2020-02-01\n"
