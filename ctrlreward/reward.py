@@ -99,8 +99,9 @@ class Reward:
             score that is better when lower. `"gm"`: the adjusted geometric mean of an accuracy, a
             similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
             `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
-            graded above t1. Or a callable that maps the scores by name, each of shape (n,), to
-            totals of shape (n,).
+            graded above t1. `"min"`: the lowest score, so that no component can be traded for
+            another; all must be better when higher, and should have one scale. Or a callable that
+            maps the scores by name, each of shape (n,), to totals of shape (n,).
         device: Device to move all scorers to; None leaves each where it is.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
             vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
@@ -116,8 +117,8 @@ class Reward:
         TypeError: `components` is none of these.
         ValueError: No components, two of one name, a scorer with several scores, a weight that
             rewards the wrong direction, weights with another aggregate than `"weighted"`,
-            components that `"gm"` can't combine, thresholds with another aggregate than `"gm"`, or
-            not four of them.
+            components that `"gm"` or `"min"` can't combine, thresholds with another aggregate than
+            `"gm"`, or not four of them.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -145,7 +146,7 @@ class Reward:
     def __init__(
         self,
         components: Components,
-        aggregate: Literal["weighted", "gm"] | Aggregate = "weighted",
+        aggregate: Literal["weighted", "gm", "min"] | Aggregate = "weighted",
         device: str | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
@@ -159,6 +160,9 @@ class Reward:
         else:
             _check_unweighted(aggregate, given_weights)
             self.aggregate = cast(Aggregate, aggregate)
+        if aggregate == "min":
+            _check_all_higher(self.components)
+            self.aggregate = lowest
         if self.thresholds is not None:
             self.accuracy_score, names = _gm_components(self.components)
             # A partial instead of a closure, so that a reward can be pickled.
@@ -307,6 +311,11 @@ def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> 
     return np.sum([weight * scores[name] for name, weight in weights.items()], axis=0)
 
 
+def lowest(scores: Mapping[str, Scores]) -> Scores:
+    """Return the lowest of the scores of each sample, shape (n,); NaN if one is."""
+    return np.min([*scores.values()], axis=0)
+
+
 def check_direction(name: str, component: Component, weight: float) -> None:
     """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed.
 
@@ -338,7 +347,16 @@ def _check_unweighted(aggregate: str | Aggregate, weights: Mapping[str, float]) 
             "give the components alone"
         )
     if not callable(aggregate):
-        one_of("aggregate", aggregate, ("weighted", "gm", "a callable"))
+        one_of("aggregate", aggregate, ("weighted", "gm", "min", "a callable"))
+
+
+def _check_all_higher(components: Mapping[str, Component]) -> None:
+    for name, component in components.items():
+        if not component.spec.higher_is_better:
+            raise ValueError(
+                f"aggregate = 'min' rewards the lowest score, and {name} is better when lower: "
+                "give a score that is better when higher, such as log_likelihood, or a callable"
+            )
 
 
 def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:

@@ -376,7 +376,7 @@ WRONG = {
     "an unknown aggregate": (
         lambda s: Reward({"s": s}, aggregate="mean"),
         ValueError,
-        r"aggregate = 'mean': give one of weighted, gm, a callable",
+        r"aggregate = 'mean': give one of weighted, gm, min, a callable",
     ),
     "a model that does not exist": (
         lambda _: Perplexity("smollm2").score(["good"]),

@@ -225,6 +225,17 @@ def test_an_empty_batch(scorer: NumberScorer) -> None:
     assert batch.statistics()["fail_rate"] == 0.0
 
 
+def test_the_minimum_is_the_lowest_score_of_a_sample() -> None:
+    class Gains(NumberScorer):
+        higher = (True, True)
+
+    scorer = Gains()
+    reward = Reward({"a": scorer["gain"], "b": scorer["cost"]}, aggregate="min")
+    assert reward(["0.5 2.0", "3 1", "nan 0"]).total.tolist()[:2] == [0.5, 1.0]
+    assert reward(["nan 0"]).failed.tolist() == [True]
+    assert reward.weights is reward.thresholds is None
+
+
 @pytest.mark.parametrize(
     ("components", "aggregate", "message"),
     [
@@ -252,7 +263,17 @@ def test_an_empty_batch(scorer: NumberScorer) -> None:
         (
             {"g": NumberScorer()["gain"]},
             "mean",
-            "aggregate = 'mean': give one of weighted, gm, a callable",
+            "aggregate = 'mean': give one of weighted, gm, min, a callable",
+        ),
+        (
+            {"g": NumberScorer()["gain"], "c": NumberScorer()["cost"]},
+            "min",
+            "aggregate = 'min' rewards the lowest score, and c is better when lower: give a score",
+        ),
+        (
+            {"g": (NumberScorer()["gain"], 2.0)},
+            "min",
+            r"aggregate = 'min' takes no weights \(given for g\): give the components alone",
         ),
         (
             {"a": TransferScorer()["accuracy"], "g": NumberScorer()["gain"]},
