@@ -173,6 +173,7 @@ ONE_THING = {
     "pareto",
     "policy",
     "progress",
+    "published_tables",
     "pytorch_lightning",
     "shaping",
     "stopping",

@@ -21,7 +21,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 from step_phases import machine, phases
 
 from ctrlreward.policy import decoding

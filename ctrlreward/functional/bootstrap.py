@@ -1,7 +1,7 @@
-"""Cluster bootstrap: draws of whole clusters, and means and correlations of all draws at once.
+"""Cluster bootstrap: draws of whole clusters, and means of all draws at once.
 
 A draw is stored as the number of times that it contains each cluster, which is all that matters
-for the statistics below: each is computed from weighted rows instead of resampled ones.
+for most statistics: each is computed from weighted rows instead of resampled ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -195,124 +194,9 @@ def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
         yield draws[start : start + size, members].astype(np.float64)
 
 
-def weighted_pearson_and_spearman(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """Return Pearson's r and Spearman's ρ of each draw.
-
-    Args:
-        x: One side, shape (n,).
-        y: The other side, shape (n,).
-        weights: How often each draw contains each row, shape (draws, n).
-
-    Returns:
-        Shape (draws, 2), NaN where a side is constant within a draw.
-
-    Examples:
-        >>> x, y = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 4.0])
-        >>> weighted_pearson_and_spearman(x, y, weights=np.array([[1.0, 1, 1, 1], [1, 1, 0, 0]]))
-        array([[0.8, 0.8],
-               [1. , 1. ]])
-    """
-    pearson = _pearson(x[None], y[None], weights)
-    spearman = _pearson(_ranks(x, weights), _ranks(y, weights), weights)
-    return np.stack([pearson, spearman], axis=1)
-
-
-def weighted_kendall(x: Floats, y: Floats, members: Ints, draws: Ints) -> Floats:
-    """Return Kendall's τ-b of each draw, shape (draws,).
-
-    With d_e the number of times that a draw contains cluster e, and c(i) the cluster of row i,
-    the draw has Σ d_c(i) d_e K_ie more concordant than discordant pairs, summed over rows i and
-    clusters e, where K_ie sums sgn(x_i - x_j) · sgn(y_i - y_j) over the rows j of e. The pairs
-    not tied in x, or in y, are counted in the same way.
-
-    Args:
-        x: One side, shape (n,).
-        y: The other side, shape (n,).
-        members: Cluster of each row, shape (n,).
-        draws: Number of times that a draw contains a cluster, shape (draws, clusters).
-
-    Examples:
-        >>> x, y = np.array([1.0, 2.0, 3.0, 4.0]), np.array([1.0, 3.0, 2.0, 4.0])
-        >>> draws = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])  # 5 of 6 pairs concordant, then 1 of 1
-        >>> weighted_kendall(x, y, members=np.arange(4), draws=draws).round(3)
-        array([0.667, 1.   ])
-    """
-    order = np.argsort(members, kind="stable")
-    x, y, members = x[order], y[order], members[order]
-    starts = np.searchsorted(members, np.arange(draws.shape[1]))
-    counts = draws.astype(np.float32)  # sums of pairs stay below 2^24, exact in float32
-    sums = np.zeros((3, len(draws)))
-    step = max(1, _PIECE // len(x))
-    for first in range(0, len(x), step):
-        rows = slice(first, first + step)
-        signs_x, signs_y = (np.sign(side[rows, None] - side).astype(np.float32) for side in (x, y))
-        for total, pairs in zip(
-            sums, (signs_x * signs_y, np.abs(signs_x), np.abs(signs_y)), strict=True
-        ):
-            by_clusters = np.add.reduceat(pairs, starts, axis=1)
-            total += (counts @ by_clusters.T * draws[:, members[rows]]).sum(
-                axis=1, dtype=np.float64
-            )
-    with np.errstate(invalid="ignore"):
-        return np.asarray(sums[0] / np.sqrt(sums[1] * sums[2]))
-
-
-def rowwise_correlations(x: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return Pearson's r, Spearman's ρ and Kendall's τ-b of each row of x with that row of y.
-
-    Args:
-        x: Shape (draws, systems).
-        y: Shape (draws, systems).
-
-    Returns:
-        Three arrays of shape (draws,), NaN where a row is constant.
-
-    Examples:
-        >>> x, y = np.array([[1.0, 2.0, 3.0, 4.0]]), np.array([[1.0, 3.0, 2.0, 4.0]])
-        >>> [float(values[0].round(3)) for values in rowwise_correlations(x, y)]
-        [0.8, 0.8, 0.667]
-    """
-    if not len(x):
-        return (np.empty(0),) * 3
-    ones = np.ones_like(x)
-    pearson = _pearson(x, y, ones)
-    spearman = _pearson(stats.rankdata(x, axis=1), stats.rankdata(y, axis=1), ones)
-    concordance, pairs_x, pairs_y = np.zeros((3, len(x)))
-    for place in range(x.shape[1]):
-        signs_x, signs_y = (np.sign(side - side[:, place, None]) for side in (x, y))
-        concordance += (signs_x * signs_y).sum(axis=1)
-        pairs_x += np.abs(signs_x).sum(axis=1)
-        pairs_y += np.abs(signs_y).sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        return pearson, spearman, concordance / np.sqrt(pairs_x * pairs_y)
-
-
 def _means(scores: Floats, members: Ints, draws: Ints) -> Floats:
     """Return the mean score of each draw, shape (draws,); NaN if its clusters have no score."""
     scored = ~np.isnan(scores)
     sums = np.bincount(members, weights=np.where(scored, scores, 0.0))
     with np.errstate(invalid="ignore"):
         return np.asarray(draws @ sums / (draws @ np.bincount(members, weights=scored)))
-
-
-def _pearson(x: Floats, y: Floats, weights: Floats) -> Floats:
-    """Return weighted correlations along the rows of arrays that broadcast to (draws, n)."""
-    total = weights.sum(axis=1, keepdims=True)
-    from_x, from_y = (s - (weights * s).sum(axis=1, keepdims=True) / total for s in (x, y))
-    product = (weights * from_x * from_y).sum(axis=1)
-    deviations = 1.0
-    for side, centred in ((x, from_x), (y, from_y)):
-        deviation = np.sqrt((weights * np.square(centred)).sum(axis=1))
-        # A constant side deviates from its mean by rounding alone.
-        deviation[deviation <= 1e-12 * np.abs(side).max(axis=1) * total[:, 0]] = np.nan
-        deviations = deviations * deviation
-    return np.asarray(product / deviations)
-
-
-def _ranks(values: Floats, weights: Floats) -> Floats:
-    """Return the mean rank of each row among the weighted rows of each draw, shape (draws, n)."""
-    distinct, places = np.unique(values, return_inverse=True)
-    order = np.argsort(places, kind="stable")
-    starts = np.searchsorted(places[order], np.arange(len(distinct)))
-    counts = np.add.reduceat(weights[:, order], starts, axis=1)
-    return (counts.cumsum(axis=1) - (counts - 1) / 2)[:, places]

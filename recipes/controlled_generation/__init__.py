@@ -1,7 +1,7 @@
 """Controlled generation: completing a content prefix with a target attribute.
 
 `configs/controlled_generation/*.yaml` use these classes and functions: prompts from prefixes and
-labels, the reward, and the held-out scores. Copy this file to change them.
+labels, the reward, and the held-out scores. Copy this folder to change them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.functional.shaping import distance_outside
-from ctrlreward.recipes.prompt_data import PromptBatches
+from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task

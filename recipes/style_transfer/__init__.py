@@ -21,9 +21,9 @@ from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.plots.curves import curve
 from ctrlreward.plots.tradeoff import draw_transfer_paths, transfer_path
-from ctrlreward.recipes.prompt_data import PromptBatches
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
+from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality

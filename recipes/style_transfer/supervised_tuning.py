@@ -20,9 +20,9 @@ from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates
 from ctrlreward.policy.rollouts import Generation, given, log_probs
-from ctrlreward.recipes.prompt_data import PromptBatches
 from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
 from ctrlreward.recipes.trained_first import TrainedFirst
+from ctrlreward.recipes.training_batches import PromptBatches
 from ctrlreward.samples import Samples
 
 

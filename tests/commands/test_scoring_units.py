@@ -18,7 +18,7 @@ from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, scor
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.recipes.papers.meta_eval.chunked_scoring import score_in_chunks
+from ctrlreward.recipes.papers.meta_eval.rated_report import score_in_chunks
 from ctrlreward.scorers import (
     Accuracy,
     Alignment,

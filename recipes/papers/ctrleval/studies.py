@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich import box
@@ -23,7 +23,7 @@ from ctrlreward.functional.ctrleval import (
     subset_means,
     weighted_mean,
 )
-from ctrlreward.recipes.papers.ctrleval.deviations import draw_deviations
+from ctrlreward.plots.style import FAINT, FIRST, SECOND, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
@@ -31,6 +31,9 @@ from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import Evaluated
 from ctrlreward.scorers.task import Task
+
+# Curves of one panel: by label, the means and standard deviations at each x; NaN leaves a gap.
+Curves: TypeAlias = Mapping[str, tuple[Scores, Scores]]
 
 # Quality levels of Figure 3.
 LEVELS = 4
@@ -233,7 +236,7 @@ def _plus_minus(row: Mapping[str, Any]) -> list[str]:
     return cells
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Scores, Scores]]:
+def _curves(rows: Sequence[Mapping[str, Any]]) -> Curves:
     return {
         heading: (
             np.array([row[name]["mean"] for row in rows], dtype=np.float64),
@@ -249,3 +252,39 @@ def _table(title: str) -> Table:
 
 def _print(table: Table) -> None:
     plain_console(None if sys.stdout.isatty() else 100).print(table)
+
+
+def draw_deviations(
+    panels: Mapping[str, Curves],
+    x: Scores,
+    x_label: str,
+    y_label: str,
+    path: Path,
+) -> None:
+    """Draw mean curves in bands of one standard deviation, as a PNG.
+
+    Args:
+        panels: Up to three curves per panel, arrays of shape (points,), by the panel's title.
+        x: Positions of the points, shape (points,), the same in all panels.
+        x_label: Label of the x axes.
+        y_label: Label of the y axis.
+        path: The PNG; its folder is made.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    figure = new_figure(3.6 * len(panels), 3.0)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False).flat
+    for panel, (title, curves) in zip(axes, panels.items(), strict=True):
+        for (label, (mean, deviation)), color in zip(
+            curves.items(), (FIRST, SECOND, FAINT), strict=False
+        ):
+            panel.plot(x, mean, color=color, linewidth=1.4, marker="o", markersize=2.5, label=label)
+            panel.fill_between(
+                x, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0
+            )
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        finish_panel(panel, title, x_label, legend=True)
+    figure.axes[0].set_ylabel(y_label, fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)

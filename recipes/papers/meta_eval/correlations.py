@@ -15,14 +15,14 @@ from rich.table import Table
 from ctrlreward.commands.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.functional.bootstrap import Estimate
-from ctrlreward.functional.correlation import (
+from ctrlreward.plots.style import FIRST, finish_panel, new_figure
+from ctrlreward.recipes.papers.meta_eval.published_figures import Published, best_model, published
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.meta_eval.rating_correlation import (
     RatingCorrelations,
     sample_correlations,
     system_correlations,
 )
-from ctrlreward.plots.style import FIRST, finish_panel, new_figure
-from ctrlreward.recipes.papers.meta_eval.published_figures import Published, best_model, published
-from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores, ScoreSpec
 
 STATISTICS = {"pearson": "Pearson r", "spearman": "Spearman ρ", "kendall": "Kendall τ-b"}

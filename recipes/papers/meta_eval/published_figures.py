@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from ctrlreward.recipes.papers.meta_eval.published_tables import TABLES
+from ctrlreward.recipes.papers.ctc import published_tables as ctc
+from ctrlreward.recipes.papers.ctrleval import published_tables as ctrleval
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def best_model(figures: Sequence[Published], kind: str = "") -> str | None:
 
 
 def _read(tables: str) -> Iterator[Published]:
-    """Parse `published_tables.TABLES`."""
+    """Parse the `TABLES` of a paper's `published_tables`."""
     for line in tables.strip().splitlines():
         if line.startswith("# "):
             file, score, level, source = line.removeprefix("# ").split(" | ")
@@ -115,4 +116,4 @@ def _read(tables: str) -> Iterator[Published]:
                 yield Published(file, score, rating, level, model, source, statistic, float(cell))
 
 
-PUBLISHED = tuple(_read(TABLES))
+PUBLISHED = (*_read(ctrleval.TABLES), *_read(ctc.TABLES))

@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.engine.batching import pad_rows
-from ctrlreward.recipes.epoch_order import EpochOrder, ResumableLoader
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
     PAD,
@@ -26,6 +25,7 @@ from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
 )
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.recipes.trained_first import TrainedFirst
+from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 
 Row = list[int]
 Item = TypeVar("Item")
@@ -65,8 +65,7 @@ class TransferSentences(pl.LightningDataModule):
     Sentences that differ only in case and white space count as one; held-out ones are never trained
     on. Those of each style are sorted by length, those of the smaller corpus repeated, so that a
     batch has as many of each style and of about equal length. Order and noise depend on the seed,
-    the epoch and the batch alone, and a resumed run goes on exactly, in the middle of an epoch too,
-    if the trainer's `global_step` counts batches.
+    the epoch and the batch alone, and a resumed run continues exactly, in mid-epoch as well.
 
     Args:
         files: Style → file of one tokenized sentence per line; see `text_files.read_lines`. The

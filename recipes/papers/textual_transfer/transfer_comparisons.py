@@ -8,8 +8,8 @@ from typing import Any
 
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.bootstrap import Estimate
-from ctrlreward.functional.correlation import sample_correlations
 from ctrlreward.functional.transfer import paired_transfer_bootstrap
+from ctrlreward.recipes.papers.meta_eval.rating_correlation import sample_correlations
 from ctrlreward.recipes.papers.textual_transfer.transfer_runs import TransferRun
 
 TOLERANCE = 0.02

@@ -19,12 +19,12 @@ from transformers import PreTrainedTokenizerFast
 from ctrlreward.arguments import one_of
 from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferBatch, TransferSentences
-from ctrlreward.recipes.papers.textual_transfer.greedy import transferred
 from ctrlreward.recipes.papers.textual_transfer.losses import GeneratorLoss
 from ctrlreward.recipes.papers.textual_transfer.networks import (
     StateDiscriminator,
     TransferNetworks,
     frozen,
+    transferred,
 )
 from ctrlreward.recipes.papers.textual_transfer.objective import (
     States,

@@ -17,8 +17,14 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.commands.training_job import build
-from ctrlreward.recipes.judges.corpus import END, UNKNOWN, Corpus, count_words, word_tokenizer
-from ctrlreward.recipes.judges.language_model import LanguageModelTrainer
+from ctrlreward.recipes.judges.language_model import (
+    END,
+    UNKNOWN,
+    Corpus,
+    LanguageModelTrainer,
+    count_words,
+    word_tokenizer,
+)
 from ctrlreward.scorers import Perplexity
 
 CONFIG = (
@@ -68,7 +74,8 @@ def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) ->
         loader = data.train_dataloader()
         found = []
         for epoch in range(2):
-            data.trainer = SimpleNamespace(global_step=epoch * len(loader))  # type: ignore[assignment]
+            loop = SimpleNamespace(total_batch_idx=epoch * len(loader) - 1)
+            data.trainer = SimpleNamespace(fit_loop=loop)  # type: ignore[assignment]
             found.append(list(loader))
             texts = [text for batch in found[-1] for text in batch]
             assert sorted(texts) == sorted(data.sentences["train"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ctrlreward.recipes.papers.ctc.paraphraser import Paraphraser
+from ctrlreward.recipes.papers.ctc.generators import Paraphraser
 
 TEXTS = ["The food was good.", "We waited an hour for a table.", "Great!"]
 

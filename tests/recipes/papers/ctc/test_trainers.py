@@ -19,9 +19,8 @@ from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
 from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.recipes.papers.ctc.data import AlignmentData
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
-from ctrlreward.recipes.papers.ctc.pair_file import PairFile, read_pair_file
+from ctrlreward.recipes.papers.ctc.pair_file import AlignmentData, PairFile, read_pair_file
 from ctrlreward.recipes.papers.ctc.trainers import TokenAlignerTrainer, alignment_labels
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"

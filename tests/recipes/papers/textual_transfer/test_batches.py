@@ -48,7 +48,8 @@ def texts_of(data: TransferSentences, ids: torch.Tensor) -> list[str]:
 
 
 def epoch_of(data: TransferSentences, step: int = 0) -> list[TransferBatch]:
-    data.trainer = SimpleNamespace(global_step=step)  # type: ignore[assignment]
+    loop = SimpleNamespace(total_batch_idx=step - 1)
+    data.trainer = SimpleNamespace(fit_loop=loop)  # type: ignore[assignment]
     return list(data.train_dataloader())
 
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.recipes.papers.textual_transfer import paraphrases
-from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
-from ctrlreward.recipes.papers.textual_transfer.rewriting import rewrite
+from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases, rewrite
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ctrlreward.functional.bootstrap import Estimate
-from ctrlreward.functional.correlation import (
+from ctrlreward.recipes.papers.meta_eval.rating_correlation import (
     RatingCorrelations,
     sample_correlations,
     system_correlations,

@@ -1,0 +1,136 @@
+"""Batches of training data in an order that a resumed run continues, in mid-epoch as well."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, Sampler
+
+from ctrlreward.recipes.trained_first import TrainedFirst
+from ctrlreward.samples import Samples
+
+Batch = TypeVar("Batch")
+
+
+class EpochOrder(Sampler[int]):
+    """Numbers of batches in an order that depends on the seed and the epoch alone.
+
+    The trainer's count of batches says where to continue: a resumed trainer knows neither its epoch
+    nor its batch when it asks for the first one (Lightning calls `set_epoch` with 0). From there on
+    come as many batches as an epoch has; Lightning takes those that are left of its own.
+
+    Args:
+        data: Data module, for its trainer; without one, the order begins with epoch 0.
+        batches: Number of batches of an epoch.
+        seed: Seed of the order.
+        numbered: Count on from epoch to epoch: batch i of epoch e is e · `batches` + i, so that a
+            data set can make it anew each time.
+    """
+
+    def __init__(
+        self, data: pl.LightningDataModule, batches: int, seed: int, numbered: bool = False
+    ) -> None:
+        self.data, self.batches, self.seed, self.numbered = data, batches, seed, numbered
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[int]:
+        epoch, done = divmod(_begun(self.data), self.batches)
+        yield from self._order(epoch)[done:]
+        yield from self._order(epoch + 1)[:done]
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(self.batches))
+        random.Random(self.seed + epoch).shuffle(order)
+        return [epoch * self.batches + i for i in order] if self.numbered else order
+
+
+class _Remaining(Sampler[int]):
+    """Numbers of the batches that a trainer has not begun, in order."""
+
+    def __init__(self, data: pl.LightningDataModule, batches: int) -> None:
+        self.data, self.batches = data, batches
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(_begun(self.data), self.batches)
+
+
+def _begun(data: pl.LightningDataModule) -> int:
+    """Return how many batches the trainer has begun, before it was resumed as well."""
+    return data.trainer.fit_loop.total_batch_idx + 1 if data.trainer else 0
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """Loader whose sampler knows where to continue, as Lightning asks of a resumed run."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return no state: the trainer counts batches, and its checkpoint has the count."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load no state."""
+
+
+class PromptBatches(pl.LightningDataModule):
+    """Batches of prompts, reshuffled after every pass. Subclasses define `read_prompts`.
+
+    Args:
+        batch_size: Prompts per step.
+        steps: Number of batches; the trainer's `max_steps` may stop earlier.
+        seed: Seed of the order.
+        models: Models that are trained first where their folders do not exist.
+    """
+
+    def __init__(
+        self, batch_size: int, steps: int, seed: int, models: Sequence[TrainedFirst] = ()
+    ) -> None:
+        super().__init__()
+        self.batch_size = batch_size
+        self.steps = steps
+        self.seed = seed
+        self.models = models
+
+    def read_prompts(self) -> Samples:
+        """Return all prompts."""
+        raise NotImplementedError
+
+    def prepare_data(self) -> None:
+        """Train the models that do not exist yet."""
+        for model in self.models:
+            model.train_if_absent()
+
+    def setup(self, stage: str) -> None:
+        """Read the prompts."""
+        self.prompts = self.read_prompts()
+
+    def train_dataloader(self) -> DataLoader[Samples]:
+        """Return batches as `Samples` of `batch_size` prompts, those that a resumed run has left.
+
+        Every prompt is used once before any is used again.
+        """
+        order: list[int] = []
+        shuffler = random.Random(self.seed)
+        while len(order) < self.steps * self.batch_size:
+            order += shuffler.sample(range(len(self.prompts)), len(self.prompts))
+        starts = range(0, self.steps * self.batch_size, self.batch_size)
+        batches = [self.prompts[order[start : start + self.batch_size]] for start in starts]
+        remaining = _Remaining(self, self.steps)
+        return ResumableLoader(batches, batch_size=None, sampler=remaining)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader[Samples]:
+        """Return a loader of one item, which makes the trainer run its validation loop.
+
+        `GenerationScorer` brings its own held-out prompts, so the item is not used.
+        """
+        return DataLoader([self.prompts[:1]], batch_size=None)  # type: ignore[arg-type]
+
+    def test_dataloader(self) -> DataLoader[Samples]:
+        """Return the loader of `val_dataloader`."""
+        return self.val_dataloader()
