@@ -7,12 +7,14 @@ to compare. Each row is printed twice: as a line of the table and as a line of J
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import logging
 import math
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,8 +26,6 @@ import floor
 import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
-
-from ctrlreward.processor.heap import trim
 
 DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)
@@ -250,7 +250,8 @@ def running_texts(count: int, words: int) -> list[str]:
 def peak_mib(work: Work) -> float | None:
     """Return the peak memory of a run above the resident memory before it; None without /proc."""
     gc.collect()
-    trim()  # otherwise, memory freed by earlier runs would be reused and not counted
+    if sys.platform == "linux":  # else memory that earlier runs freed would be reused, not counted
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

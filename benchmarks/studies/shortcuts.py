@@ -14,8 +14,8 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -24,30 +24,18 @@ import numpy as np
 from step_phases import machine, phases
 
 from ctrlreward.policy import decoding
-from ctrlreward.processor import heap, onednn
-
-
-@contextmanager
-def without_reuse() -> Iterator[None]:
-    """Return freed memory to the system after each step."""
-    heap.return_freed()
-    try:
-        yield
-    finally:
-        heap.reuse_freed()
-
+from ctrlreward.processor import onednn
 
 # Shortcut → context without it, and the phases that it takes part in.
 SHORTCUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
-    "freed memory kept": (without_reuse, ("reference", "update")),
-    "trims": (partial(patch.object, heap, "trim_if_grown", lambda: None), ("reward",)),
     "packed weights": (
         partial(patch.object, decoding, "packed_products", lambda *_: nullcontext(onednn.linear)),
         ("sampling",),
     ),
-    "cache in place": (
-        partial(patch.object, decoding, "make_room", lambda *_: None),
-        ("sampling",),
+    # Only where MKL lacks AVX-512 kernels; models keep their layers, which then multiply plainly.
+    "oneDNN": (
+        partial(patch.object, onednn, "_mkl_lacks_avx512", lambda: False),
+        ("reward", "reference"),
     ),
 }
 

@@ -29,7 +29,6 @@ from side_by_side import machine
 
 from ctrlreward.policy import Generation, LoRA, Objective, OptimizerConfig, PolicyTuner
 from ctrlreward.policy.model import reference_policy
-from ctrlreward.processor import heap
 from ctrlreward.recipes.controlled_generation import PromptData, relevance_reward
 
 
@@ -67,9 +66,7 @@ def phases(dtype: str) -> dict[str, Callable[[], Any]]:
         weights = tuner.learner.weights(experience)
         tuner.learner.terms(experience, weights, tuner.beta)["loss"].backward()
         tuner.zero_grad()
-        heap.end_step()
 
-    heap.reuse_freed()  # as in training
     return {
         "sampling": sample,
         "reward": lambda: reward(texts),

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ctrlreward.arguments import positive
-from ctrlreward.processor import heap
 from ctrlreward.processor.accelerators import free_memory, free_unused
 from ctrlreward.progress import at_terminal, part, track
 
@@ -121,7 +120,6 @@ def run_batched(
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = pending[1:]
-            heap.trim_if_grown()
             advance(len(batch))
     return [results[i] for i in range(len(lengths))]
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ctrlreward.processor import heap
 from ctrlreward.processor.accelerators import free_unused
 from ctrlreward.processor.onednn import linear
 
@@ -85,7 +84,6 @@ def target_log_probs(
     used, rows = states.unique(return_inverse=True)
     device = hidden.device
     values = token_log_probs(model, hidden[used.to(device)], rows.to(device), tokens.to(device))
-    heap.trim_if_grown()
     counts = [len(target.tokens) for target in targets]
     return np.split(values.cpu().double().numpy(), np.cumsum(counts)[:-1])
 

@@ -1,9 +1,9 @@
 """Decoding: tokens drawn from a policy, several rows per prompt.
 
-The work of `generate` of transformers with sampling, and its distribution, with four
+The work of `generate` of transformers with sampling, and its distribution, with three
 savings: equal prompts are read once, tokens are drawn by cumulative probabilities
-(`torch.multinomial` took a seventh of a rollout on two cores), the key-value cache is written in
-place (`kv_cache`), and the products of the loop use packed weights (`packing`).
+(`torch.multinomial` took a seventh of a rollout on two cores), and the products of the loop use
+packed weights (`packing`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ctrlreward.engine.output_layer import logit_blocks, states_and_output
-from ctrlreward.policy.kv_cache import make_room
 from ctrlreward.policy.packing import packed_products
 from ctrlreward.progress import part
 
@@ -114,7 +113,6 @@ def decode(
     tokens: list[Tensor] = []
     ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
     states = decoder.start(*prompts, torch.tensor(rows, device=device))
-    make_room(decoder.cache, max_completion_length)
     token = len(rows) / max_completion_length  # of each row, as a share of all texts
     with (
         packed_products(model, len(rows)) as multiply,

@@ -17,6 +17,8 @@ from ctrlreward.callbacks.completion import unclear_input
 from ctrlreward.columns import JSON_KEYS, shortened
 from ctrlreward.lightning_package import (
     Callback,
+    LightningModule,
+    Trainer,
     check_strategy,
     misconfigured,
     mixed,
@@ -29,7 +31,6 @@ from ctrlreward.policy.chat import check_beginnings
 from ctrlreward.policy.distributed import gather_rewards, gather_values
 from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout
 from ctrlreward.policy.learner import Learner
-from ctrlreward.policy.memory import MemoryMixin
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective, check_sampling
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates, step_optimizer
@@ -37,9 +38,23 @@ from ctrlreward.policy.prompt_batches import read_batch
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together
-from ctrlreward.reward import RewardBatch, RewardLike, as_reward
+from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
+
+
+class _ReleaseMixin(Callback):
+    """Frees a reward when training fails: Lightning calls `on_exception` of callbacks alone."""
+
+    def __init__(self, reward: Reward) -> None:
+        super().__init__()
+        self.reward = reward
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Wait for the batch that is being scored, and drop those that have not started."""
+        self.reward.release()
 
 
 @checked_keywords(**instead())
@@ -139,8 +154,8 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.value_head: ValueHead | None = None
 
     def configure_callbacks(self) -> list[Callback]:
-        """Return a callback for memory; it frees the reward's models when training fails."""
-        return [mixed(MemoryMixin, package_of(self), "callbacks.Callback")(self.reward)]
+        """Return a callback that frees the reward's models when training fails."""
+        return [mixed(_ReleaseMixin, package_of(self), "callbacks.Callback")(self.reward)]
 
     def setup(self, stage: str) -> None:
         """Check the strategy and the devices.

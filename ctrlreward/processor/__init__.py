@@ -1,1 +1,1 @@
-"""Processor- and C-library-dependent code: oneDNN products, packed products and the heap."""
+"""Processor-dependent code: oneDNN products and packed products."""

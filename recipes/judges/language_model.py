@@ -26,7 +26,6 @@ from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models.control_tokens import mark, text_reader
-from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 from ctrlreward.scorers import Perplexity
@@ -227,10 +226,6 @@ class LanguageModelTrainer(pl.LightningModule):
         frequencies = [len(self._data.sentences["train"]), rare, *(counts[word] for word in words)]
         bias = torch.tensor(frequencies, dtype=torch.float).clamp(min=1).log()
         self.model.lm_head.bias.data = bias - bias.logsumexp(0)
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Return a callback that reuses freed memory, so that a step need not map it anew."""
-        return [CPUTraining()]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""

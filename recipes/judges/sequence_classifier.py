@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
@@ -25,7 +24,6 @@ from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models import tokenization
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
 from ctrlreward.weights.loading import load_config, load_tokenizer
@@ -115,10 +113,6 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
             trust_remote_code=False,
             ignore_mismatched_sizes=True,  # the head of a classifier with other labels
         ).train()  # Lightning leaves the mode as it is
-
-    def configure_callbacks(self) -> list[pl.Callback]:
-        """Return a callback that reuses freed memory, so that a step need not map it anew."""
-        return [CPUTraining()]
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""

@@ -17,13 +17,10 @@ from transformers import (
 
 from ctrlreward.engine import output_layer
 from ctrlreward.engine.output_layer import (
-    Targets,
     check_output_layer,
     hidden_states,
-    target_log_probs,
     token_log_probs,
 )
-from ctrlreward.processor import heap
 
 SIZES = {
     "vocab_size": 40,
@@ -174,25 +171,3 @@ def test_the_output_layer_is_given_no_rows() -> None:
     )
     assert hidden_states(model, input_ids=IDS).shape == (2, 5, 16)
     assert seen == [(0, 5, 40)]
-
-
-def test_what_logits_leave_of_the_heap_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    resident, trims = 0, 0
-    own = output_layer.token_log_probs
-
-    def growing(*given: Any) -> Tensor:
-        nonlocal resident
-        resident += 49 * 2**20
-        return own(*given)
-
-    def trim() -> None:
-        nonlocal trims
-        trims += 1
-
-    monkeypatch.setattr(output_layer, "token_log_probs", growing)
-    monkeypatch.setattr(heap, "_least", 0)
-    monkeypatch.setattr(heap, "_resident", lambda: resident)
-    monkeypatch.setattr(heap, "trim", trim)
-    with torch.inference_mode():
-        target_log_probs(tiny("llama"), torch.randn(3, 16), [Targets([2], [5])])
-    assert trims == 1

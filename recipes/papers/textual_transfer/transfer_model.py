@@ -17,7 +17,6 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedTokenizerFast
 
 from ctrlreward.arguments import one_of
-from ctrlreward.recipes.cpu_training import CPUTraining
 from ctrlreward.recipes.papers.textual_transfer.batches import TransferBatch, TransferSentences
 from ctrlreward.recipes.papers.textual_transfer.losses import GeneratorLoss
 from ctrlreward.recipes.papers.textual_transfer.networks import (
@@ -48,6 +47,24 @@ LAMBDAS = {
     "adversarial": 1.0,
     "critic": 0.0,
 }
+
+
+class _FlushDenormals(pl.Callback):
+    """Takes denormal numbers as 0 in the process while it trains."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Flush from now on; threads inherit it if they are started later."""
+        torch.set_flush_denormal(stage == "fit")
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """End the flushing."""
+        torch.set_flush_denormal(False)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """End the flushing."""
+        torch.set_flush_denormal(False)
 
 
 class TextualTransfer(pl.LightningModule):
@@ -147,11 +164,11 @@ class TextualTransfer(pl.LightningModule):
             model.to(self.device)
 
     def configure_callbacks(self) -> list[pl.Callback]:
-        """Return one that reuses freed memory and flushes denormal numbers.
+        """Return one that takes denormal numbers as 0, which cost a CPU many times a normal one.
 
         The gradient of a softmax at a low temperature has many of them.
         """
-        return [CPUTraining(flush_denormals=True)]
+        return [_FlushDenormals()]
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         """Return Adam for embeddings, encoder and generator, and Adam for the discriminators."""
