@@ -16,7 +16,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.ray_serve_options import RayServeOptions
 from ctrlreward.commands.reward_files import read_reward
 from ctrlreward.extras import import_extra
-from ctrlreward.serving.queue_options import QueueOptions
+from ctrlreward.serving.limits import QueueOptions
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -118,7 +118,7 @@ def serve(
         import_extra(module, "ctrlreward serve")
     from ctrlreward.commands.ray_serve import serve_on_ray
     from ctrlreward.commands.served_reward import ServedReward
-    from ctrlreward.serving.application import ServeOptions
+    from ctrlreward.serving.limits import ServeOptions
 
     if replicas < 1 or (engine == "process" and replicas > 1):
         raise ValueError(f"replicas = {replicas}: give --engine ray, or 1")
