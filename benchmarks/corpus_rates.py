@@ -25,7 +25,13 @@ from ctrlreward.commands.formats.locations import Location
 from ctrlreward.commands.formats.row_streams import RowStream
 from ctrlreward.commands.formats.table_writing import TableShape
 from ctrlreward.commands.formats.tables import Columns
-from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
+from ctrlreward.commands.shards.corpus_scoring import (
+    Corpus,
+    score_corpus,
+    scored_shards,
+    survey,
+    write_output,
+)
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.scorers import LexiconSentiment, Perplexity
 from ctrlreward.scorers.base import score
@@ -67,7 +73,8 @@ def measure_driver(count: int = 20_000) -> None:
             with contextlib.redirect_stderr(io.StringIO()):
                 score_corpus(corpus, manifest, store, Instant())  # type: ignore[arg-type]
             times.append(time.perf_counter())
-            put_together(corpus, manifest, store, [Location(folder / "out.jsonl")], [shape])
+            scored = scored_shards(corpus, manifest, store)
+            write_output(list(components), scored, [Location(folder / "out.jsonl")], [shape])
             times.append(time.perf_counter())
             seconds[chunk] = np.diff(times).tolist()  # the second time, all is imported
     (few, small), (many, large) = ((count / chunk, chunk) for chunk in seconds)

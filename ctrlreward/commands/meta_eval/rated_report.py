@@ -12,7 +12,6 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.columns import JSON_KEYS
-from ctrlreward.commands.chunked_scoring import score_in_chunks
 from ctrlreward.commands.formats.rated_files import Rated
 from ctrlreward.commands.formats.row_streams import Row, check_suffix
 from ctrlreward.commands.formats.table_writing import encode_rows
@@ -23,6 +22,7 @@ from ctrlreward.commands.meta_eval.correlations import (
     require_plot,
     to_json_record,
 )
+from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
 from ctrlreward.files import write_whole
 from ctrlreward.scorers.base import Component, Scores
 
