@@ -8,8 +8,8 @@ weights. Other libraries, generated code, comprehensions and imports are left ou
 score    `CTRLEval.score`, attribute relevance of one text by a decoder-only model
 step     a training step of `PolicyTuner`, from the loaded batch to its end
 request  `POST /score`, from the ASGI application to the scorer
-row      `ctrlreward score` of one row, from `cli.main` to the written file; neither the options of
-         the command line nor what the scorer calls
+row      `ctrlreward score` of one row to the written file, after its options were read (`cli.main`,
+         `score.run`, `run_job`); not what the scorer calls
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import inspect
 import io
 import json
@@ -44,14 +45,12 @@ class Trace:
 
     Args:
         beneath: True to count what scorers call, False for their first function alone.
-        left_out: Starts of paths whose functions are not counted, with all that they call.
     """
 
-    def __init__(self, beneath: bool = True, left_out: tuple[str, ...] = ()) -> None:
+    def __init__(self, beneath: bool = True) -> None:
         self.functions: dict[tuple[str, str], None] = {}
         self.running = False
         self._beneath = beneath
-        self._left_out = left_out
         self._inside: dict[int, FrameType] = {}  # by thread: the call whose calls aren't counted
 
     def __enter__(self) -> Trace:
@@ -71,9 +70,6 @@ class Trace:
             return
         file = own_file(frame.f_code)
         if file is None:
-            return
-        if file.startswith(self._left_out):
-            self._inside[thread] = frame
             return
         self.functions.setdefault((file, frame.f_code.co_qualname))
         if not self._beneath and file.startswith(SCORING):
@@ -218,22 +214,30 @@ def request(folder: Path) -> Trace:
 
 def row(folder: Path) -> Trace:
     from ctrlreward import cli
+    from ctrlreward.commands import scoring_job
 
     os.chdir(folder)
     sys.modules["hands"] = sys.modules[__name__]
     Path("in.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
     globals()["Length"] = Length = length_scorer()
     Length.__module__, Length.__qualname__ = "hands", "Length"
-    left_out = ("ctrlreward/commands/command_parser.py", "ctrlreward/commands/argument_words.py")
-    with (
-        Trace(beneath=False, left_out=left_out) as trace,
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        for first in (True, False):
-            trace.running = not first
-            cli.main(["score", "in.jsonl", f"out{first}.jsonl", "--scorers", "hands.Length"])
+    score_file, write_output = scoring_job.score_file, scoring_job.write_output
+
+    @functools.wraps(score_file)
+    def started(*arguments: Any, **options: Any) -> None:
+        trace.running = True
+        score_file(*arguments, **options)
+
+    @functools.wraps(write_output)
+    def written(*arguments: Any) -> Any:
+        means = write_output(*arguments)
         trace.running = False
-    assert json.loads(Path("outFalse.jsonl").read_text())["length"] == len(TEXT)
+        return means
+
+    scoring_job.score_file, scoring_job.write_output = started, written
+    with Trace(beneath=False) as trace, contextlib.redirect_stdout(io.StringIO()):
+        cli.main(["score", "in.jsonl", "out.jsonl", "--scorers", "hands.Length"])
+    assert json.loads(Path("out.jsonl").read_text())["length"] == len(TEXT)
     return trace
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.argument_words import gather_words
 from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.meta_eval.ctc_file import ctc
 from ctrlreward.commands.meta_eval.ctrleval_file import ctrleval
 from ctrlreward.commands.meta_eval.li2018_file import li2018
 from ctrlreward.commands.meta_eval.rated_file import rated
+from ctrlreward.commands.score import gather_words
 from ctrlreward.commands.terminal import user_errors
 
 _DESCRIPTION = """Score a file with human ratings, and print how well the scores agree with the

@@ -27,9 +27,9 @@ from ctrlreward.commands.shards.shard_store import (
     in_chunks,
 )
 from ctrlreward.commands.shards.workers import InProcess, Shard, Workers
-from ctrlreward.displays import write_line
+from ctrlreward.displays import Count, write_line
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.progress import track
+from ctrlreward.progress import show, track
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, CompositeScorer, ModelScorer, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
@@ -148,10 +148,12 @@ def score_rows(corpus: Corpus, rows: Sequence[PlacedRow], workers: Workers) -> d
     scores: dict[str, Scores] = {}
     shard = corpus.shard(0, rows)
     for title, unit, _ in titled_units(corpus.components):
-        with explained_columns(corpus.present), track(title, len(rows)) as advance:
+        count = Count(title, len(rows))
+        with explained_columns(corpus.present), show(count) as display:
             for _, part in workers.score(unit, [shard]):
                 scores |= part
-            advance(len(rows))
+            count.done = len(rows)
+            display.update()
     return {name: scores[name] for name in corpus.components}
 
 
