@@ -42,7 +42,7 @@ from side_by_side import machine, parse_options, running_texts
 from ctrlreward import Reward, Samples
 from ctrlreward.commands.served_reward import build_reward
 from ctrlreward.serving.child_server import RewardServer
-from ctrlreward.serving.wire import records
+from ctrlreward.serving.contract import records
 
 BATCH = 64  # of the reward in-process
 WIRE_BATCH = 32

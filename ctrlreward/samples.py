@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from os import PathLike
 from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
@@ -162,8 +162,8 @@ class Samples:
 
     def columns(self) -> dict[str, tuple[str, ...]]:
         """Return the columns that are present by name, in declaration order."""
-        present = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: column for name, column in present.items() if column is not None}
+        given = {name: getattr(self, name) for name in JSON_KEYS}
+        return {name: column for name, column in given.items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
         """Return a column, or raise an error that names the scorer that needs it.

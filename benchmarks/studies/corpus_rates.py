@@ -24,7 +24,13 @@ import torch
 from corpus_cost import texts_per_second
 
 from ctrlreward import Samples
-from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
+from ctrlreward.commands.shards.corpus_scoring import (
+    Corpus,
+    score_corpus,
+    scored_shards,
+    survey,
+    write_output,
+)
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.scorers import LexiconSentiment, Perplexity
 from ctrlreward.scorers.base import score
@@ -70,7 +76,8 @@ def measure_driver(count: int = 20_000) -> None:
             with contextlib.redirect_stderr(io.StringIO()):
                 score_corpus(corpus, manifest, store, Instant())  # type: ignore[arg-type]
             times.append(time.perf_counter())
-            put_together(corpus, manifest, store, [Location(folder / "out.jsonl")], [shape])
+            scored = scored_shards(corpus, manifest, store)
+            write_output(list(components), scored, [Location(folder / "out.jsonl")], [shape])
             times.append(time.perf_counter())
             seconds[chunk] = np.diff(times).tolist()  # the second time, all is imported
     (few, small), (many, large) = ((count / chunk, chunk) for chunk in seconds)

@@ -27,7 +27,7 @@ from ctrlreward.adapters.conversion import completions_of, plain_text
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.serving.refusals import QueueFull, Refusal, RejectedSamples
+from ctrlreward.serving.contract import QueueFull, Refusal, RejectedSamples
 
 _MOST_HELD = 1024  # requests held while the queue is full
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ctrlreward.commands.local_ray import connect_ray
-from ctrlreward.commands.ray_serve_options import RayServeOptions
+from ctrlreward.commands.serve import RayServeOptions
 from ctrlreward.commands.served_reward import ServedReward
+from ctrlreward.commands.shards.ray_workers import connect_ray
 from ctrlreward.extras import import_extra
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -21,14 +21,16 @@ from ctrlreward.commands.score import STANDARD, open_rows
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
     Means,
-    put_together,
+    check_rows,
     score_corpus,
+    score_rows,
+    scored_shards,
     survey,
+    write_output,
 )
-from ctrlreward.commands.shards.manifest import Manifest, in_chunks
 from ctrlreward.commands.shards.process_workers import ProcessWorkers
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
-from ctrlreward.commands.shards.shard_store import ShardStore
+from ctrlreward.commands.shards.shard_store import Manifest, ShardStore, in_chunks
 from ctrlreward.commands.shards.workers import InProcess, Workers
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
 from ctrlreward.displays import write_line
@@ -68,8 +70,8 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
         try:
             score_file(**options, identity=identity)
         except KeyboardInterrupt:
-            resume = "" if STANDARD in (options["input"], options["output"]) else _RESUME
-            print(f"interrupted{resume}", file=sys.stderr)
+            target = Location(options["output"])
+            print(f"interrupted{_RESUME if _partial(target).exists() else ''}", file=sys.stderr)
             raise SystemExit(130) from None
 
 
@@ -95,7 +97,8 @@ def score_file(
             URL (`s3://bucket/texts.jsonl`); `-` is standard input, as JSONL.
         output: File for the input's columns and the scores: .jsonl, .csv or .parquet. For a folder
             of texts also a folder, for a file per file; `-` is standard output, as JSONL. Until it
-            is complete, scores are kept in the folder OUTPUT.partial, unless one of the two is `-`.
+            is complete, scores of more than one shard are kept in the folder OUTPUT.partial,
+            unless input or output is `-`.
         scorers: One or more scorers, each followed by its options: `--scorers CTRLEval Perplexity`,
             `--scorers CTRLEval --scorers.task=topic --scorers Perplexity`, or a list in the YAML
             file.
@@ -105,7 +108,7 @@ def score_file(
         label_map: Labels of the file and the scorers' labels in their place: `--label-map
             0=negative 1=positive`.
         chunk: Rows of a shard, which is scored and saved whole. A run that is resumed keeps its
-            own.
+            own. An input of no more rows is read once and scored in memory.
         workers: Processes or actors that score, each with models of its own; one process is this
             one.
         threads: Threads of PyTorch in each worker; null is PyTorch's choice for one process,
@@ -126,42 +129,54 @@ def score_file(
     labels = _label_map(label_map)
     with _locations(input, output) as (source, target, resumable):
         rows = open_rows(source, target)
-        first = next(rows.placed())
+        with closing(rows.placed()) as placed:
+            head = list(islice(placed, chunk + 1))
+        first = head[0]
         present = list(first.cells)
         sample = to_samples([first.cells], columns, [rows.place(first)], present, labels)
         with explained_columns(present):
             components = name_components(scorers, names, sample)
-        outputs = _outputs(rows, target)
-        store = ShardStore(resumable.beside(f"{resumable.name}.partial"), list(components))
-        settings = {
-            "version": version("ctrlreward"),  # another one may score differently
-            "columns": asdict(columns),
-            "label_map": labels,
-            "scorers": [identity, list(components)],
-        }
         corpus = Corpus(rows, columns, components, present, labels)
+        outputs = _outputs(rows, target)
+        shapes = [TableShape(file.suffix) for file in outputs]
+        partial = _partial(resumable)
         with _output_lock(target):
             _refuse_former_log(target)
-            started = store.manifest()
-            shapes = [TableShape(file.suffix) for file in outputs]
-            manifest = survey(corpus, settings, started.chunk if started else chunk, shapes)
-            if started:
-                _resume(manifest, started, store, corpus)
-            elif target.exists():
-                inputs = [rows] if len(outputs) == 1 else [RowStream(file) for file in rows.files]
-                for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
-                    _require_complete(file, shape, its_rows, components)
-                print(
-                    f"{output} is already complete: delete it to score {input} again. Changes of "
-                    "--columns or of the scorers' options are not detected"
-                )
-                return
+            pool = _workers(engine, workers, threads, ray)
+            if len(head) <= chunk and not target.exists() and not partial.exists():
+                check_rows(corpus, head, shapes)
+                with pool:
+                    scores = score_rows(corpus, head, pool)
+                means = write_output(list(components), [(head, scores)], outputs, shapes)
             else:
-                store.start(manifest)
-            with _workers(engine, workers, threads, ray) as pool:
-                score_corpus(corpus, manifest, store, pool)
-            means = put_together(corpus, manifest, store, outputs, shapes)
-            store.folder.remove()
+                del head
+                settings = {
+                    "version": version("ctrlreward"),  # another one may score differently
+                    "columns": asdict(columns),
+                    "label_map": labels,
+                    "scorers": [identity, list(components)],
+                }
+                store = ShardStore(partial, list(components))
+                started = store.manifest()
+                manifest = survey(corpus, settings, started.chunk if started else chunk, shapes)
+                if started:
+                    _resume(manifest, started, store, corpus)
+                elif target.exists():
+                    inputs = [rows] if len(outputs) == 1 else [RowStream(f) for f in rows.files]
+                    for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
+                        _require_complete(file, shape, its_rows, components)
+                    print(
+                        f"{output} is already complete: delete it to score {input} again. Changes "
+                        "of --columns or of the scorers' options are not detected"
+                    )
+                    return
+                else:
+                    store.start(manifest)
+                with pool:
+                    score_corpus(corpus, manifest, store, pool)
+                scored = scored_shards(corpus, manifest, store)
+                means = write_output(list(components), scored, outputs, shapes)
+                store.folder.remove()
         if output == STANDARD:
             with target.open() as scored:
                 shutil.copyfileobj(scored, sys.stdout.buffer)
@@ -272,6 +287,11 @@ def _identity(configuration: Any) -> Any:
     if isinstance(configuration, list | tuple):
         return [_identity(item) for item in configuration]
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
+
+
+def _partial(output: Location) -> Location:
+    """Return the folder that keeps the scores of an unfinished run."""
+    return output.beside(f"{output.name}.partial")
 
 
 def _outputs(rows: RowStream, target: Location) -> list[Location]:

@@ -19,7 +19,7 @@ from ctrlreward.serving.remote_reward import RemoteReward
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from ctrlreward.serving.application import ServeOptions
+    from ctrlreward.serving.limits import ServeOptions
 
 
 @dataclass(frozen=True)

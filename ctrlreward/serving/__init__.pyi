@@ -1,9 +1,9 @@
-from .application import ServeOptions as ServeOptions
 from .application import create_app as create_app
 from .child_server import RewardServer as RewardServer
 from .description import describe as describe
 from .description import differences as differences
-from .queue_options import QueueOptions as QueueOptions
+from .limits import QueueOptions as QueueOptions
+from .limits import ServeOptions as ServeOptions
 from .remote_reward import RemoteReward as RemoteReward
 from .server_connection import OtherReward as OtherReward
 from .server_connection import ServerError as ServerError

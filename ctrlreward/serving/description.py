@@ -9,8 +9,8 @@ from typing import Any
 
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.base import Scorer
+from ctrlreward.serving.contract import PROTOCOL
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
-from ctrlreward.serving.wire import PROTOCOL
 
 _ABSENT = object()
 

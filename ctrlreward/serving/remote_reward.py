@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,17 @@ from typing import Any
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, Aggregate, Reward, RewardBatch, Thresholds
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, check_columns
+from ctrlreward.scorers.base import (
+    Component,
+    CorpusFold,
+    Scorer,
+    Scores,
+    ScoreSpec,
+    check_columns,
+)
+from ctrlreward.serving.contract import FoldReply, ScoreReply, ScoresReply, records, to_numbers
 from ctrlreward.serving.description import describe
-from ctrlreward.serving.remote_scorer import RemoteScorer
 from ctrlreward.serving.server_connection import ServerConnection
-from ctrlreward.serving.wire import parse_score_reply, score_body
 
 
 class RemoteReward(Reward):
@@ -132,12 +140,96 @@ class RemoteReward(Reward):
         """Return the rewards as the server computed them; `seconds` are those of its scoring."""
         components = self.components
         check_columns(components, samples)
-        reply = self._connection.post("/score", score_body(samples, strict=True))
-        return parse_score_reply(reply, [*components], len(samples)).batch
+        body = {"samples": records(samples), "strict": True}
+        reply = ScoreReply.model_validate(self._connection.post("/score", body))
+        return reply.to_scored([*components], len(samples)).batch
 
     def _scorer(self, id_: str) -> RemoteScorer:
         """Return the scorer of an id, the same object each time."""
         return self._scorers_by_id.setdefault(id_, RemoteScorer(self._connection, id_))
+
+
+class RemoteScorer(Scorer):
+    """A scorer of a server: its scores, directions, ranges and corpus scores, and no device here.
+
+    `RemoteReward` makes them: `remote["relevance"].scorer`.
+
+    Args:
+        connection: Connection to the server.
+        id_: Id of the scorer on the server.
+
+    Examples:
+        >>> scorer = RemoteScorer(ServerConnection("http://127.0.0.1:8700"), "0")
+        >>> scorer.devices
+        ()
+    """
+
+    def __init__(self, connection: ServerConnection, id_: str) -> None:
+        self.connection = connection
+        self.id = id_
+
+    @property
+    def pointwise(self) -> bool:  # type: ignore[override]  # known when the server is
+        """True if the score of a sample does not depend on the other samples."""
+        return bool(self._description["pointwise"])
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of each score, as the server states them."""
+        return {
+            name: ScoreSpec(spec["higher_is_better"], _range(*spec["range"]))
+            for name, spec in self._description["scores"].items()
+        }
+
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Folds that the server computes from numbers."""
+        return {
+            name: CorpusFold(tuple(parts), partial(self._fold, name))
+            for name, parts in self._description["folds"].items()
+        }
+
+    def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
+        """Columns that the scores need, each with the name of what needs it on the server."""
+        required: Mapping[str, Mapping[str, str]] = self._description["required_columns"]
+        wanted = self.specs if names is None else names
+        return {c: reader for name in wanted for c, reader in required.get(name, {}).items()}
+
+    def score_samples(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> dict[str, Scores]:
+        """Ask the server for the scores, or those of them in `names`, each float64 of shape (n,).
+
+        Raises:
+            ValueError: The server's scorer rejects the samples.
+            ServerLost: The server does not answer.
+        """
+        wanted = sorted(self.specs if names is None else names)
+        body = {"samples": records(samples), "names": wanted}
+        reply = self.connection.post(f"/scorers/{self.id}/score", body)
+        return ScoresReply.model_validate(reply).to_scores(wanted, len(samples))
+
+    def load(self) -> None:
+        """Wait until the server is ready."""
+        self.connection.connect()
+
+    def release(self) -> None:
+        """Close the connections; the server keeps its models."""
+        self.connection.close()
+
+    @property
+    def _description(self) -> dict[str, Any]:
+        scorers: list[dict[str, Any]] = self.connection.description["scorers"]
+        return next(scorer for scorer in scorers if scorer["id"] == self.id)
+
+    def _fold(self, name: str, *parts: Scores) -> float:
+        body = {"name": name, "parts": [to_numbers(part) for part in parts]}
+        reply = self.connection.post(f"/scorers/{self.id}/fold", body)
+        return FoldReply.model_validate(reply).value
+
+
+def _range(low: float | None, high: float | None) -> tuple[float, float]:
+    return (-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _expected(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -17,22 +16,24 @@ from ctrlreward.placement import Worker
 from ctrlreward.reward import Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, check_columns
-from ctrlreward.serving.batch_results import (
-    Finish,
-    WaitingRequest,
-    refusal,
-    results_of,
-    scored_request,
-    scores_only,
-)
+from ctrlreward.serving.batches import Finish, WaitingRequest, refusal, results_of
+from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScoredRequest
 from ctrlreward.serving.description import scorers_by_id
-from ctrlreward.serving.queue_options import QueueObserver, QueueOptions
-from ctrlreward.serving.refusals import NotReady, QueueFull, RejectedSamples
-from ctrlreward.serving.wire import ScoredRequest
+from ctrlreward.serving.limits import QueueOptions
 
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
 
 _LONGEST_RETRY = 60  # seconds
+
+
+class QueueObserver(Protocol):
+    """Receiver of the queue's measurements."""
+
+    def scored(self, samples: int, failed: int) -> None:
+        """Count the samples of a finished request."""
+
+    def batch(self, requests: int, samples: int, waits: Sequence[float], seconds: float) -> None:
+        """Count a batch, with the seconds that each request waited and those of scoring."""
 
 
 class RequestQueue:
@@ -89,7 +90,7 @@ class RequestQueue:
         self._idle.set()
         self._runner = asyncio.create_task(self._run())
         try:
-            await self.on_thread(load or self.reward.load)
+            await asyncio.wrap_future(self._worker.submit(load or self.reward.load))
         except Exception as error:
             self.state, self._reason = "failed", f"{type(error).__name__}: {error}"
             raise
@@ -106,10 +107,6 @@ class RequestQueue:
             await asyncio.gather(self._runner, return_exceptions=True)
         if not loading:  # its thread ends by itself after loading
             self._worker.close()
-
-    async def on_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """Run a call on the scoring thread, after what is being scored."""
-        return await asyncio.wrap_future(self._worker.submit(call, *arguments))
 
     def check_ready(self) -> None:
         """Raise a `NotReady` unless requests are accepted."""
@@ -132,9 +129,14 @@ class RequestQueue:
             RejectedSamples: A column is missing, or a scorer rejects a sample and `strict`.
             ScorerFailed: A scorer or the aggregate fails by itself.
         """
-        components = self.reward.components
+        reward = self.reward
         return await self._result(
-            samples, components, ("reward",), strict, partial(scored_request, self.reward)
+            samples,
+            reward.components,
+            ("reward",),
+            strict,
+            # The aggregate sees the scores of one request alone.
+            lambda scores, errors, seconds: ScoredRequest(reward.combine(scores, seconds), errors),
         )
 
     async def score_with(
@@ -164,7 +166,7 @@ class RequestQueue:
                 raise RejectedSamples(f"the scorer has no score {name!r}{hint}", ("names", i))
         components = {name: Component(scorer, name) for name in wanted}
         key = ("scorer", scorer_id, frozenset(wanted), *([] if scorer.pointwise else [object()]))
-        return await self._result(samples, components, key, True, scores_only)
+        return await self._result(samples, components, key, True, lambda scores, *_: scores)
 
     async def _result(
         self,
@@ -175,7 +177,7 @@ class RequestQueue:
         finish: Finish,
     ) -> Any:
         self.check_ready()
-        if not len(samples) or not components:
+        if not samples.texts or not components:
             return finish({name: np.empty(len(samples)) for name in components}, {}, 0.0)
         try:
             check_columns(components, samples)
@@ -183,6 +185,7 @@ class RequestQueue:
             raise RejectedSamples(str(error)) from None
         columns = samples.columns()
         characters = sum(len(item) for column in columns.values() for item in column)
+        self._check_room(characters)
         request = WaitingRequest(
             samples,
             components,
@@ -192,7 +195,9 @@ class RequestQueue:
             characters,
             asyncio.get_running_loop().create_future(),
         )
-        self._admit(request)
+        self._waiting.append(request)
+        self._idle.clear()
+        self._arrived.set()
         try:
             return await request.result
         finally:
@@ -200,16 +205,14 @@ class RequestQueue:
                 self._waiting.remove(request)
                 self._note_idle()
 
-    def _admit(self, request: WaitingRequest) -> None:
+    def _check_room(self, characters: int) -> None:
+        """Raise a `QueueFull` unless there is room for a request; if none waits, there is."""
         held, options = self.held_characters, self.options
         requests = len(self._waiting) + len(self._scoring)
-        above = held + request.characters > options.waiting_characters
+        above = held + characters > options.waiting_characters
         if requests and (above or requests >= options.waiting_requests):
             seconds = math.ceil(held / self._speed)
             raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
-        self._waiting.append(request)
-        self._idle.clear()
-        self._arrived.set()
 
     async def _run(self) -> None:
         expected, ended = 0, -math.inf
@@ -263,7 +266,7 @@ class RequestQueue:
     async def _score_batch(self, requests: list[WaitingRequest]) -> None:
         started = time.perf_counter()
         try:
-            results = await self.on_thread(results_of, requests)
+            results = await asyncio.wrap_future(self._worker.submit(results_of, requests))
         except Exception as error:
             results = [refusal(error, None)] * len(requests)
         for request, result in zip(requests, results, strict=True):

@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 import httpx2
 import tenacity
 
+from ctrlreward.serving.contract import FINGERPRINT_HEADER, PROTOCOL, dumps
 from ctrlreward.serving.description import differences
-from ctrlreward.serving.wire import FINGERPRINT_HEADER, PROTOCOL
-from ctrlreward.serving.wire_values import dumps, loads
 
 log = logging.getLogger(__name__)
 
@@ -248,9 +247,9 @@ class ServerConnection:
 
     def _json(self, response: httpx2.Response) -> Any:
         try:
-            return loads(response.content)
-        except ValueError as error:
-            raise ServerError(f"{self.url} is no reward server: {error}") from None
+            return json.loads(response.content)
+        except (ValueError, RecursionError) as error:
+            raise ServerError(f"{self.url} is no reward server: malformed JSON ({error})") from None
 
 
 def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def to_samples(
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
     read = read_columns(columns, present)
-    keys = {name: key for key, name in asdict(columns).items() if name is not None}
+    keys = {name: key for key, name in vars(columns).items() if name is not None}
     expected = keys.keys() & set(present)
     for place, row in zip(places, rows, strict=True):
         if keys.keys() & row.keys() != expected:
@@ -113,7 +113,7 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
         ValueError: The text column or a renamed column is missing; lists those of the table.
     """
     read = {}
-    for key, name in asdict(columns).items():
+    for key, name in vars(columns).items():
         if name in present:
             read[COLUMN_OF[key]] = name
         elif key == "text" or (name is not None and name != key):

@@ -122,7 +122,8 @@ def serve() -> Iterator[Callable[..., Any]]:
 
     from ctrlreward.adapters.trainer_options import TrainerRoutes
     from ctrlreward.adapters.trainer_routes import trainer_routes
-    from ctrlreward.serving.application import ServeOptions, create_app
+    from ctrlreward.serving.application import create_app
+    from ctrlreward.serving.limits import ServeOptions
 
     with ExitStack() as servers:
 

@@ -18,7 +18,7 @@ from trainer_clients import OPENRLHF, VERL, Importer
 
 from ctrlreward import Reward, Samples
 from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
-from ctrlreward.serving.refusals import QueueFull
+from ctrlreward.serving.contract import QueueFull
 
 EOS = "<eos>"
 PROMPT = "cd"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ctrlreward import CTRLEval, Reward, RewardBatch, Samples
 from ctrlreward.adapters.trainer_options import TemplateMarkers, TrainerRoutes
 from ctrlreward.adapters.trainer_routes import _finite_values, trainer_routes
-from ctrlreward.serving.refusals import QueueFull
+from ctrlreward.serving.contract import QueueFull
 
 TEXTS = ["ab<eos>", "f", "aab", ""]
 MARKERS = TemplateMarkers("<end>\n<bot>", response_end="<end>\n", prompt_start="<user>")

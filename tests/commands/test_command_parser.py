@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.commands.argument_words import gather_words
 from ctrlreward.commands.command_parser import command_parser, known_scorers
+from ctrlreward.commands.score import gather_words
 
 LISTS = {"--scorers", "--names"}
 

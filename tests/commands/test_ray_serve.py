@@ -24,7 +24,7 @@ from ray_cluster import ray_cluster  # noqa: F401
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.cli import main
 from ctrlreward.commands.ray_serve import _check_resources
-from ctrlreward.commands.ray_serve_options import RayServeOptions
+from ctrlreward.commands.serve import RayServeOptions
 
 ray = pytest.importorskip("ray")
 serve = pytest.importorskip("ray.serve")

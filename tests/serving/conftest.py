@@ -16,7 +16,8 @@ from fastapi import APIRouter, FastAPI
 from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward
-from ctrlreward.serving.application import ServeOptions, create_app
+from ctrlreward.serving.application import create_app
+from ctrlreward.serving.limits import ServeOptions
 
 
 @pytest.fixture

@@ -10,16 +10,15 @@ import pytest
 from fastapi import APIRouter, Request
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.application import ServeOptions
-from ctrlreward.serving.wire import (
+from ctrlreward.serving.contract import (
     FINGERPRINT_HEADER,
-    fold_body,
-    parse_fold_reply,
-    parse_score_reply,
-    parse_scores_reply,
-    score_body,
-    scorer_body,
+    FoldReply,
+    ScoreReply,
+    ScoresReply,
+    records,
+    to_numbers,
 )
+from ctrlreward.serving.limits import ServeOptions
 
 Start = Callable[..., Any]
 
@@ -28,8 +27,8 @@ SAMPLES = Samples(["soup", "", "noon", "a b"], labels=["o", "o", "n", "x"])
 
 def test_rewards_are_those_of_the_process(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
-    reply = client.post("/score", json=score_body(SAMPLES, strict=True))
-    scored = parse_score_reply(reply.json(), ["letters", "length"], 4)
+    reply = client.post("/score", json={"samples": records(SAMPLES), "strict": True})
+    scored = ScoreReply.model_validate(reply.json()).to_scored(["letters", "length"], 4)
     here = reward(SAMPLES)
     np.testing.assert_array_equal(scored.batch.total, here.total)
     np.testing.assert_array_equal(scored.batch.failed, here.failed)
@@ -50,12 +49,13 @@ def test_an_empty_list_of_samples_has_no_results(live_server: Start, reward: Rew
 def test_scores_and_folds_of_one_scorer(live_server: Start, reward: Reward, letters: Any) -> None:
     client = live_server(reward).client
     names = ["length", "letters"]
-    reply = client.post("/scorers/0/score", json=scorer_body(SAMPLES, names))
-    scores = parse_scores_reply(reply.json(), names, 4)
+    body = {"samples": records(SAMPLES), "names": names}
+    reply = client.post("/scorers/0/score", json=body)
+    scores = ScoresReply.model_validate(reply.json()).to_scores(names, 4)
     np.testing.assert_array_equal(scores["letters"], letters.score(SAMPLES)["letters"])
-    parts = [scores["letters"], scores["length"]]
-    folded = client.post("/scorers/0/fold", json=fold_body("letters", parts))
-    assert parse_fold_reply(folded.json()) == pytest.approx(3 / 11)
+    parts = [to_numbers(scores[name]) for name in ("letters", "length")]
+    folded = client.post("/scorers/0/fold", json={"name": "letters", "parts": parts})
+    assert FoldReply.model_validate(folded.json()).value == pytest.approx(3 / 11)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_every_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> 
         client.get("/nowhere"),
         client.post("/score", content=b"{"),
         client.post("/score", json=[]),
-        client.post("/score", json=score_body(SAMPLES)),
+        client.post("/score", json={"samples": records(SAMPLES)}),
     ]
     for reply in replies:
         assert reply.headers[FINGERPRINT_HEADER] == described["fingerprint_id"]
@@ -98,9 +98,12 @@ def test_every_reply_has_the_fingerprint(live_server: Start, reward: Reward) -> 
 def test_the_routes_are_described(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
     assert client.get("/docs").status_code == 200
-    paths = client.get("/openapi.json").json()["paths"]
-    schema = paths["/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["required"] == ["samples"]
+    page = client.get("/openapi.json").json()
+    paths, schemas = page["paths"], page["components"]["schemas"]
+    content = paths["/score"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["schema"] == {"$ref": "#/components/schemas/ScoreBody"}
+    assert schemas["ScoreBody"]["required"] == ["samples"]
+    assert schemas["Sample"]["required"] == ["text"]
     assert {"/reward", "/health", "/ready", "/metrics"} <= set(paths)
 
 
@@ -166,7 +169,7 @@ def test_further_routes_score_with_the_queue(live_server: Start, reward: Reward)
 
 def test_metrics_count_replies_samples_and_failures(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
-    client.post("/score", json=score_body(SAMPLES))
+    client.post("/score", json={"samples": records(SAMPLES)})
     client.post("/score", json=[])
     metrics = client.get("/metrics").text
     for line in (

@@ -185,7 +185,7 @@ def test_weights_count_and_their_folder_does_not(
     ]
 
 
-def test_a_large_file_is_read_in_pieces_of_every_tensor(tmp_path: Path) -> None:
+def test_a_large_file_is_read_whole(tmp_path: Path) -> None:
     weights = {"large": torch.zeros(2**20), "small": torch.zeros(3), "last": torch.zeros(2**18)}
 
     def digest() -> str:
@@ -241,6 +241,22 @@ def test_tables_words_labels_and_functions_count() -> None:
         assert changes(build(1.0), build(1.0)) == []
         assert changes(build(1.0), build(2.0))
     assert changes(labels("bad", "good"), labels("-", "+")) == ["fingerprint.scorers.0.labels"]
+
+
+def test_code_counts_by_its_name() -> None:
+    """The versions stand for code; a function of another name is another one."""
+
+    def of(aggregate: Callable[..., Any]) -> Reward:
+        return Reward({"content": Similarity(WordVectors(VECTORS))}, aggregate=aggregate)
+
+    def double(scores: Any) -> Any:
+        return scores["content"] * 2
+
+    def twice(scores: Any) -> Any:
+        return scores["content"] * 2
+
+    assert changes(of(double), of(double)) == []
+    assert changes(of(double), of(twice)) == ["fingerprint.aggregate"]
 
 
 def test_an_expectation_may_be_a_part() -> None:

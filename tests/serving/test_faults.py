@@ -13,8 +13,7 @@ import pytest
 from letter_scorers import Letters
 
 from ctrlreward import Reward
-from ctrlreward.serving.application import ServeOptions
-from ctrlreward.serving.queue_options import QueueOptions
+from ctrlreward.serving.limits import QueueOptions, ServeOptions
 
 Start = Callable[..., Any]
 
@@ -55,7 +54,7 @@ def test_a_list_is_no_body(live_server: Start, reward: Reward) -> None:
     assert reply.status_code == 422
     (error,) = reply.json()["detail"]
     assert error["loc"] == ["body"]
-    assert error["msg"].startswith("[] is not an object with the keys 'samples'")
+    assert error["msg"].startswith("Input should be a valid dictionary")
 
 
 def test_ten_megabytes_are_refused_and_not_kept(live_server: Start, reward: Reward) -> None:

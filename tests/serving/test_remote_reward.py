@@ -25,11 +25,11 @@ from ctrlreward import Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl
 from ctrlreward.columns import MissingColumn
 from ctrlreward.serving import server_connection
-from ctrlreward.serving.application import ServeOptions
+from ctrlreward.serving.contract import FINGERPRINT_HEADER
 from ctrlreward.serving.description import describe
+from ctrlreward.serving.limits import ServeOptions
 from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.server_connection import OtherReward, ServerError, ServerLost
-from ctrlreward.serving.wire import FINGERPRINT_HEADER
 
 SAMPLES = Samples(
     ["soup", "", "broth and soup", "soup", "\ud800 soup"], labels=["o", "o", "b", "o", "o"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import pickle
@@ -12,7 +13,6 @@ from typing import Any, Self
 
 import torch
 
-from ctrlreward.commands.local_ray import connect_ray
 from ctrlreward.commands.shards.workers import (
     MOST_DEATHS,
     ScoredShard,
@@ -29,6 +29,7 @@ from ctrlreward.scorers.base import Component, Scores
 
 # Between two lines that say that the cluster has no room.
 _PATIENCE = 60.0
+_OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: shards and requests are small
 
 
 @dataclass(frozen=True)
@@ -217,3 +218,35 @@ def _never_started(error: Exception) -> RuntimeError:
         f"{MOST_DEATHS} actors of Ray died before they had work: {error}. Each node needs "
         "ctrlreward, and what your scorers import, at the versions of this machine"
     )
+
+
+def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> bool:
+    """Join a cluster or start Ray on this machine, unless Ray is connected already.
+
+    A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
+    statistics.
+
+    Args:
+        address: Address of a cluster, or None to start one.
+        own: Options of `ray.init` for a Ray that is started.
+        **options: Options of `ray.init` for both.
+
+    Returns:
+        Whether it was connected here, so that `ray.shutdown` is the caller's.
+
+    Raises:
+        ConnectionError: There is no cluster at the address.
+        ImportError: ray is not installed.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not address:
+        # Read when Ray is imported: its processes listen on the loopback address, not on all.
+        # `_node_ip_address` does not do it, since Ray resolves 127.0.0.1 to another one.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    ray = import_extra("ray", "--engine ray")
+    if ray.is_initialized():
+        return False
+    if not address:
+        options |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, **own}
+    ray.init(address or "local", logging_level=logging.ERROR, **options)
+    return True

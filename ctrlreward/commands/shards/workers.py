@@ -127,6 +127,8 @@ def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, 
             if not names_item(str(error)):
                 error.add_note(f"(while {shard} were scored)")
             raise
+    if len(shard.rows) == size:
+        return scores
     return {name: scatter(values, shard.rows, size) for name, values in scores.items()}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.argument_words import gather_words
 from ctrlreward.commands.command_parser import command_parser
+from ctrlreward.commands.score import gather_words
 from ctrlreward.commands.terminal import user_errors
 from ctrlreward.recipes.papers.ctc.rated_ctc import ctc
 from ctrlreward.recipes.papers.ctrleval.rated_ctrleval import ctrleval

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -12,10 +12,8 @@ import numpy as np
 
 from ctrlreward.arguments import one_of
 from ctrlreward.columns import JSON_KEYS
-from ctrlreward.commands.scoring_units import titled_units
-from ctrlreward.commands.shards.workers import InProcess, Shard
+from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
 from ctrlreward.files import write_whole
-from ctrlreward.progress import track
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,
     draw_scatter,
@@ -24,7 +22,6 @@ from ctrlreward.recipes.papers.meta_eval.correlations import (
     to_json_record,
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
-from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.tables.row_streams import Row, check_suffix
 from ctrlreward.tables.table_writing import encode_rows
@@ -141,39 +138,3 @@ def _to_rows(rated: Rated) -> list[Row]:
     if rated.systems is not None:
         columns["system"] = rated.systems  # type: ignore[assignment]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def score_in_chunks(
-    components: Mapping[str, Component], samples: Samples, chunk: int
-) -> dict[str, Scores]:
-    """Score samples one unit of scorers at a time, and show the progress on standard error.
-
-    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and releases
-    its models before the next one loads. Scorers that are not pointwise, such as `Distinct`, get
-    all rows in one chunk.
-
-    Args:
-        components: The scores to compute, by the names of the result.
-        samples: n samples.
-        chunk: Rows to score at a time.
-
-    Returns:
-        Arrays of shape (n,) by name; NaN for samples that failed.
-    """
-    scores: dict[str, Scores] = {}
-    for title, unit, pointwise in titled_units(components):
-        chunks = _chunks(samples, chunk if pointwise else len(samples))
-        parts: list[dict[str, Scores]] = []
-        with InProcess() as worker, track(title, len(samples)) as advance:
-            for _, part in worker.score(unit, chunks):
-                parts.append(part)
-                advance(len(next(iter(part.values()))))
-        scores |= {name: np.concatenate([part[name] for part in parts]) for name in unit}
-    return {name: scores[name] for name in components}
-
-
-def _chunks(samples: Samples, size: int) -> Iterator[Shard]:
-    for number, first in enumerate(range(0, len(samples), size)):
-        part = samples[first : first + size]
-        rows = range(len(part))
-        yield Shard(number, part, rows, [f"sample {first + i}" for i in rows])

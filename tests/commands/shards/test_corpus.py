@@ -11,6 +11,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -43,6 +44,29 @@ def test_workers_and_chunks_change_no_byte(suffix: str) -> None:
     assert Path(f"one{suffix}").read_bytes() == Path(f"two{suffix}").read_bytes()
     left = {"in.jsonl", f"one{suffix}", f"two{suffix}"}
     assert {path.name for path in Path().iterdir()} == left
+
+
+def test_a_shard_or_less_is_read_once_and_kept_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("in.jsonl", 0, 20)
+    main(["score", "in.jsonl", "shards.jsonl", *SCORER, "--chunk=19"])
+    opened: list[str] = []
+    whole_file, read = Location.whole_file, Location.open
+
+    def opened_to_write(self: Location) -> Any:
+        opened.append(f"write {self.name}")
+        return whole_file(self)
+
+    def opened_to_read(self: Location) -> Any:
+        opened.append(f"read {self.name}")
+        return read(self)
+
+    monkeypatch.setattr(Location, "whole_file", opened_to_write)
+    monkeypatch.setattr(Location, "open", opened_to_read)
+    main(["score", "in.jsonl", "out.jsonl", *SCORER, "--chunk=20"])
+    assert opened == ["read in.jsonl", "write out.jsonl"]
+    assert Path("out.jsonl").read_bytes() == Path("shards.jsonl").read_bytes()
 
 
 def test_a_killed_run_and_a_killed_worker_lose_nothing(tmp_path: Path) -> None:
@@ -148,5 +172,5 @@ def test_memory_does_not_grow_with_the_rows(suffix: str) -> None:
         tracemalloc.stop()
     assert len(read_rows(Path(f"out-10000-2{suffix}"))) == 10_000
     # A row of these files has 35 bytes, and many more in memory. A shard of 100 rows is known by
-    # its entry in the manifest and its file: about 1,250 bytes.
-    assert peaks[2] < 1.1 * peaks[1] + 150 * 1000
+    # its entry in the manifest and its number: 5 bytes a row.
+    assert peaks[2] < 1.1 * peaks[1] + 5 * 10_000

@@ -13,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.commands.scoring_units import models_of, scoring_units
-from ctrlreward.commands.shards.corpus_scoring import Corpus, put_together, score_corpus, survey
+from ctrlreward.commands.shards.corpus_scoring import (
+    Corpus,
+    models_of,
+    score_corpus,
+    score_in_chunks,
+    scored_shards,
+    scoring_units,
+    survey,
+    write_output,
+)
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.commands.shards.workers import InProcess
 from ctrlreward.models.causal import CausalLM
-from ctrlreward.recipes.papers.meta_eval.rated_report import score_in_chunks
 from ctrlreward.scorers import (
     Accuracy,
     Alignment,
@@ -248,7 +255,7 @@ def test_a_run_resumes_with_other_units(tmp_path: Path) -> None:
     assert repr(found[0]) == repr({"a": [0.0, 0.0], "b": [1.0, np.nan], "c": [3.0, 3.0]})
     assert found[1] == {"a": [0.0, 0.0], "b": [3.0, 3.0], "c": [3.0, 3.0]}
     output = Location(tmp_path / "out.jsonl")
-    means = put_together(corpus, manifest, resumed, [output], [shape])
+    means = write_output("abc", scored_shards(corpus, manifest, resumed), [output], [shape])
     assert [(means.scored[name], means.mean(name)) for name in "abc"] == [
         (4, 0),
         (3, 7 / 3),

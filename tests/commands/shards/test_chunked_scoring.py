@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctrlreward import Samples, displays
-from ctrlreward.recipes.papers.meta_eval.rated_report import score_in_chunks
+from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 NAN = float("nan")

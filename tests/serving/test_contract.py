@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.serving.wire import (
+from ctrlreward.serving.contract import (
+    FoldBody,
+    FoldReply,
+    ScoreBody,
     ScoredRequest,
-    fold_body,
-    fold_reply,
-    parse_fold_body,
-    parse_fold_reply,
-    parse_score_body,
-    parse_score_reply,
-    parse_scorer_body,
-    parse_scores_reply,
-    score_body,
+    ScorerBody,
+    ScoreReply,
+    ScoresReply,
+    dumps,
+    explained,
+    records,
     score_reply,
-    scorer_body,
-    scores_reply,
+    to_number,
+    to_numbers,
 )
-from ctrlreward.serving.wire_values import InvalidBody, dumps, loads
 
 anything = st.floats(width=64)
 texts = st.text(alphabet=st.characters(codec=None))  # with unpaired surrogates
@@ -47,8 +48,8 @@ def batches(draw: st.DrawFn) -> ScoredRequest:
 @given(batches())
 def test_rewards_survive_the_wire_exactly(scored: ScoredRequest) -> None:
     names = list(scored.batch.components)
-    reply = loads(dumps(score_reply(scored)))
-    back = parse_score_reply(reply, names, len(scored.batch.total))
+    reply = ScoreReply.model_validate(json.loads(dumps(score_reply(scored))))
+    back = reply.to_scored(names, len(scored.batch.total))
     np.testing.assert_array_equal(back.batch.total, scored.batch.total)
     np.testing.assert_array_equal(back.batch.failed, scored.batch.failed)
     assert list(back.batch.components) == names
@@ -93,39 +94,44 @@ def test_samples_survive_the_wire(rows: list[tuple[str, str, str]], strict: bool
         samples = Samples(
             [a + b for a, b in zip(prefixes, ends, strict=True)], prefixes=prefixes, labels=labels
         )
-    body = parse_score_body(loads(dumps(score_body(samples, strict))))
-    assert (body.samples, body.strict) == (samples, strict)
-    asked = parse_scorer_body(loads(dumps(scorer_body(samples, ["coherence"]))))
-    assert (asked.samples, asked.names) == (samples, ("coherence",))
+    given = json.loads(dumps({"samples": records(samples), "strict": strict}))
+    body = ScoreBody.model_validate(given)
+    assert (body.to_samples(), body.strict) == (samples, strict)
+    given = json.loads(dumps({"samples": records(samples), "names": ["coherence"]}))
+    asked = ScorerBody.model_validate(given)
+    assert (asked.to_samples(), asked.names) == (samples, ["coherence"])
 
 
 @given(st.lists(anything), anything)
 def test_scores_and_folds_survive_the_wire(values: list[float], value: float) -> None:
     array = np.array(values, dtype=np.float64)
-    reply = loads(dumps(scores_reply({"coherence": array})))
-    back = parse_scores_reply(reply, ["coherence"], len(values))
+    numbers = to_numbers(array)
+    reply = ScoresReply.model_validate(json.loads(dumps({"scores": {"coherence": numbers}})))
+    back = reply.to_scores(["coherence"], len(values))
     np.testing.assert_array_equal(back["coherence"], array)
-    body = parse_fold_body(loads(dumps(fold_body("perplexity", [array, array]))))
+    given = json.loads(dumps({"name": "perplexity", "parts": [numbers, numbers]}))
+    body = FoldBody.model_validate(given)
     assert body.name == "perplexity"
     np.testing.assert_array_equal(body.parts, [array, array])
-    np.testing.assert_equal(parse_fold_reply(loads(dumps(fold_reply(value)))), value)
+    folded = FoldReply.model_validate(json.loads(dumps({"value": to_number(value)})))
+    np.testing.assert_equal(folded.value, value)
 
 
 @pytest.mark.parametrize(
     ("body", "place", "kind", "message"),
     [
-        ([], (), "dict_type", r"\[\] is not an object with the keys 'samples'"),
-        (None, (), "dict_type", "null is not an object"),
-        ({}, ("samples",), "missing", "'samples' is missing"),
+        ([], (), "model_type", "valid dictionary"),
+        (None, (), "model_type", "valid dictionary"),
+        ({}, ("samples",), "missing", "Field required"),
         ({"sample": [], "samples": []}, ("sample",), "extra_forbidden", "did you mean samples"),
-        ({"samples": {}}, ("samples",), "list_type", "not a list of records"),
-        ({"samples": ["soup"]}, ("samples", 0), "dict_type", "'soup' is not an object"),
-        ({"samples": [{"text": 3}]}, ("samples", 0, "text"), "string_type", "3 is not a string"),
+        ({"samples": {}}, ("samples",), "list_type", "valid list"),
+        ({"samples": ["soup"]}, ("samples", 0), "model_type", "valid dictionary"),
+        ({"samples": [{"text": 3}]}, ("samples", 0, "text"), "string_type", "valid string"),
         (
             {"samples": [{"text": "a"}, {"label": "b"}]},
             ("samples", 1, "text"),
             "missing",
-            r"samples\[1\] has no 'text'",
+            "Field required",
         ),
         (
             {"samples": [{"text": "a", "lable": "b"}]},
@@ -135,37 +141,45 @@ def test_scores_and_folds_survive_the_wire(values: list[float], value: float) ->
         ),
         (
             {"samples": [{"text": "a"}, {"text": "b", "label": "c"}]},
-            ("samples", 1, "label"),
-            "extra_forbidden",
-            "the same keys",
+            ("samples",),
+            "value_error",
+            r"samples\[1\] has 'label', samples\[0\] has not: give all samples the same keys",
         ),
+        (
+            {"samples": [{"text": "a", "label": "c"}, {"text": "b"}]},
+            ("samples",),
+            "value_error",
+            r"samples\[0\] has 'label', samples\[1\] has not: give all samples the same keys",
+        ),
+        ({"samples": [{"text": "a", "label": None}]}, ("samples", 0, "label"), "string_type", ""),
         (
             {"samples": [{"text": "a", "prefix": "a"}, {"text": "b", "prefix": "a"}]},
             ("samples", 1, "prefix"),
             "value_error",
             "prefix = 'a' does not start text = 'b'",
         ),
-        ({"samples": [], "strict": 1}, ("strict",), "bool_type", "1 is not true or false"),
+        ({"samples": [], "strict": 1}, ("strict",), "bool_type", "valid boolean"),
     ],
 )
 def test_a_wrong_body_is_named(body: Any, place: Any, kind: str, message: str) -> None:
-    with pytest.raises(InvalidBody, match=message) as raised:
-        parse_score_body(body)
-    assert (raised.value.place, raised.value.kind) == (place, kind)
-    assert raised.value.detail()[0]["loc"] == ["body", *place]
+    with pytest.raises(ValidationError) as raised:
+        ScoreBody.model_validate(body)
+    (detail,) = explained(raised.value.errors())
+    assert (detail["loc"], detail["type"]) == ([*place], kind)
+    assert re.search(message, detail["msg"])
+    assert detail.keys() == {"loc", "msg", "type"}  # no input, which has texts
 
 
 @pytest.mark.parametrize("item", [True, "NaN", [], 10**400, math.nan])
 def test_what_is_no_score_is_named(item: Any) -> None:
-    with pytest.raises(InvalidBody, match="is not a score") as raised:
-        parse_fold_body({"name": "perplexity", "parts": [[1.0, item]]})
-    assert raised.value.place == ("parts", 0, 1)
+    with pytest.raises(ValidationError, match="is not a score") as raised:
+        FoldBody.model_validate({"name": "perplexity", "parts": [[1.0, item]]})
+    assert raised.value.errors()[0]["loc"] == ("parts", 0, 1)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"1" * 5000])
-def test_malformed_json_is_an_error_that_does_not_quote_it(content: bytes) -> None:
-    with pytest.raises(ValueError, match="malformed JSON"):
-        loads(content)
+def test_parts_of_several_lengths_are_refused() -> None:
+    with pytest.raises(ValidationError, match="the parts have 1, 2 items: give as many to each"):
+        FoldBody.model_validate({"name": "perplexity", "parts": [[1.0], [1.0, 2.0]]})
 
 
 @pytest.mark.parametrize(
@@ -177,5 +191,11 @@ def test_malformed_json_is_an_error_that_does_not_quote_it(content: bytes) -> No
     ],
 )
 def test_a_reply_of_another_form_is_no_score(reply: Any) -> None:
-    with pytest.raises(InvalidBody):
-        parse_score_reply(reply, ["a"], 1)
+    with pytest.raises(ValueError, match="results"):
+        ScoreReply.model_validate(reply).to_scored(["a"], 1)
+
+
+@pytest.mark.parametrize("reply", [{"a": [1.0, 2.0]}, {"b": [1.0]}, {"a": [1.0], "b": [1.0]}])
+def test_scores_of_another_form_are_no_scores(reply: Any) -> None:
+    with pytest.raises(ValueError, match=r"scores = .*: 1 of each of a are expected"):
+        ScoresReply.model_validate({"scores": reply}).to_scores(["a"], 1)

@@ -1,19 +1,91 @@
-"""Scores of merged requests, and of requests in which a sample makes a scorer raise."""
+"""Results of one batch of merged requests, also where a sample makes a scorer raise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.serving.contract import RejectedSamples, ScorerFailed
 
 # Errors about the samples; any other one is of the scorer itself.
 ABOUT_SAMPLES = (ValueError, TypeError)
 
 # Single samples that may fail with errors of the scorer itself before it is taken for broken.
 _BROKEN_AFTER = 4
+
+# Turns scores, the errors of samples and the seconds of scoring into the result of a request.
+Finish: TypeAlias = Callable[[dict[str, Scores], dict[int, str], float], Any]
+
+
+@dataclass(eq=False)
+class WaitingRequest:
+    """One request in the queue."""
+
+    samples: Samples
+    components: Mapping[str, Component]
+    merges_with: tuple[object, ...]  # requests with an equal key may share a batch
+    strict: bool
+    finish: Finish
+    characters: int
+    result: asyncio.Future[Any]
+    arrived: float = field(default_factory=time.perf_counter)
+
+
+def results_of(requests: Sequence[WaitingRequest]) -> list[Any]:
+    """Return the result or the refusal of each request of a batch."""
+    started = time.perf_counter()
+    components = requests[0].components
+    try:
+        scores = merged_scores(components, [request.samples for request in requests])
+    except Exception:
+        return [_score_alone(request) for request in requests]
+    seconds = time.perf_counter() - started
+    return [
+        _finish(request, own, {}, seconds) for request, own in zip(requests, scores, strict=True)
+    ]
+
+
+def _score_alone(request: WaitingRequest) -> Any:
+    """Return the result or the refusal of a request whose batch made a scorer raise."""
+    started = time.perf_counter()
+    if request.result.done():  # its client is gone
+        return None
+    components, samples = request.components, request.samples
+    errors: dict[int, Exception] = {}
+    try:
+        if request.strict:
+            scores = score(components, samples)
+        else:
+            scores, errors = tolerant_scores(components, samples)
+    except ABOUT_SAMPLES as error:
+        return refusal(error, first_culprit(components, samples))
+    except Exception as error:
+        return refusal(error, None)
+    messages = {row: str(error) for row, error in errors.items()}
+    return _finish(request, scores, messages, time.perf_counter() - started)
+
+
+def _finish(
+    request: WaitingRequest, scores: dict[str, Scores], errors: dict[int, str], seconds: float
+) -> Any:
+    try:
+        return request.finish(scores, errors, seconds)
+    except Exception as error:  # of the aggregate, whatever its type
+        return ScorerFailed(f"{type(error).__name__}: {error}")
+
+
+def refusal(error: Exception, row: int | None) -> Exception:
+    """Return the refusal for an error of a scorer, at the sample that caused it if it is known."""
+    if isinstance(error, ABOUT_SAMPLES):
+        return RejectedSamples.at(error, row)
+    return ScorerFailed(f"{type(error).__name__}: {error}")
 
 
 def merged_scores(

@@ -1,0 +1,369 @@
+"""JSON contract of the service: bodies, replies and refusals, which server and client share."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.columns import COLUMN_OF, JSON_KEYS, shortened
+from ctrlreward.reward import RewardBatch
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Scores
+
+PROTOCOL = 1
+FINGERPRINT_HEADER = "X-Ctrlreward-Fingerprint"
+
+_INFINITIES = {"Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _read_number(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, str) and value in _INFINITIES:
+        return _INFINITIES[value]
+    # An integer may be too large for a float; NaN is written by some JSON libraries, read by ours.
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) <= sys.float_info.max:
+        raise ValueError(
+            f"{shortened(value)} is not a score: give a number, null, 'Infinity' or '-Infinity'"
+        )
+    return float(value)
+
+
+# A score in JSON, which has no NaN (null here) and no infinity (a string here).
+Number: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_read_number),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["Infinity", "-Infinity", None]}]}),
+]
+
+
+class Message(BaseModel):
+    """Body or reply: an object with exactly these keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Sample(Message):
+    """One sample; all samples of a request have the same keys."""
+
+    text: str
+    prefix: str = ""
+    label: str = ""
+    source: str = ""
+    reference: str = ""
+    context: str = ""
+    history: str = ""
+    prompt: str = ""
+    group: str = ""
+
+    @field_validator("prefix")
+    @classmethod
+    def _starts_text(cls, prefix: str, info: ValidationInfo) -> str:
+        text = info.data.get("text", prefix)  # absent if it is wrong itself
+        if not text.startswith(prefix):
+            raise ValueError(
+                f"prefix = {shortened(prefix)} does not start text = {shortened(text)}: give the "
+                "text with its prefix"
+            )
+        return prefix
+
+
+class SamplesBody(Message):
+    """What the bodies with samples share."""
+
+    samples: list[Sample]
+
+    @field_validator("samples")
+    @classmethod
+    def _have_the_same_keys(cls, samples: list[Sample]) -> list[Sample]:
+        for i, sample in enumerate(samples):
+            if sample.model_fields_set != samples[0].model_fields_set:
+                key = min(sample.model_fields_set ^ samples[0].model_fields_set)
+                has, lacks = (i, 0) if key in sample.model_fields_set else (0, i)
+                raise ValueError(
+                    f"samples[{has}] has {key!r}, samples[{lacks}] has not: give all samples the "
+                    "same keys"
+                )
+        return samples
+
+    def to_samples(self) -> Samples:
+        """Return the samples."""
+        keys = self.samples[0].model_fields_set if self.samples else {"text"}
+        return Samples(**{COLUMN_OF[k]: [getattr(s, k) for s in self.samples] for k in keys})
+
+
+class ScoreBody(SamplesBody):
+    """Body of `POST /score`."""
+
+    strict: bool = Field(
+        default=False,
+        description="A sample that makes a scorer raise fails the whole request (422).",
+    )
+
+
+class ScorerBody(SamplesBody):
+    """Body of `POST /scorers/{id}/score`: samples, and the scores that are wanted."""
+
+    names: list[str]
+
+
+class FoldBody(Message):
+    """Body of `POST /scorers/{id}/fold`: a score of a corpus, and the values of its samples."""
+
+    name: str
+    parts: list[list[Number]]
+
+    @field_validator("parts")
+    @classmethod
+    def _have_one_length(cls, parts: list[list[float]]) -> list[list[float]]:
+        if len({len(part) for part in parts}) > 1:
+            lengths = ", ".join(str(len(part)) for part in parts)
+            raise ValueError(f"the parts have {lengths} items: give as many to each")
+        return parts
+
+
+class Result(Message):
+    """Rewards of one sample.
+
+    The total is null if the sample failed. A component is null where it is NaN; an infinite one
+    travels as a string, failed or not, so that the client has the batch as it was.
+    """
+
+    total: Number
+    components: dict[str, Number]
+    failed: bool
+    error: str | None = None
+
+
+class ScoreReply(Message):
+    """Reply to `POST /score`."""
+
+    results: list[Result]
+    seconds: Number
+
+    def to_scored(self, names: Sequence[str], n: int) -> ScoredRequest:
+        """Return the rewards.
+
+        Args:
+            names: The components of the reward; in this order they are returned.
+            n: Samples that were sent.
+
+        Raises:
+            ValueError: The reply does not have n results with these components.
+        """
+        if len(self.results) != n:
+            raise ValueError(f"{len(self.results)} results for {n} samples")
+        for i, result in enumerate(self.results):
+            if result.components.keys() != set(names):
+                raise ValueError(f"results[{i}] has the components {', '.join(result.components)}")
+        batch = RewardBatch(
+            np.array([result.total for result in self.results], np.float64),
+            {
+                name: np.array([result.components[name] for result in self.results], np.float64)
+                for name in names
+            },
+            np.array([result.failed for result in self.results], np.bool_),
+            self.seconds,
+        )
+        errors = {i: r.error for i, r in enumerate(self.results) if r.error is not None}
+        return ScoredRequest(batch, errors)
+
+
+class ScoresReply(Message):
+    """Reply to `POST /scorers/{id}/score`: the scores by name, one number per sample."""
+
+    scores: dict[str, list[Number]]
+
+    def to_scores(self, names: Sequence[str], n: int) -> dict[str, Scores]:
+        """Return the scores, float64 arrays of shape (n,) by name.
+
+        Raises:
+            ValueError: The reply has other names, or not n scores of one.
+        """
+        found = {name: len(values) for name, values in self.scores.items()}
+        if found != dict.fromkeys(names, n):
+            raise ValueError(f"scores = {found}: {n} of each of {', '.join(names)} are expected")
+        return {name: np.array(values, np.float64) for name, values in self.scores.items()}
+
+
+class FoldReply(Message):
+    """Reply to `POST /scorers/{id}/fold`."""
+
+    value: Number
+
+
+@dataclass(frozen=True)
+class ScoredRequest:
+    """The rewards of one request of n samples.
+
+    Attributes:
+        batch: The rewards; a sample with an error is NaN throughout.
+        errors: Index of each sample that made a scorer raise → message of the scorer.
+    """
+
+    batch: RewardBatch
+    errors: Mapping[int, str]
+
+
+def records(samples: Samples) -> list[dict[str, str]]:
+    """Return one record per sample, with the singular keys of the columns that are present."""
+    columns = samples.columns()
+    keys = [JSON_KEYS[name] for name in columns]
+    return [dict(zip(keys, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def score_reply(scored: ScoredRequest) -> dict[str, Any]:
+    """Return the reply to `POST /score`; see `Result`."""
+    batch = scored.batch
+    results = []
+    for i, total in enumerate(batch.total):
+        result = {
+            "total": to_number(total),
+            "components": {name: to_number(v[i]) for name, v in batch.components.items()},
+            "failed": bool(batch.failed[i]),
+        }
+        if i in scored.errors:
+            result["error"] = scored.errors[i]
+        results.append(result)
+    return {"results": results, "seconds": batch.seconds}
+
+
+def to_number(value: float) -> float | str | None:
+    """Return a float as JSON can hold it: null for NaN, `"Infinity"`, `"-Infinity"`.
+
+    Finite numbers are exact: Python writes the shortest digits that read back as the same float64.
+    """
+    if math.isfinite(value):
+        return float(value)
+    return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def to_numbers(values: Scores) -> list[float | str | None]:
+    """Return an array as a list of what `to_number` writes."""
+    return [to_number(value) for value in np.asarray(values, dtype=np.float64).tolist()]
+
+
+def dumps(value: Any) -> bytes:
+    """Return compact JSON in ASCII, which any text survives, even an unpaired surrogate."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the errors of pydantic as `loc`, `msg` and `type`, without the input, which has texts.
+
+    An unknown key gets the nearest known one.
+    """
+    models = (Sample, ScoreBody, ScorerBody, FoldBody)
+    known = [key for model in models for key in model.model_fields]
+    details = []
+    for error in errors:
+        message = str(error["msg"]).removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            key = str(error["loc"][-1])
+            hint = did_you_mean(key, known, str) or f": give {', '.join(dict.fromkeys(known))}"
+            message = f"{shortened(key)} is not a key{hint}"
+        details.append({"loc": list(error["loc"]), "msg": message, "type": error["type"]})
+    return details
+
+
+# A scorer's message about an item begins with its column: "labels[3] = 'x' is …".
+_COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
+
+
+class Refusal(Exception):
+    """A request that is not scored.
+
+    Attributes:
+        status: HTTP status of the reply.
+        retry_after: Seconds after which the client may ask again; None where that is no use.
+    """
+
+    status = 500
+    retry_after: int | None = None
+
+    def detail(self) -> Any:
+        """Return the `detail` of the reply: a message, or a list of errors with their places."""
+        return str(self)
+
+
+class QueueFull(Refusal):
+    """As many characters or requests are waiting as the server accepts.
+
+    Args:
+        waiting: Characters that are waiting or being scored.
+        retry_after: Seconds until they should be scored.
+    """
+
+    status = 429
+
+    def __init__(self, waiting: int, retry_after: int) -> None:
+        super().__init__(f"{waiting} characters are waiting: ask again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class NotReady(Refusal):
+    """The models are still being loaded, could not be loaded, or the server is ending.
+
+    Args:
+        state: `"loading"`, `"failed"` or `"draining"`.
+        reason: Why the models could not be loaded.
+    """
+
+    status = 503
+    retry_after: int | None = 1
+
+    def __init__(self, state: str, reason: str = "") -> None:
+        super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")
+        self.state = state
+        if state == "failed":  # asking again is no use
+            self.status, self.retry_after = 500, None
+
+
+class RejectedSamples(Refusal, ValueError):
+    """A scorer rejects the samples of a request.
+
+    Args:
+        message: The scorer's message.
+        place: Keys and indices from the body to what it rejects: `("samples", 3, "label")`.
+    """
+
+    status = 422
+
+    def __init__(self, message: str, place: Sequence[str | int] = ("samples",)) -> None:
+        super().__init__(message)
+        self.place = tuple(place)
+
+    @staticmethod
+    def at(error: Exception, row: int | None) -> RejectedSamples:
+        """Return the rejection of the sample at a row, with the column that the message names."""
+        column = _COLUMN.search(str(error))
+        place: list[str | int] = ["samples"]
+        if row is not None:
+            place += [row, *([JSON_KEYS[column[1]]] if column else [])]
+        return RejectedSamples(str(error), place)
+
+    def detail(self) -> Any:
+        """Return the error as FastAPI reports one: a list with `loc`, `msg` and `type`."""
+        return [{"loc": ["body", *self.place], "msg": str(self), "type": "value_error"}]
+
+
+class ScorerFailed(Refusal):
+    """A scorer raised an error that is not about the samples, such as one of memory."""

@@ -1,0 +1,246 @@
+"""Limits of the server, and the ASGI middleware that holds requests to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import math
+import traceback
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+log = logging.getLogger(__name__)
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+ASGIMessage: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Any]
+Send: TypeAlias = Callable[[ASGIMessage], Any]
+
+# Routes that need no token: probes, and the description of the routes.
+_OPEN = ("/health", "/ready", "/docs", "/openapi.json")
+
+# Bodies up to this many times the limit are read and dropped, so that the client, which is still
+# sending, sees the reply instead of a reset connection.
+_DROPPED = 16
+
+# Status of a request whose client hung up, as nginx writes it.
+_HUNG_UP = 499
+
+
+@dataclass(frozen=True)
+class QueueOptions:
+    """Sizes of the server's batches and of its queue.
+
+    A reward has no single count of tokens, as each of its models has a tokenizer and templates of
+    its own; characters are proportional to all of them. The models cut a batch by tokens again.
+
+    Args:
+        batch_characters: Most characters of a batch, all columns together. A larger request is a
+            batch of its own.
+        window: Seconds to wait for the next request while a batch gathers. Only where other
+            requests were there a moment ago: a lone one is scored at once.
+        waiting_characters: Most characters to hold; a request above it is refused (429).
+        waiting_requests: Most requests to hold.
+
+    Raises:
+        ValueError: One of them is not positive; `window` may be 0.
+    """
+
+    batch_characters: int = 65_536
+    window: float = 0.005
+    waiting_characters: int = 16_000_000
+    waiting_requests: int = 4096
+
+    def __post_init__(self) -> None:
+        for name in ("batch_characters", "waiting_characters", "waiting_requests"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)}: give a positive number")
+        if not 0 <= self.window < math.inf:
+            raise ValueError(f"window = {self.window}: give seconds, 0 or more")
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Limits of the server.
+
+    Args:
+        queue: Sizes of batches and of the queue.
+        body_bytes: Longest body of a request; a longer one is refused (413).
+        body_seconds: Longest time for a body to arrive (408).
+        token: Bearer token that requests must have, except to /health, /ready and the pages about
+            the routes; None for no token.
+
+    Raises:
+        ValueError: A limit is not positive, or the token is empty or not ASCII.
+    """
+
+    queue: QueueOptions = field(default_factory=QueueOptions)
+    body_bytes: int = 8 * 2**20
+    body_seconds: float = 60.0
+    token: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.body_bytes < 1:
+            raise ValueError(f"body_bytes = {self.body_bytes}: give a positive number")
+        if not 0 < self.body_seconds < math.inf:
+            raise ValueError(f"body_seconds = {self.body_seconds}: give a positive number")
+        if self.token is not None and not (self.token.isascii() and self.token.strip()):
+            raise ValueError("the token is empty or not ASCII: give some letters and digits")
+
+
+class LimitsMiddleware:
+    """ASGI middleware that lets whole, small, authorised requests through.
+
+    It reads the body, up to a limit of bytes and seconds, before a route sees the request, so no
+    route is held up by a slow client. If the client hangs up, the route's task is cancelled. An
+    error of a route is logged by type and place only: its message may quote a text.
+
+    Args:
+        app: The application.
+        options: The limits.
+        headers: Returns headers to add to each reply.
+        replied: Receives route and status of each reply.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        options: ServeOptions,
+        headers: Callable[[], Headers],
+        replied: Callable[[str, int], None],
+    ) -> None:
+        self.app = app
+        self.options = options
+        self.headers = headers
+        self.replied = replied
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one connection event of ASGI."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        reply = _Reply(send, self.headers)
+        try:
+            given = dict(scope["headers"])
+            self._check_token(scope["path"], given)
+            async with asyncio.timeout(self.options.body_seconds):
+                body = await self._body(given, receive)
+            if body is not None:
+                # All bodies are JSON, and FastAPI reads one as such only if it is said to be.
+                others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+                scope["headers"] = [*others, (b"content-type", b"application/json")]
+                await self._run(scope, body, receive, reply)
+        except TimeoutError:
+            message = f"the body did not arrive within {self.options.body_seconds} s"
+            await reply.error(408, message, [(b"connection", b"close")])
+        except _Refused as refused:
+            await reply.error(*refused.args)
+        finally:
+            route = getattr(scope.get("route"), "path", None) or "other"
+            self.replied(route, reply.status or _HUNG_UP)
+
+    def _check_token(self, path: str, headers: dict[bytes, bytes]) -> None:
+        if self.options.token is None or path in _OPEN:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        equal = hmac.compare_digest(given.strip(), self.options.token.encode())
+        if not equal or scheme.lower() != b"bearer":
+            message = "give the server's token: Authorization: Bearer TOKEN"
+            raise _Refused(401, message, [(b"www-authenticate", b"Bearer")])
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """Return the body; None if the client hung up."""
+        limit = self.options.body_bytes
+        message = f"the body is longer than {limit} bytes: send fewer samples"
+        too_large = _Refused(413, message, [(b"connection", b"close")])
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > _DROPPED * limit:
+            raise too_large
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
+            try:
+                event = await receive()
+            except Exception:  # of Ray Serve: the client hung up
+                return None
+            if event["type"] == "http.disconnect":
+                return None
+            chunk = event.get("body", b"")
+            size += len(chunk)
+            if size > _DROPPED * limit:
+                raise too_large
+            if size > limit:
+                chunks.clear()
+            else:
+                chunks.append(chunk)
+            more = event.get("more_body", False)
+        if size > limit:
+            raise too_large
+        return b"".join(chunks)
+
+    async def _run(
+        self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, reply: _Reply
+    ) -> None:
+        """Run the route until it replies or the client hangs up."""
+        hung_up = asyncio.ensure_future(receive())  # returns only when the connection ends
+        events = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+        async def replayed() -> Any:
+            return next(events, None) or await asyncio.shield(hung_up)
+
+        route = asyncio.ensure_future(self.app(scope, replayed, reply.send))
+        try:
+            await asyncio.wait({route, hung_up}, return_when=asyncio.FIRST_COMPLETED)
+            if not route.done() and reply.status is not None:  # the reply is on its way
+                await asyncio.wait({route})
+        finally:
+            for task in (route, hung_up):
+                task.cancel()
+            await asyncio.gather(hung_up, return_exceptions=True)
+            await asyncio.wait({route})
+        error = None if route.cancelled() else route.exception()
+        if error is None:
+            return
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        kind = type(error).__name__
+        log.error("%s at %s:%d while serving %s", kind, last.filename, last.lineno, scope["path"])
+        await reply.error(500, f"the server failed: {kind}")
+
+
+class _Refused(Exception):
+    """A request above a limit: status, message and headers of the reply."""
+
+
+@dataclass
+class _Reply:
+    """The reply to one request, with further headers; knows its status.
+
+    Attributes:
+        status: HTTP status; None before the reply has begun.
+    """
+
+    sender: Send
+    headers: Callable[[], Headers]
+    status: int | None = None
+
+    async def send(self, message: ASGIMessage) -> None:
+        """Send a part of the reply."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", []), *self.headers()]
+        await self.sender(message)
+
+    async def error(
+        self, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Send an error, unless the reply has begun."""
+        if self.status is not None:
+            return
+        body = json.dumps({"detail": detail}).encode()
+        length = (b"content-length", str(len(body)).encode())
+        named = [(b"content-type", b"application/json"), length, *headers]
+        await self.send({"type": "http.response.start", "status": status, "headers": named})
+        await self.send({"type": "http.response.body", "body": body})
