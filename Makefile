@@ -43,8 +43,9 @@ test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 lint: $(DEV) types-tree  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
-		--cache-dir $(CURDIR)/.mypy_cache --package ctrlreward
+	cd build/types && for what in "--package ctrlreward" users_file.py; do \
+		$(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+		--cache-dir $(CURDIR)/.mypy_cache $$what || exit; done
 
 bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
 	@for suite in $(SUITES); do \
@@ -76,4 +77,5 @@ $(BENCH): pyproject.toml constraints.txt | $(BIN)/python
 types-tree:
 	@rm -rf build/types && mkdir -p build/types/ctrlreward
 	@cd build/types/ctrlreward && \
-		ln -s ../../../ctrlreward/* ../../../callbacks ../../../configs ../../../recipes .
+		ln -s ../../../ctrlreward/* ../../../callbacks ../../../configs ../../../recipes . && \
+		ln -s ../../tests/users_file.py ..
