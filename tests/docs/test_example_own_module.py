@@ -22,7 +22,7 @@ OURS = {
 
 @pytest.mark.usefixtures("workplace")
 def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
-    """With the package of its comments: README.md shows the example, and `test_blocks.py` runs it."""
+    """With the package of its comments; `test_blocks.py` runs README.md's copy with the other."""
     code = SCRIPT.read_text()
     for line, other in OURS.items():
         assert code.count(line) == code.count(f"# or: {other}") == 1
