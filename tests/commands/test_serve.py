@@ -87,7 +87,7 @@ def ask(url: str, i: int) -> Any:
     """Ask for the reward of a text of its own; return None if the connection fails."""
     try:
         body = {"samples": [{"text": "soup" * (i + 1), "label": "o"}]}
-        with httpx2.Client(timeout=60) as client:
+        with httpx2.Client(timeout=60, verify=False) as client:  # loads no certificates
             return client.post(f"{url}/score", json=body)
     except httpx2.TransportError:
         return None
@@ -262,7 +262,7 @@ def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
         for rows in samples:
             # httpx encodes as UTF-8, which has no unpaired surrogate.
             content = json.dumps({"samples": rows, "strict": strict})
-            httpx2.post(f"{url}/score", content=content, timeout=60)
+            httpx2.post(f"{url}/score", content=content, timeout=60, verify=False)
     httpx2.post(f"{url}/score", content=secret)
     for label in ("o", secret):
         queries = [f"{secret}soup", ""]
