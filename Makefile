@@ -31,14 +31,11 @@ transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_tran
 		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
 # Two processes with a core each take half the time of one with two: tiny models gain nothing from
-# threads. The tests of callbacks and policy run under both Lightnings, but for those that use none.
-ONCE := $(addprefix --ignore=tests/,callbacks/test_logged_scores.py callbacks/test_records.py \
-	policy/test_objectives.py policy/test_options.py policy/test_rollouts.py \
-	policy/test_trl_agreement.py)
+# threads. Tests with the mark `lightning` run under both Lightnings.
 test: export OMP_NUM_THREADS ?= 1
 test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 	$(PYTEST) $(ARGS)
-	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) tests/callbacks tests/policy $(ONCE))
+	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) -m lightning tests/callbacks tests/policy)
 
 lint: $(DEV) types-tree  ## ruff and mypy
 	$(BIN)/ruff check
