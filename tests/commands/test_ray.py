@@ -37,8 +37,6 @@ from ctrlreward.scorers.base import Scores
 # loopback address only.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-ray = pytest.importorskip("ray")
-serve = pytest.importorskip("ray.serve")
 
 OBJECT_STORE = 100 << 20  # bytes, of each node
 
@@ -49,6 +47,7 @@ def ray_cluster() -> Iterator[Any]:
 
     Its environment says another number of threads than an actor or a replica has.
     """
+    ray = pytest.importorskip("ray")  # slow to import
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
@@ -269,6 +268,15 @@ def test_rewards_are_those_of_this_process(server: RayServer, url: str) -> None:
     assert reply.json()["extra_logs"]["letters"] == [1.0]
 
 
+def check_that_nothing_is_left() -> None:
+    """Nothing is served, and the cluster still runs."""
+    import ray
+    from ray import serve
+
+    assert ray.cluster_resources()["CPU"] == 2
+    assert serve.status().applications == {}
+
+
 def ask(
     remote: RemoteReward, client: int, requests: int, found: list[tuple[float, int]] | None = None
 ) -> list[tuple[float, int]]:
@@ -341,8 +349,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
         assert all(len(reply.result().json()["results"]) == 2 for reply in replies)
     assert server.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
-    assert ray.cluster_resources()["CPU"] == 2  # the cluster still runs
-    assert serve.status().applications == {}
+    check_that_nothing_is_left()
     log = server.log.read_text()
     assert "Traceback" not in log
     for text in ("soup", "bread", "ooo", "gone", "POST /score"):
@@ -362,8 +369,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     assert ended.value.code == 1
     error = "the reward can't be served: OSError: there is no folder models/rater"
     assert error in capsys.readouterr().err.splitlines()
-    assert ray.is_initialized()
-    assert serve.status().applications == {}
+    check_that_nothing_is_left()
 
 
 @pytest.mark.parametrize(

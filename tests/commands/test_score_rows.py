@@ -49,8 +49,10 @@ def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+@pytest.mark.parametrize(
+    ("output", "workers"),
+    [("out.jsonl", "1"), ("out.csv", "1"), ("out.parquet", "1"), ("out.jsonl", "2")],
+)
 def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
     output: str, workers: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
