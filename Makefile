@@ -31,20 +31,18 @@ transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_tran
 		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
 # Two processes with a core each take half the time of one with two: tiny models gain nothing from
-# threads. The tests of callbacks and policy run under both Lightnings, but for those that use none.
-ONCE := $(addprefix --ignore=tests/,callbacks/test_logged_scores.py callbacks/test_records.py \
-	policy/test_objectives.py policy/test_options.py policy/test_rollouts.py \
-	policy/test_trl_agreement.py)
+# threads. Tests with the mark `lightning` run under both Lightnings.
 test: export OMP_NUM_THREADS ?= 1
 test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 	$(PYTEST) $(ARGS)
-	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) tests/callbacks tests/policy $(ONCE))
+	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) -m lightning tests/callbacks tests/policy)
 
 lint: $(DEV) types-tree  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
-		--cache-dir $(CURDIR)/.mypy_cache --package ctrlreward
+	cd build/types && for what in "--package ctrlreward" users_file.py; do \
+		$(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+		--cache-dir $(CURDIR)/.mypy_cache $$what || exit; done
 
 bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
 	@for suite in $(SUITES); do \
@@ -76,4 +74,5 @@ $(BENCH): pyproject.toml constraints.txt | $(BIN)/python
 types-tree:
 	@rm -rf build/types && mkdir -p build/types/ctrlreward
 	@cd build/types/ctrlreward && \
-		ln -s ../../../ctrlreward/* ../../../callbacks ../../../configs ../../../recipes .
+		ln -s ../../../ctrlreward/* ../../../callbacks ../../../configs ../../../recipes . && \
+		ln -s ../../tests/users_file.py ..

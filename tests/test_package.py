@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -38,6 +39,22 @@ def run(
         timeout=120,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built once."""
+    # From a copy: setuptools writes into the source folder and reuses what earlier builds left.
+    source = tmp_path_factory.mktemp("source")
+    for folder in ("ctrlreward", "callbacks", "configs", "recipes"):
+        shutil.copytree(ROOT / folder, source / folder)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    built = subprocess.run(build, cwd=source, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = (source / "dist").glob("*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -239,23 +256,6 @@ def test_every_module_imports_without_extras(last_lines: dict[str, str]) -> None
     assert int(last_lines["modules"]) > 100
 
 
-def test_texts_are_scored_without_extras(bare: Path, pegasus: str, tmp_path: Path) -> None:
-    code = f"""
-from ctrlreward import CTRLEval, Distinct, Reward
-ctrleval = CTRLEval({pegasus!r}, aspects=["attribute_relevance"])
-reward = Reward({{"relevance": (ctrleval["attribute_relevance"], 1.0)}})
-print(reward(["The food was good."], labels="positive").total)
-print(Distinct({pegasus!r}).score(["a a"], groups=["x"])["distinct_1"])"""
-    process = run("-c", code, cwd=tmp_path, python=bare)
-    assert re.fullmatch(r"\[0\.\d+\]\n\[0?\.\d+\]\n", process.stdout), process.stderr
-    (tmp_path / "texts.jsonl").write_text('{"text": "The food was good.", "label": "positive"}\n')
-    command = ["score", "texts.jsonl", "out.csv", "--scorers", "CTRLEval"]
-    options = [f"--scorers.model={pegasus}", "--scorers.aspects=[coherence]"]
-    process = run("-m", "ctrlreward", *command, *options, cwd=tmp_path, python=bare)
-    assert process.returncode == 0, process.stderr
-    assert (tmp_path / "out.csv").read_text().startswith("text,label,coherence\n")
-
-
 MISSING = {
     "plots": ("from ctrlreward.plots.style import new_figure; new_figure(1, 1)", "a figure"),
     "gguf": ("from ctrlreward import Perplexity; Perplexity().load()", "model = 'smollm2-135m' is"),
@@ -306,11 +306,28 @@ MISSING = {
 }
 
 
+PEGASUS = str(ROOT / "tests" / "golden" / "pegasus-mini")
+DEMO = str(ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml")
 PRESENT = {
     "found": f"""
 from importlib.util import find_spec
 print([name for name in {[*EXTRA_OF, "trl"]} if find_spec(name)])""",
     "version": "import ctrlreward; print(ctrlreward.__version__)",
+    "star": "from ctrlreward import *; print(CTRLEval.__name__)",
+    "reward": f"""
+from ctrlreward import CTRLEval, Distinct, Reward
+ctrleval = CTRLEval({PEGASUS!r}, aspects=["attribute_relevance"])
+reward = Reward({{"relevance": (ctrleval["attribute_relevance"], 1.0)}})
+scored = reward(["The food was good."], labels="positive").total
+print(scored, Distinct({PEGASUS!r}).score(["a a"], groups=["x"])["distinct_1"])""",
+    "score": f"""
+from pathlib import Path
+from ctrlreward.cli import main
+Path("texts.jsonl").write_text('{{"text": "The food was good.", "label": "positive"}}\\n')
+options = ["--scorers=CTRLEval", "--scorers.model={PEGASUS}", "--scorers.aspects=[coherence]"]
+main(["score", "texts.jsonl", "out.csv", *options])
+print(Path("out.csv").read_text().split()[0])""",
+    "train": f"from ctrlreward.cli import main; main(['train', '--config', {DEMO!r}])",
 }
 
 
@@ -323,12 +340,14 @@ def test_what_a_missing_extra_costs_names_the_command(
     assert message.endswith(f"pip install 'ctrlreward[{extra}]'")
 
 
-def test_training_without_the_logger_of_a_configuration(bare: Path, tmp_path: Path) -> None:
-    config = ROOT / "configs" / "controlled_generation" / "sentiment_smollm2.yaml"
-    process = run("-m", "ctrlreward", "train", "--config", str(config), cwd=tmp_path, python=bare)
-    assert process.stderr.splitlines()[-1] == (
-        "error: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
-    )
+def test_what_needs_no_extra(last_lines: dict[str, str]) -> None:
+    assert last_lines["star"] == "CTRLEval"
+    assert re.fullmatch(r"\[0\.\d+\] \[0?\.\d+\]", last_lines["reward"])
+    assert last_lines["score"] == "text,label,coherence"
+
+
+def test_training_without_the_logger_of_a_configuration(last_lines: dict[str, str]) -> None:
+    assert last_lines["train"] == "error: WandbLogger needs wandb: pip install 'ctrlreward[wandb]'"
 
 
 def test_every_extra_is_accounted_for() -> None:

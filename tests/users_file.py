@@ -1,6 +1,6 @@
 """A user's file that uses every public name in the calls they are made for.
 
-`test_users_file.py` runs it, and checks it with `mypy --strict` against the installed package.
+`test_users_file.py` runs it, and `make lint` checks it with `mypy --strict`.
 """
 
 from __future__ import annotations
@@ -505,6 +505,30 @@ def formulas() -> None:
     three = np.array([[0.9, 0.9, 50.0], [0.5, 0.9, 50.0]])
     assert functional.pairwise_agreement(three[better], three[worse]).agreed == 1
     assert functional.fit_gm(three[better], three[worse], seed=1).agreement.agreed == 1
+
+
+def mistakes() -> None:
+    """Calls that mypy refuses; a comment that is not needed is an error of mypy, too."""
+    cr.CTRLEval(aspects="coherense")  # type: ignore[arg-type]
+    cr.CTRLEval(dtype="float8")  # type: ignore[arg-type]
+    cr.Perplexity(devise="cpu")  # type: ignore[call-arg]
+    cr.Accuracy(labels=["bad", "good"])  # type: ignore[call-arg]
+    cr.Similarity().score(3)  # type: ignore[arg-type]
+    cr.Similarity().score(["soup"], sources=3)  # type: ignore[arg-type]
+    cr.Reward(3)  # type: ignore[arg-type]
+    cr.Reward({"fluency": "perplexity"})  # type: ignore[dict-item]
+    cr.Reward({"content": cr.Similarity()}, aggregate="weigthed")  # type: ignore[arg-type]
+    cr.Reward({"content": cr.Similarity()})(3)  # type: ignore[arg-type]
+    cr.Similarity().score(["soup"], lable="good")  # type: ignore[call-arg]
+    cr.CtrlEval()  # type: ignore[attr-defined]
+    callbacks.GenerationScorer(cr.Similarity(), ["soup"])  # type: ignore[arg-type]
+    callbacks.RewardCheckpoint("score/content", mode="maximum")  # type: ignore[arg-type]
+    lightning.RewardEarlyStopping("score/content", patience="3")  # type: ignore[arg-type]
+    policy.PolicyTuner("smollm2-135m", 3)  # type: ignore[arg-type]
+    lightning.Objective("gpro")  # type: ignore[arg-type]
+    trl.as_reward_funcs(3)  # type: ignore[arg-type]
+    selection.StopRule("score/content", mode="maximum")  # type: ignore[arg-type]
+    functional.krippendorff_alpha([[1, 2]], level="ordered")  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

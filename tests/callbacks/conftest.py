@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning_choice import NAME, pl
+from lightning_choice import pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-
-# It imports both packages, so it is the same under either.
-collect_ignore = ["test_both_lightnings.py"] if NAME == "lightning" else []
 
 
 class Counter(pl.LightningModule):

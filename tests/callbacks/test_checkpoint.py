@@ -49,6 +49,7 @@ def exported(folder: Path) -> float:
     return json.loads((folder / "adapter.json").read_text())
 
 
+@pytest.mark.lightning
 def test_keeps_the_best_and_the_last(fit, counter, curve, held_out, tmp_path) -> None:
     keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
     fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
@@ -66,6 +67,7 @@ def test_the_default_folder_is_next_to_the_log(fit, counter, curve, held_out, tm
     assert names(tmp_path / "checkpoints") == ["last.ckpt", "step=000001-v=0.100.ckpt"]
 
 
+@pytest.mark.lightning
 def test_adapters_are_written_and_removed_with_their_checkpoints(
     fit, tuned, curve, held_out, tmp_path
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_slash_in_a_custom_filename_creates_no_folder(
     assert names(tmp_path / "kept") == ["best-0.5.ckpt", "last.ckpt"]
 
 
+@pytest.mark.lightning
 def test_fast_dev_run_writes_nothing(fit, tuned, curve, held_out, tmp_path) -> None:
     keeper = RewardCheckpoint("score/v")
     fit(tuned(), [keeper, watch(curve(VALUES), held_out)], fast_dev_run=2, max_steps=-1)
@@ -164,6 +167,7 @@ def test_adapters_need_a_local_folder(fit, tuned, curve, held_out) -> None:
         fit(tuned(), [keeper, watch(curve(VALUES), held_out)])
 
 
+@pytest.mark.lightning
 def test_the_best_checkpoint_is_the_trainers(fit, counter, curve, held_out, tmp_path) -> None:
     class Tested(counter):
         def test_step(self, batch: object, batch_idx: int) -> None:
@@ -245,6 +249,7 @@ def test_resumes_from_the_last_validation_after_sigkill(
     assert Path(keeper.best_model_path).name == "step=000004-v=0.500.ckpt"
 
 
+@pytest.mark.lightning
 def test_the_best_meets_the_constraints(fit, counter, curve, held_out, tmp_path) -> None:
     keeper = RewardCheckpoint(
         "score/v", dirpath=str(tmp_path / "kept"), constraints={"score/l": (0.65, None)}

@@ -82,6 +82,7 @@ def transfers_at(step: int) -> list[str]:
     return [f"The food at {step} glad", f"The film at {step} sad", f"A dog at {step} sad"]
 
 
+@pytest.mark.lightning
 def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
     scores = {"proxy": curve(PROXY)["value"], "held_out": curve(HELD_OUT)["value"]}
     stopper = RewardEarlyStopping("score/held_out", patience=9)
@@ -113,6 +114,7 @@ def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
     assert module.calls == [(PROMPTS.as_prompts(), False, False)] * 12
 
 
+@pytest.mark.lightning
 def test_pending_transfers_survive_a_resume(fit, curve, tmp_path: Path) -> None:
     def run(steps: int, folder: str, **options: Any) -> list[dict[str, Any]]:
         watch = GenerationScorer({"v": curve(PROXY)["value"]}, PROMPTS, overlap=True)

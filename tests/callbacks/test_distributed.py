@@ -19,6 +19,8 @@ assert spec.loader is not None
 two_ranks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(two_ranks)
 
+pytestmark = pytest.mark.lightning
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, run_script) -> Path:

@@ -23,6 +23,7 @@ from ctrlreward.files import JsonLog
 # Logging
 
 
+@pytest.mark.lightning
 def test_logs_means_over_valid_samples(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0, 0.25])
     score = scorer.score_samples
@@ -130,6 +131,7 @@ def test_every_nth_validation(fit, counter, curve, held_out) -> None:
     assert not callback.fresh
 
 
+@pytest.mark.lightning
 def test_sanity_check_is_skipped(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
     callback = GenerationScorer({"v": scorer["value"]}, held_out)
@@ -150,6 +152,7 @@ def test_fast_dev_run_scores_two_samples_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.lightning
 def test_validate_scores_without_counting(counter, curve, held_out, tmp_path) -> None:
     scorer = curve([0.25])
     callback = GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=5)
@@ -166,6 +169,7 @@ def test_validate_scores_without_counting(counter, curve, held_out, tmp_path) ->
     assert (callback.validations, callback.last_scored_step) == (0, -1)
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("kind", ["reward", "pareto"])
 def test_test_scores_the_best_weights(fit, counter, curve, held_out, tmp_path, kind: str) -> None:
     class Tested(counter):
@@ -227,6 +231,7 @@ def test_each_validation_generates_with_the_same_seed(fit, counter, curve, held_
     assert len(set(noise[0])) == 3
 
 
+@pytest.mark.lightning
 def test_counters_survive_a_resume(fit, counter, curve, held_out, tmp_path) -> None:
     def callback() -> GenerationScorer:
         return GenerationScorer({"v": scorer["value"]}, held_out, every_n_validations=3)
@@ -254,6 +259,7 @@ def test_models_are_released_at_the_end_and_after_a_failure(fit, counter, curve,
 # Errors
 
 
+@pytest.mark.lightning
 def test_an_error_in_the_scorer_ends_the_run(fit, counter, curve, held_out) -> None:
     scorer = curve([0.0])
     scorer.score_samples = lambda samples: (_ for _ in ()).throw(RuntimeError("the model is gone"))
@@ -268,6 +274,7 @@ def test_a_scorer_must_return_one_value_per_sample(fit, counter, curve, held_out
         fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
 
 
+@pytest.mark.lightning
 def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) -> None:
     class Silent(pl.LightningModule):
         training_step = counter.training_step

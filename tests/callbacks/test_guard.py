@@ -100,6 +100,7 @@ class Record(pl.Callback):
 # Hacked and honest runs
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("held_out", [("score/substance", "max"), ("score/padding", "min")])
 def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) -> None:
     key, mode = held_out

@@ -88,6 +88,7 @@ def run(fit, counter, curve, held_out, folder: Path, stop: int, **options) -> li
     return JsonLog(logger.path).read()
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("stop", [5, 6])
 def test_a_resumed_run_has_no_gaps_and_no_duplicates(
     fit, counter, curve, held_out, tmp_path: Path, stop: int

@@ -30,6 +30,7 @@ from ctrlreward.callbacks import lightning_internals
 from ctrlreward.files import JsonLog
 from ctrlreward.tables.runs import read_run
 
+pytestmark = pytest.mark.lightning
 TrainingEpochLoop = import_module(f"{LIGHTNING}.loops.training_epoch_loop")._TrainingEpochLoop
 
 ROOT = Path(__file__).parents[2]

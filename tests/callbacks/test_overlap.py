@@ -74,6 +74,7 @@ def test_training_continues_while_texts_are_scored(fit, counter, curve, held_out
     assert threads() == []
 
 
+@pytest.mark.lightning
 def test_scores_are_logged_one_validation_late_under_their_own_step(
     fit, counter, curve, held_out, tmp_path
 ) -> None:
@@ -157,6 +158,7 @@ def test_the_stopper_decides_one_validation_late(fit, counter, curve, held_out) 
     assert stopped == [5, 6]
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("cut", [3, 5])
 def test_a_resumed_run_makes_the_same_decisions(
     fit, counter, curve, held_out, tmp_path: Path, cut: int

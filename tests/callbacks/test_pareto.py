@@ -59,6 +59,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+@pytest.mark.lightning
 def test_the_folder_holds_the_front_and_nothing_else(fit, tuned, watch, drawn, tmp_path) -> None:
     keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
     fit(tuned(), [keeper, watch()], max_steps=6)
@@ -243,6 +244,7 @@ def test_fast_dev_run_writes_nothing(fit, counter, watch, tmp_path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.lightning
 def test_works_next_to_a_reward_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
     best = RewardCheckpoint("score/a", dirpath=str(tmp_path / "best"))
     front = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))

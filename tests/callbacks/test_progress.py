@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,6 +83,7 @@ def trained(
     return fit(module, [RewardProgressBar(), *others], **options)
 
 
+@pytest.mark.lightning
 def test_phase_step_metrics_and_time_left(
     fit: Callable[..., Any], slow: type[Any], lines: Callable[[], list[str]]
 ) -> None:
@@ -103,6 +105,7 @@ def test_phase_step_metrics_and_time_left(
     ]
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize(
     ("limits", "steps"),
     [
@@ -202,6 +205,7 @@ def test_the_phase_after_training_takes_as_long_as_the_one_before(
     assert "after: step 2, reward/total 0.125, score/value 0.75, 16 s left" in said
 
 
+@pytest.mark.lightning
 def test_a_resumed_run_goes_on_counting(
     report: list[Any],
     fit: Callable[..., Any],
@@ -265,6 +269,7 @@ def test_a_validation_of_its_own_and_a_sanity_check(
     assert lines() == ["validation"]
 
 
+@pytest.mark.lightning
 def test_it_replaces_the_bar_of_lightning(fit: Callable[..., Any], slow: type[Any]) -> None:
     trainer = trained(fit, slow(), max_steps=1)
     bars = [c for c in trainer.callbacks if isinstance(c, pl.callbacks.ProgressBar)]
@@ -304,7 +309,7 @@ def test_a_terminal_shows_the_run(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     slowly = "import time\nBoringModel.on_train_batch_end = lambda *_: time.sleep(0.6)"
     script.write_text(f"{RUN}\n{slowly}\nrun()")
-    screen, whole = in_terminal([sys.executable, str(script)])
+    screen, whole = in_terminal(lambda: runpy.run_path(str(script)))
     assert re.search(r"training ━+.* step 2 of 4, \d s left", whole)
     assert re.fullmatch(r"\d\d:\d\d:\d\d stopped at step 4 after \d+ s: max_steps", screen[-1])
     assert not any("━" in line for line in screen)

@@ -80,6 +80,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text(), parse_constant=pytest.fail)
 
 
+@pytest.mark.lightning
 def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path, capsys) -> None:
     _, module, _ = compare()
     report = read_summary(tmp_path)
@@ -515,6 +516,7 @@ def test_the_width_is_that_of_the_terminal_within_bounds(
 # The figure
 
 
+@pytest.mark.lightning
 def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_path) -> None:
     """Without a logger, before and after a resume, and by an error."""
 

@@ -33,6 +33,7 @@ def writer(counter: type) -> type[pl.LightningModule]:
     return Writer
 
 
+@pytest.mark.lightning
 def test_every_nth_rollout_is_written(fit: Callable[..., pl.Trainer], writer, tmp_path) -> None:
     fit(writer(), [RolloutSamples(every_n_batches=3)], max_steps=8)
     folder = tmp_path / "samples" / "rollout"

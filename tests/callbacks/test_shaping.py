@@ -141,6 +141,7 @@ def everything() -> RewardShaping:
 # Values
 
 
+@pytest.mark.lightning
 def test_each_step_shapes_as_the_formulas_say(tuner, reward, fit) -> None:
     """Every transformation, sample by sample, and the logged mean after each."""
     watch = fit(tuner(reward=reward), everything(), 5)
@@ -306,6 +307,7 @@ def test_a_run_resumed_at_any_step_shapes_like_an_uninterrupted_one(
                     assert logged[name] == pytest.approx(expected[name], abs=1e-6), name
 
 
+@pytest.mark.lightning
 def test_the_module_is_restored(tuner, fit) -> None:
     module, vowel = tuner(), Vowels()
     shaping = RewardShaping(potential=Potential(vowel["count"]), kl_target=0.1)

@@ -28,6 +28,7 @@ def watch(scorer, held_out, every: int = 1) -> GenerationScorer:
     return GenerationScorer({"v": scorer["value"], "l": scorer["loss"]}, held_out, every)
 
 
+@pytest.mark.lightning
 def test_stops_when_patience_is_exhausted(fit, counter, curve, held_out) -> None:
     stopper = RewardEarlyStopping("score/v", patience=2)
     trainer = fit(counter(), [stopper, watch(curve(RISES_THEN_FALLS), held_out)])
@@ -118,6 +119,7 @@ WHEN_TO_VALIDATE = [
 HILL = [0.01 * min(step, 32 - step) for step in range(33)]
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize(("when", "step"), WHEN_TO_VALIDATE)
 def test_any_validation_interval(when, step, fit, counter, curve, held_out) -> None:
     """The scores peak at step 16. The second validation after the best one stops the run."""
@@ -231,6 +233,7 @@ def test_fast_dev_run_does_not_stop(fit, counter, curve, held_out) -> None:
 # Resume
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("killed_at", [2, 5, 8, 9, 16])
 @pytest.mark.parametrize("data", ["epochs", "endless"])

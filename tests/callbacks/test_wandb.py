@@ -80,6 +80,7 @@ def only_run(folder: Path) -> OfflineRun:
 # Curves
 
 
+@pytest.mark.lightning
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_scores_are_drawn_over_the_step_of_their_texts(
@@ -244,6 +245,7 @@ def test_each_begin_of_an_alarm_sends_an_alert(fit: Fit, counter, report, tmp_pa
 # The adapter
 
 
+@pytest.mark.lightning
 def test_the_selected_adapter_is_an_artifact(
     fit: Fit, tuned, curve, held_out, report, tmp_path
 ) -> None:
@@ -296,6 +298,7 @@ def test_nothing_is_uploaded_unless_wanted(
 # Resuming
 
 
+@pytest.mark.lightning
 def test_a_resumed_training_continues_its_run(
     fit: Fit, tuned, curve, held_out, report, tmp_path
 ) -> None:

@@ -104,6 +104,11 @@ MISTYPED = {
     "serve nope.yaml": "error: there is no file nope.yaml",
     "serve reward.yaml --prot 8": "--prot is not an option (did you mean --port?)",
     "score a.csv b.csv --scorers Perplexity --scorers.model minilm": "(did you mean 'minilm-l6'?)",
+    "score in.jsonl": "the following arguments are required: output, scorers",
+    "score in.jsonl out.csv --scorers Perplexty": "Perplexty (did you mean Perplexity?)",
+    "score in.jsnl out.csv --scorers Perplexity": "in.jsnl (did you mean in.jsonl?)",
+    "score in.jsonl out.xlsx --scorers Perplexity": "out.xlsx ends in '.xlsx': give .jsonl",
+    "score in.jsonl out.csv --scorer Perplexity": "--scorer (did you mean --scorers?)",
     "trian": "there is no command 'trian' (did you mean train?)",
 }
 
@@ -111,6 +116,7 @@ MISTYPED = {
 def test_what_is_mistyped_is_said_before_pytorch_is_imported(tmp_path: Path) -> None:
     (tmp_path / "extending.yaml").write_text("extends: absent.yaml")
     (tmp_path / "reward.yaml").write_text("components: {d: Distinct}")
+    (tmp_path / "in.jsonl").write_text('{"text": "soup"}\n')
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", FIRST_SECOND, *MISTYPED],

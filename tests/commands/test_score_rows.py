@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,10 @@ def fails(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("output", ["out.jsonl", "out.csv", "out.parquet"])
+@pytest.mark.parametrize(
+    ("output", "workers"),
+    [("out.jsonl", "1"), ("out.csv", "1"), ("out.parquet", "1"), ("out.jsonl", "2")],
+)
 def test_a_text_that_is_not_unicode_is_one_nan_and_one_warning(
     output: str, workers: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -257,26 +258,3 @@ def test_what_is_known_without_pytorch() -> None:
     assert list(command.SCORERS) == known_scorers()
     options = set(inspect.signature(score_file).parameters) - {"input", "output", "identity"}
     assert set(command.OPTIONS) == options
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("in.jsonl", "the following arguments are required: output, scorers"),
-        ("in.jsonl out.csv --scorers Perplexty", "Perplexty (did you mean Perplexity?)"),
-        ("in.jsnl out.csv --scorers Perplexity", "in.jsnl (did you mean in.jsonl?)"),
-        ("in.jsonl out.xlsx --scorers Perplexity", "out.xlsx ends in '.xlsx': give .jsonl"),
-        ("in.jsonl out.csv --scorer Perplexity", "--scorer (did you mean --scorers?)"),
-    ],
-)
-def test_wrong_arguments_are_named_without_pytorch(arguments: str, message: str) -> None:
-    write(rows())
-    program = (
-        "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
-        "from ctrlreward.cli import main; main(sys.argv[1:])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", program, "score", *arguments.split()], capture_output=True, text=True
-    )
-    assert (run.returncode, run.stdout) == (2, "False\n")
-    assert message in run.stderr

@@ -87,7 +87,7 @@ def ask(url: str, i: int) -> Any:
     """Ask for the reward of a text of its own; return None if the connection fails."""
     try:
         body = {"samples": [{"text": "soup" * (i + 1), "label": "o"}]}
-        with httpx2.Client(timeout=60) as client:
+        with httpx2.Client(timeout=60, verify=False) as client:  # loads no certificates
             return client.post(f"{url}/score", json=body)
     except httpx2.TransportError:
         return None
@@ -243,39 +243,9 @@ def test_a_reward_that_can_not_be_loaded_ends_the_server(
     assert "there is no folder models/rater" in caplog.text
 
 
-def test_sigterm_finishes_what_was_accepted(bare: Path, serve: Callable[..., Server]) -> None:
-    server = serve(bare)
-    url = server.ready()
-    with ThreadPoolExecutor(32) as threads:
-        replies = [threads.submit(ask, url, i) for i in range(160)]
-        replies[20].result()
-        status, _ = server.end(signal.SIGTERM)
-    assert status == 0
-    answered = {i: r.result() for i, r in enumerate(replies) if r.result() is not None}
-    assert len(answered) >= 21
-    for i, reply in answered.items():
-        if reply.status_code == 503:  # came on a connection that was open
-            continue
-        assert reply.json()["results"][0]["total"] == total(i)
-
-
-def test_sigkill_gives_connection_errors_not_scores(
+def test_sigterm_finishes_what_was_accepted_and_logs_hold_no_text(
     bare: Path, serve: Callable[..., Server]
 ) -> None:
-    server = serve(bare)
-    url = server.ready()
-    with ThreadPoolExecutor(32) as threads:
-        replies = [threads.submit(ask, url, i) for i in range(160)]
-        replies[20].result()
-        server.end(signal.SIGKILL)
-    found = [reply.result() for reply in replies]
-    assert None in found
-    for i, reply in enumerate(found):
-        if reply is not None:
-            assert reply.json()["results"][0]["total"] == total(i)
-
-
-def test_logs_hold_no_text(bare: Path, serve: Callable[..., Server]) -> None:
     server = serve(bare, "--trainers.failed_score=-1.0", "--trainers.columns.labels=label")
     url = server.ready()
     secret = "Rosamund's diagnosis"
@@ -292,7 +262,7 @@ def test_logs_hold_no_text(bare: Path, serve: Callable[..., Server]) -> None:
         for rows in samples:
             # httpx encodes as UTF-8, which has no unpaired surrogate.
             content = json.dumps({"samples": rows, "strict": strict})
-            httpx2.post(f"{url}/score", content=content, timeout=60)
+            httpx2.post(f"{url}/score", content=content, timeout=60, verify=False)
     httpx2.post(f"{url}/score", content=secret)
     for label in ("o", secret):
         queries = [f"{secret}soup", ""]
@@ -300,10 +270,34 @@ def test_logs_hold_no_text(bare: Path, serve: Callable[..., Server]) -> None:
         reply = httpx2.post(f"{url}/get_reward", json=body)
         if label == "o":
             assert reply.json()["rewards"] == [total(0), -1.0]
-    _, errors = server.end()
-    assert "broken" not in errors
-    for word in secret.split():
+    with ThreadPoolExecutor(32) as threads:
+        replies = [threads.submit(ask, url, i) for i in range(160)]
+        replies[20].result()
+        status, errors = server.end(signal.SIGTERM)
+    assert status == 0
+    answered = {i: r.result() for i, r in enumerate(replies) if r.result() is not None}
+    assert len(answered) >= 21
+    for i, reply in answered.items():
+        if reply.status_code != 503:  # which came on a connection that was open
+            assert reply.json()["results"][0]["total"] == total(i)
+    for word in ("broken", "soup", *secret.split()):
         assert word not in errors
+
+
+def test_sigkill_gives_connection_errors_not_scores(
+    bare: Path, serve: Callable[..., Server]
+) -> None:
+    server = serve(bare)
+    url = server.ready()
+    with ThreadPoolExecutor(32) as threads:
+        replies = [threads.submit(ask, url, i) for i in range(160)]
+        replies[20].result()
+        server.end(signal.SIGKILL)
+    found = [reply.result() for reply in replies]
+    assert None in found
+    for i, reply in enumerate(found):
+        if reply is not None:
+            assert reply.json()["results"][0]["total"] == total(i)
 
 
 @pytest.fixture

@@ -6,8 +6,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`([\w/]+\.\w+(?::[\w.]+)?)`", PAGE)) - {"file.py:name"})
@@ -27,12 +25,12 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_it_exists(named: str) -> None:
-    file, _, name = named.partition(":")
-    path = ROOT / file if file.split("/")[0] in AT_THE_TOP else ROOT / "ctrlreward" / file
-    assert path.is_file(), f"{path} is absent"
-    assert not name or name in defined(path), f"{file} has no {name}"
+def test_all_of_it_exists() -> None:
+    for named in NAMED:
+        file, _, name = named.partition(":")
+        path = ROOT / file if file.split("/")[0] in AT_THE_TOP else ROOT / "ctrlreward" / file
+        assert path.is_file(), f"{path} is absent"
+        assert not name or name in defined(path), f"{file} has no {name}"
 
 
 def test_every_row_has_a_state_and_a_test_or_says_why_not() -> None:

@@ -48,6 +48,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[[PolicyTuner], list[Experi
     return keep
 
 
+@pytest.mark.lightning
 def test_each_rollout_is_learned_from_a_step_later(tuner, kept, share) -> None:
     module = tuner(overlap=True)
     learned = kept(module)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from ctrlreward import Samples
 from ctrlreward.lightning_package import SHARDING
 
+pytestmark = pytest.mark.lightning
 MESSAGE = r"the strategy {} splits the model .*: use Trainer\(strategy='ddp'\)"
 strategies = import_module(f"{LIGHTNING}.strategies")
 

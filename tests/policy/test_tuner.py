@@ -92,6 +92,7 @@ def test_prompts_are_read_and_texts_with_all_columns_are_scored(tuner, share) ->
     assert set(scored.prompts) == set(BATCH.prompts)
 
 
+@pytest.mark.lightning
 def test_logs_the_documented_metrics(tuner, share) -> None:
     reward = Reward({"share": share["share"], "length": (share["length"], -0.01)})
     module = tuner(reward=reward)
@@ -166,6 +167,7 @@ def test_a_new_adapter_changes_nothing(tuner) -> None:
     assert logged["policy/kl"] == 0
 
 
+@pytest.mark.lightning
 def test_only_the_adapter_learns(tuner, fit) -> None:
     module = tuner(dtype="bfloat16")
     with_log(module)
@@ -360,6 +362,7 @@ def test_learning_rate_warms_up(tuner) -> None:
     assert configured["lr_scheduler"]["interval"] == "step"
 
 
+@pytest.mark.lightning
 def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path) -> None:
     module = tuner(learning_rate=0.03)
     trainer = fit(module, 3)
@@ -385,6 +388,7 @@ def test_a_checkpoint_holds_the_adapter_and_resumes(tuner, fit, tmp_path) -> Non
         torch.testing.assert_close(loaded[name], parameter.detach())
 
 
+@pytest.mark.lightning
 def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_path: Path) -> None:
     """Neither a callback nor `seed_everything`: the checkpoint has the seed of the run."""
 
@@ -406,6 +410,7 @@ def test_a_resumed_run_repeats_an_uncut_one_without_being_asked_to(tuner, tmp_pa
     assert any(not torch.equal(uncut[name], other[name]) for name in uncut)
 
 
+@pytest.mark.lightning
 def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) -> None:
     """Plain peft and transformers generate the same from it."""
     module = tuner()
@@ -432,6 +437,7 @@ def test_the_exported_adapter_is_plain_peft(tuner, folder: str, tmp_path: Path) 
 # Several updates a rollout
 
 
+@pytest.mark.lightning
 def test_number_of_updates(tuner, fit) -> None:
     module = tuner(num_iterations=2, minibatches=3, microbatch_size=3, max_grad_norm=1.0)
     logged = with_log(module)

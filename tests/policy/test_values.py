@@ -197,6 +197,7 @@ def test_learns_to_predict_the_returns_of_a_frozen_policy(
     assert sum(explained[-10:]) / 10 > 0.05
 
 
+@pytest.mark.lightning
 def test_the_checkpoint_holds_the_value_head_and_the_exported_adapter_does_not(
     ppo: Callable[..., PolicyTuner],
     tuner: Callable[..., PolicyTuner],

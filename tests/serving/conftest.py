@@ -66,7 +66,7 @@ def running(app: FastAPI, wait: bool = True) -> Iterator[LiveServer]:
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        with httpx2.Client(base_url=url, timeout=60) as client:
+        with httpx2.Client(base_url=url, timeout=60, verify=False) as client:
             # The first request waits in the listener until the server accepts it.
             wait_for(lambda: client.get("/ready").status_code == 200 or not wait)
             yield LiveServer(url, app, client, server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from warm_python import run_warm
 
 from ctrlreward import (
     Accuracy,
@@ -114,12 +114,14 @@ print(json.dumps(describe(reward)))
 
 def test_equal_rewards_of_two_processes_have_equal_descriptions(
     tiny_causal: Callable[..., str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = [sys.executable, "-c", MANY, tiny_causal("llama")]
-    there = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    monkeypatch.setattr(sys, "argv", command)
+    script = tmp_path / "many.py"
+    script.write_text(MANY)
+    there = run_warm(script, tiny_causal("llama"), timeout=120).stdout
+    monkeypatch.setattr(sys, "argv", [str(script), tiny_causal("llama")])
     exec(compile(MANY, "elsewhere.py", "exec"), {"__name__": "__main__"})
     here = capsys.readouterr().out
     assert differences(json.loads(there), json.loads(here)) == []

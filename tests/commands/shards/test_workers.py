@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shard_scorers import Length, Raises, Threads
+from warm_python import run_warm
 
 from ctrlreward import Samples
 from ctrlreward.commands.shards.process_workers import ProcessWorkers
@@ -119,30 +118,31 @@ def test_a_scorer_that_cannot_travel_is_named(two: ProcessWorkers) -> None:
         collect(two, scorer, shards(TEXTS))
 
 
-def test_processes_end_with_their_parent(tmp_path: Path) -> None:
-    code = f"""
-import sys
-if __name__ == "__main__":
-    sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-    from commands.shards.test_workers import *
+PARENT = """
+import os, sys, threading, time
+from pathlib import Path
+from commands.shards.test_workers import *
+
+def die(folder: str) -> None:
+    while not list(Path(folder).glob("*-*")):  # until the child scores
+        time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":  # which a child imports by another name
+    threading.Thread(target=die, args=sys.argv[1:], daemon=True).start()
     with ProcessWorkers(1, 1) as workers:
-        list(workers.score(components(Length({str(tmp_path)!r}, 600)), shards(TEXTS)))
+        list(workers.score(components(Length(sys.argv[1], 600)), shards(TEXTS)))
 """
-    script = tmp_path / "script.py"
-    script.write_text(code)
-    parent = subprocess.Popen([sys.executable, str(script)])
-    try:
-        child = 0
-        for _ in range(600):
-            calls = [file.name for file in tmp_path.iterdir() if "-" in file.name]
-            if calls:
-                child = int(calls[0].partition("-")[0])
-                break
-            time.sleep(0.1)
-        assert child
-    finally:
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
+
+
+def test_processes_end_with_their_parent(tmp_path: Path) -> None:
+    script, calls = tmp_path / "parent.py", tmp_path / "calls"
+    script.write_text(PARENT)
+    calls.mkdir()
+    ended = run_warm(script, calls, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (call,) = calls.iterdir()
+    child = call.name.partition("-")[0]
     for _ in range(600):
         if not Path(f"/proc/{child}").exists():
             break

@@ -1,7 +1,8 @@
-"""`ctrlreward serve --engine ray`: replicas behind one address, one of which is killed."""
+"""Ray: workers of `score` and replicas of `serve` on one local cluster, whatever dies."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -13,21 +14,175 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
+from commands.shards.test_workers import TEXTS, collect, components, same, shards
 from letter_scorers import letters_reward
-from ray_cluster import ray_cluster  # noqa: F401
+from shard_scorers import Length, Threads
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.cli import main
 from ctrlreward.commands.ray_serve import _check_resources
 from ctrlreward.commands.serve import RayServeOptions
+from ctrlreward.commands.shards import ray_workers
+from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
+from ctrlreward.commands.shards.workers import InProcess, Shard
+from ctrlreward.scorers.base import Scores
 
-ray = pytest.importorskip("ray")
-serve = pytest.importorskip("ray.serve")
+# Ray reads them when it is imported. The second one makes all of its processes listen on the
+# loopback address only.
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+OBJECT_STORE = 100 << 20  # bytes, of each node
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    """`ray.cluster_utils.Cluster` with one node of two CPUs, to which this process is connected.
+
+    Its environment says another number of threads than an actor or a replica has.
+    """
+    ray = pytest.importorskip("ray")  # slow to import
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        try:
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+# Workers
+
+
+@pytest.fixture(scope="module")
+def two(ray_cluster: Any) -> Iterator[RayWorkers]:
+    # The rest of the CPUs is left for other tests.
+    with RayWorkers(2, RayOptions(num_cpus=0.1), threads=2) as workers:
+        yield workers
+
+
+def expected(texts: list[str]) -> dict[int, list[Scores]]:
+    with InProcess() as here:
+        return collect(here, Length(), shards(texts))
+
+
+def test_actors_score_every_shard_once(two: RayWorkers, tmp_path: Path) -> None:
+    same(collect(two, Length(str(tmp_path), seconds=0.1), shards(TEXTS)), expected(TEXTS))
+    pids = {call.name.partition("-")[0] for call in tmp_path.iterdir()}
+    assert len(pids) == 2
+    assert str(os.getpid()) not in pids
+    assert collect(two, Threads(), shards(TEXTS[:2]))[0][0].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(("cpus", "threads"), [(0.5, 1), (1, 1), (3, 3)])
+def test_an_actor_has_as_many_threads_as_cpus(cpus: float, threads: int) -> None:
+    assert RayWorkers(1, RayOptions(num_cpus=cpus)).threads == threads
+
+
+def test_errors_of_scorers_name_the_rows(two: RayWorkers) -> None:
+    texts = [*TEXTS[:7], "bad", *TEXTS[8:]]
+    with pytest.raises(ValueError, match=r"^in\.jsonl:8: text = 'bad': give a good one$") as raised:
+        collect(two, Length(), shards(texts))
+    assert type(raised.value) is ValueError
+
+
+def test_what_can_not_be_read_in_another_process(two: RayWorkers) -> None:
+    class TwoParts(Exception):  # of a local class, by value; its pickle can't be loaded
+        def __init__(self, what: str, why: str) -> None:
+            super().__init__(f"{what}: {why}")
+
+    class Raises(Length):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            raise TwoParts("soup", "cold")
+
+    class Unread(Length):
+        def __setstate__(self, state: object) -> None:
+            raise ModuleNotFoundError("No module named 'kitchen'")
+
+    class Locked(Length):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lock = Lock()
+
+    for scorer, kind, message in (
+        (Raises(), RuntimeError, "TwoParts: soup: cold"),
+        (Unread(), ModuleNotFoundError, "No module named 'kitchen'"),
+        (Locked(), ValueError, "Locked can't be sent to other processes .*lock"),
+    ):
+        with pytest.raises(kind, match=message) as raised:
+            collect(two, scorer, shards(TEXTS))
+        assert type(raised.value) is kind
+    same(collect(two, Length(), shards(TEXTS)), expected(TEXTS))  # the actors live on
+
+
+def test_an_actor_that_dies_is_replaced(
+    two: RayWorkers,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [*TEXTS[:7], "kill", *TEXTS[8:]]
+    (tmp_path / "kill").touch()
+    same(collect(two, Length(str(tmp_path)), shards(texts)), expected(texts))
+    assert capsys.readouterr().err.count("in.jsonl:7 to in.jsonl:8 are scored again") == 1
+    (tmp_path / "kill").touch()
+    monkeypatch.setattr(ray_workers, "MOST_DEATHS", 1)  # a start takes seconds
+    with pytest.raises(RuntimeError, match=r"workers died while they scored in\.jsonl:7 to"):
+        collect(two, Length(str(tmp_path)), shards(texts))
+
+
+def test_a_cluster_that_is_too_small(
+    ray_cluster: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with RayWorkers(5) as workers:
+        assert collect(workers, Length(), iter([])) == {}
+    assert "the Ray cluster has room for 2 of 5 actors" in capsys.readouterr().err
+    with (
+        RayWorkers(1, RayOptions(num_cpus=1, num_gpus=1)) as workers,
+        pytest.raises(ValueError, match=r"has 1 CPUs and 1 GPUs for an actor: they have 2 CPUs, 0"),
+    ):
+        collect(workers, Length(), shards(TEXTS))
+
+
+def test_a_node_that_dies_takes_no_row_along(ray_cluster: Any, tmp_path: Path) -> None:
+    node = ray_cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE)
+    killed = False
+
+    def watched() -> Iterator[Shard]:
+        nonlocal killed
+        for shard in shards(TEXTS):
+            if shard.number == 6:
+                ray_cluster.remove_node(node, allow_graceful=False)
+                killed = True
+            yield shard
+
+    with RayWorkers(2, RayOptions(num_cpus=1)) as workers:  # one fits on the first node
+        unit = Length(str(tmp_path), seconds=0.3)
+        found = {n: list(s.values()) for n, s in workers.score(components(unit), watched())}
+    assert killed
+    assert len({call.name.partition("-")[0] for call in tmp_path.iterdir()}) >= 2
+    same(found, expected(TEXTS))
+
+
+@pytest.mark.parametrize("bad", [{"num_cpus": -1}, {"num_gpus": -1}, {"num_cpus": 0}])
+def test_bad_options(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="num_"):
+        RayOptions(**bad)  # type: ignore[arg-type]
+
+
+# Replicas
 
 REWARD = "class_path: letter_scorers.placed_reward\ninit_args: {seconds: 0.02}\n"
 START = 240  # seconds until Ray and the replicas run
@@ -80,22 +235,10 @@ class RayServer:
         return running
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads() -> Iterator[None]:
-    """An environment of the cluster that says another number of threads than a replica has."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "2")
-        yield
-
-
 @pytest.fixture(scope="module")
-def server(
-    _two_threads: None,
-    ray_cluster: Any,  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[RayServer]:
+def server(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayServer]:
     folder = tmp_path_factory.mktemp("ray_serve")
-    options = ["--replicas=2", f"--ray.address={ray_cluster.address}"]
+    options = ["--replicas=2", "--ray.num_cpus=0.9", f"--ray.address={ray_cluster.address}"]
     trainers = ["--trainers.failed_score=-1.0", "--trainers.columns.labels=label"]
     server = RayServer(folder, REWARD, *options, *trainers)
     yield server
@@ -123,6 +266,15 @@ def test_rewards_are_those_of_this_process(server: RayServer, url: str) -> None:
     body = {"query": ["soup"], "prompts": [""], "labels": ["o"]}
     reply = httpx2.post(f"{url}/get_reward", json=body, timeout=60)
     assert reply.json()["extra_logs"]["letters"] == [1.0]
+
+
+def check_that_nothing_is_left() -> None:
+    """Nothing is served, and the cluster still runs."""
+    import ray
+    from ray import serve
+
+    assert ray.cluster_resources()["CPU"] == 2
+    assert serve.status().applications == {}
 
 
 def ask(
@@ -188,7 +340,8 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
     replicas = server.replicas().values()
     with ThreadPoolExecutor(16) as threads:
         replies = [
-            threads.submit(httpx2.post, f"{url}/score", json=body, timeout=60) for _ in range(16)
+            threads.submit(httpx2.post, f"{url}/score", json=body, timeout=60, verify=False)
+            for _ in range(16)
         ]
         while not any(reply.done() for reply in replies):
             time.sleep(0.01)
@@ -196,8 +349,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
         assert all(len(reply.result().json()["results"]) == 2 for reply in replies)
     assert server.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
-    assert ray.cluster_resources()["CPU"] == 2  # the cluster still runs
-    assert serve.status().applications == {}
+    check_that_nothing_is_left()
     log = server.log.read_text()
     assert "Traceback" not in log
     for text in ("soup", "bread", "ooo", "gone", "POST /score"):
@@ -205,7 +357,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
 
 
 def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
-    ray_cluster: Any,  # noqa: F811
+    ray_cluster: Any,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -217,8 +369,7 @@ def test_a_reward_that_can_not_be_loaded_ends_the_command_with_the_cause(
     assert ended.value.code == 1
     error = "the reward can't be served: OSError: there is no folder models/rater"
     assert error in capsys.readouterr().err.splitlines()
-    assert ray.is_initialized()
-    assert serve.status().applications == {}
+    check_that_nothing_is_left()
 
 
 @pytest.mark.parametrize(
