@@ -14,12 +14,12 @@ from floor import pytorch_products
 from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
-from ctrlreward.engine.requests import run_requests
+from ctrlreward.engine.sharing import run_requests
 from ctrlreward.functional.ctrleval import label_probabilities, mean_weights, weighted_mean
 from ctrlreward.models.tasks import Blank
 from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
-from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT
 
 BATCH = 8

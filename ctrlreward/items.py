@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ctrlreward.columns import JSON_KEYS
+from ctrlreward.samples import JSON_KEYS
 
 # Column of `Samples` and an index of it → name for messages.
 ItemName: TypeAlias = Callable[[str, int], str]

@@ -14,11 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import one_of
-from ctrlreward.columns import shortened
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, Scores, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 

@@ -11,8 +11,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest; a package imports from itself and from packages before it only.
 LAYERS = [
-    ["arguments", "columns", "displays", "extras", "ranks", "files"],
-    ["samples", "progress", "items"],
+    ["arguments", "displays", "extras", "ranks", "files"],
+    ["samples", "progress"],
+    ["items"],
     ["text"],
     ["functional"],
     ["tables"],

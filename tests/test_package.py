@@ -279,7 +279,7 @@ MISSING = {
         "run.wandb needs wandb",
     ),
     "quantization": (
-        "from ctrlreward.policy.base_model import load_base; load_base('m', None, 'nf4', 'cpu')",
+        "from ctrlreward.policy.model import load_base; load_base('m', None, 'nf4', 'cpu')",
         "lora.quantization = 'nf4' needs bitsandbytes",
     ),
     "lexicon": (

@@ -12,8 +12,7 @@ from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctrlreward.columns import COLUMN_OF, JSON_KEYS
-from ctrlreward.samples import SampleKeywords, Samples, as_samples
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, SampleKeywords, Samples, as_samples
 
 FOOD = Samples(
     texts=["The food was good.", "The food", "A dog barked."],

@@ -9,9 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ctrlreward.columns import JSON_KEYS
 from ctrlreward.files import finite_or_none, json_line, write_whole
-from ctrlreward.samples import Samples
+from ctrlreward.samples import JSON_KEYS, Samples
 from ctrlreward.scorers.base import Scores
 
 Cell: TypeAlias = str | float | None

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrlreward.columns import COLUMN_OF, JSON_KEYS, shortened
 from ctrlreward.reward import Reward
-from ctrlreward.samples import Samples
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
 _FILLED_IN = ("texts", "prompts")

@@ -24,9 +24,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from ctrlreward.columns import JSON_KEYS
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import JSON_KEYS, SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 

@@ -15,9 +15,8 @@ from ctrlreward.adapters.conversion import (
     without,
 )
 from ctrlreward.arguments import one_of
-from ctrlreward.columns import MissingColumn, shortened
 from ctrlreward.reward import Reward
-from ctrlreward.samples import Samples
+from ctrlreward.samples import MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import check_columns as check_present
 
 # What the requests of trainers hold, beside the completion.

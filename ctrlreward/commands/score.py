@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.columns import JSON_KEYS
+from ctrlreward.samples import JSON_KEYS
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import RowStream, check_suffix
 

@@ -1,12 +1,68 @@
-"""Models shared by all scorers that name them alike, each used by one thread at a time."""
+"""Models shared by all scorers that name them alike, each used by one thread at a time.
+
+A scorer may be a generator that yields a `Request` and is sent the responses. Requests of several
+scorers to one model become one call: the model then reads a common prefix once, whichever scorer
+asks for it, and its batches are full.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, RLock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import WeakValueDictionary
+
+Result = TypeVar("Result")
+
+
+class TaskModel(Protocol):
+    """A frozen model that scores each task independently of the others in the call."""
+
+    def log_probs(self, tasks: Sequence[Any], /) -> list[Any]:
+        """Return one response per task, in the given order."""
+
+
+class Request(NamedTuple):
+    """Tasks for a model."""
+
+    model: TaskModel
+    tasks: Sequence[Any]
+
+
+# A generator that yields requests, is sent the responses of each, and returns its result.
+Requests = Generator[Request, list[Any], Result]
+
+
+def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
+    """Run generators side by side and merge their requests to one model into one call.
+
+    Waits for a model that another thread is using.
+
+    Returns:
+        The result of each generator, in the given order.
+    """
+    results: dict[int, Result] = {}
+    pending: dict[int, Request] = {}
+
+    def advance(i: int, responses: list[Any] | None) -> None:
+        try:
+            pending[i] = generators[i].send(responses)  # type: ignore[arg-type]  # None starts it
+        except StopIteration as end:
+            results[i] = end.value
+
+    for i in range(len(generators)):
+        advance(i, None)
+    while pending:
+        model = next(iter(pending.values())).model
+        same_model = [i for i in pending if pending[i].model is model]
+        merged = {i: pending.pop(i).tasks for i in same_model}
+        with exclusive(model):
+            responses = iter(model.log_probs([t for tasks in merged.values() for t in tasks]))
+        for i, tasks in merged.items():
+            advance(i, [next(responses) for _ in tasks])
+    return [results[i] for i in range(len(generators))]
+
 
 Model = TypeVar("Model")
 

@@ -1,7 +1,7 @@
 """CTRLEval (Ke et al., ACL 2022): pattern scores and weights folded into the score of a text.
 
 https://aclanthology.org/2022.acl-long.164. A pattern evaluator is a text with a blank (see
-`scorers/patterns.py`). The score s_j of evaluator j comes from the probability of its target, and
+`scorers/ctrleval.py`). The score s_j of evaluator j comes from the probability of its target, and
 the score of the text is the weighted mean Σ β_j s_j with weights that sum to 1.
 
 The paper's studies of the metric are here, too: scores by fewer evaluators (Figure 4), and samples

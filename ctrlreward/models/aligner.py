@@ -9,12 +9,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.models.encoder import Encoder
+from ctrlreward.samples import shortened
 
 Spans = tuple[tuple[int, int], ...]
 

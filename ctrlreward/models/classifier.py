@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoModelForSequenceClassification
 
-from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
 from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
 from ctrlreward.models.tokenization import encode_texts, max_tokens
+from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer
 
 Probabilities = npt.NDArray[np.float64]

@@ -9,8 +9,7 @@ from typing import Protocol
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.engine.requests import Request, Requests
-from ctrlreward.engine.sharing import shared_model
+from ctrlreward.engine.sharing import Request, Requests, shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
 from ctrlreward.models.seq2seq import Seq2SeqInfiller

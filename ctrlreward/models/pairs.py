@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.models.control_tokens import text_reader
+from ctrlreward.samples import shortened
 
 log = logging.getLogger(__name__)
 

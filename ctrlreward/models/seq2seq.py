@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,11 +18,37 @@ from ctrlreward.engine.output_layer import (
     hidden_states,
     target_log_probs,
 )
-from ctrlreward.engine.requests import Request, Requests
+from ctrlreward.engine.sharing import Request, Requests
 from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
 from ctrlreward.models.tasks import Blank, TokenScores, empty_scores
-from ctrlreward.models.tokenization import max_tokens, warn_truncated
+from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
+
+
+def conditional_log_probs(
+    model: Seq2SeqInfiller, sources: Mapping[str, str], targets: Mapping[str, str]
+) -> list[TokenScores]:
+    """Return the scores of each target's tokens given its source, in the given order.
+
+    The encoder reads the source and the decoder the target, as in training for translation or
+    summarization. Every token of the target's encoding is predicted, the special tokens that the
+    tokenizer adds included. Equal sources are encoded once.
+
+    Args:
+        model: Encoder-decoder; its mask plays no part.
+        sources: n texts by the names that warnings of truncation give them (`"sources[3]"`).
+        targets: n texts by name, in the order of their sources.
+    """
+    start = model.model.config.decoder_start_token_id
+    fillings = _encode(model, targets, model.decoder_limit or model.source_limit)
+    rows = _encode(model, sources, model.source_limit)
+    scored = model.fill(rows, [[Filling((start,), ids)] for ids in fillings])
+    return [scores for (scores,) in scored]
+
+
+def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> list[Ids]:
+    return encode_texts(model.tokenizer, [*texts.values()], limit, [*texts].__getitem__)
+
 
 # Decoder states per call of the output layer, since each call reads all weights of the vocabulary.
 _STATES_PER_CALL = 2**13

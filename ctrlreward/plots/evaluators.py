@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ctrlreward.plots.style import FIRST, SECOND, finish_panel, new_figure
-from ctrlreward.scorers.ctrleval_explanation import Explanation, PatternScore
+from ctrlreward.scorers.ctrleval import Explanation, PatternScore
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,7 +9,7 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from ctrlreward.scorers.alignment_explanation import AlignedText, AlignedToken
+from ctrlreward.scorers.alignment import AlignedText, AlignedToken
 
 
 def highlight(directions: Mapping[str, AlignedText], threshold: float = 0.5) -> Text:

@@ -8,15 +8,20 @@ from typing import Any
 from peft import LoraConfig, PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from ctrlreward.columns import shortened
 from ctrlreward.policy import keywords
-from ctrlreward.policy.base_model import checkpoint_gradients
 from ctrlreward.policy.chat import end_of_turn
-from ctrlreward.policy.model import LoRA, check_config, keep_start, load_policy
+from ctrlreward.policy.model import (
+    LoRA,
+    check_config,
+    checkpoint_gradients,
+    keep_start,
+    load_policy,
+)
 from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, add_end_tokens, stop_token
 from ctrlreward.policy.value import Critic
+from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_tokenizer
 
 GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {

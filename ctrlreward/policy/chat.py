@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from ctrlreward.columns import shortened
 from ctrlreward.models.control_tokens import control_tokens, mark, rendered_chat
+from ctrlreward.samples import shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ctrlreward.columns import COLUMN_OF, shortened, table_of
-from ctrlreward.samples import Samples
+from ctrlreward.samples import COLUMN_OF, Samples, shortened, table_of
 
 # The messages of a conversation, each with role and content.
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.completion import unclear_input
-from ctrlreward.columns import JSON_KEYS, shortened
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -39,7 +38,7 @@ from ctrlreward.policy.rollouts import Generation
 from ctrlreward.policy.value import Critic, ValueHead
 from ctrlreward.ranks import fail_together
 from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
-from ctrlreward.samples import Samples
+from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
 
 

@@ -13,9 +13,8 @@ from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import LabelProbabilities, classifier_labels, load_classifier
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.empty_texts import nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
 
 

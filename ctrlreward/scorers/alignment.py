@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, Unpack
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of, some_of
-from ctrlreward.columns import shortened
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation
+from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
 from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
     Aligner,
@@ -23,13 +24,161 @@ from ctrlreward.models.aligner import (
 )
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.alignment_aspects import ASPECTS, Aspect
-from ctrlreward.scorers.alignment_explanation import Aligned, AlignedText, aligned_text
-from ctrlreward.scorers.base import Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
+
+
+@dataclass(frozen=True)
+class AlignedToken:
+    """A token of a text with its alignment.
+
+    Attributes:
+        start: Index of its first character in the text.
+        end: Index after its last character.
+        value: Alignment with the other text; higher is better.
+        counted: False if the score leaves the token out, such as a stop word.
+    """
+
+    start: int
+    end: int
+    value: float
+    counted: bool
+
+
+@dataclass(frozen=True)
+class AlignedText:
+    """A text aligned with another one, token by token.
+
+    Attributes:
+        text: Text whose tokens are aligned.
+        other: Text that they are aligned with.
+        score: Mean or sum of the counted values; NaN if there is nothing to score.
+        tokens: Tokens in text order; empty if either text has none.
+    """
+
+    text: str
+    other: str
+    score: float
+    tokens: tuple[AlignedToken, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the fields as plain data for JSON; a NaN score becomes None."""
+        record = asdict(self)
+        return {**record, "score": None if np.isnan(self.score) else self.score}
+
+
+# Alignment of a text's tokens, which of them count, shape (tokens,), and the score.
+Aligned: TypeAlias = tuple[TokenAlignment, npt.NDArray[np.bool_], float]
+
+
+def aligned_text(
+    text: str, other: str, alignment: TokenAlignment, counted: npt.NDArray[np.bool_], score: float
+) -> AlignedText:
+    """Explain the score of a text by its tokens.
+
+    Args:
+        text: Text whose tokens are aligned.
+        other: Text that they are aligned with.
+        alignment: Spans and values of the tokens; none if there is nothing to score.
+        counted: Whether each token counts, shape (tokens,).
+        score: Score of the text.
+    """
+    rows = zip(alignment.spans, alignment.values.tolist(), counted.tolist(), strict=True)
+    tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
+    return AlignedText(text, other, score, tokens)
+
+
+def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:
+    """Convert the result of `Alignment.explain` to one record per sample and direction.
+
+    Args:
+        explained: For each sample, its directions by name.
+
+    Returns:
+        Records for JSON with `sample` (its index), `direction` and the fields of `AlignedText`;
+        the tokens are records too.
+    """
+    return [
+        {"sample": index, "direction": name, **aligned.to_record()}
+        for index, directions in enumerate(explained)
+        for name, aligned in directions.items()
+    ]
+
+
+# Between knowledge and history, as in the training of the published dialog aligners.
+_SEPARATOR = "\n\n\n"
+
+
+class Direction(NamedTuple):
+    """A column whose tokens are aligned, and the columns they are aligned with.
+
+    Attributes:
+        text: Column of `Samples` whose tokens are aligned.
+        others: Columns that they are aligned with; several are joined by three line breaks.
+    """
+
+    text: str
+    others: tuple[str, ...]
+
+    def columns(self, samples: Samples, scorer: str) -> dict[str, list[str]]:
+        """Return both sides by name, with surrounding white space stripped.
+
+        Raises:
+            ValueError: A column is absent.
+        """
+        joined = zip(*(samples.require(name, scorer) for name in self.others), strict=True)
+        return {
+            self.text: [text.strip() for text in samples.require(self.text, scorer)],
+            " + ".join(self.others): [
+                _SEPARATOR.join(part.strip() for part in parts).strip() for parts in joined
+            ],
+        }
+
+
+class Aspect(NamedTuple):
+    """Definition of an aspect.
+
+    Attributes:
+        directions: One or two directions, by the name of the score that each yields.
+        aggregate: Aggregation of the tokens of a direction: a key of `AGGREGATES`.
+        content_only: True if stop words are left out.
+        fold: Function that combines the scores of two directions, in their order.
+    """
+
+    directions: Mapping[str, Direction]
+    aggregate: str = "mean"
+    content_only: bool = False
+    fold: Callable[[Scores, Scores], Scores] | None = None
+
+
+_OUTPUT = Direction("texts", ("sources",))
+
+ASPECTS: Mapping[str, Aspect] = {
+    "consistency": Aspect({"consistency": _OUTPUT}),
+    "relevance": Aspect(
+        {
+            "relevance_reference": Direction("references", ("texts",)),
+            "relevance_output": _OUTPUT,
+        },
+        fold=relevance,
+    ),
+    "preservation": Aspect(
+        {
+            "preservation_output": _OUTPUT,
+            "preservation_source": Direction("sources", ("texts",)),
+        },
+        fold=preservation,
+    ),
+    "engagingness": Aspect(
+        {"engagingness": Direction("texts", ("contexts", "histories"))}, "sum", content_only=True
+    ),
+    "groundedness": Aspect(
+        {"groundedness": Direction("texts", ("contexts",))}, "sum", content_only=True
+    ),
+}
+
 
 log = item_logger(__name__)
 
@@ -167,7 +316,7 @@ class Alignment(ModelScorer[Aligner]):
         """Return the alignment of each token behind the scores.
 
         `plots.highlight.highlight` renders one sample as coloured text;
-        `scorers.alignment_explanation.to_records` converts the result to plain data.
+        `scorers.alignment.to_records` converts the result to plain data.
 
         Args:
             samples: As in `score`.

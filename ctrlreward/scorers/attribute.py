@@ -10,15 +10,13 @@ from typing import NamedTuple, Unpack
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of
-from ctrlreward.columns import shortened
 from ctrlreward.items import item_logger
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.samples import Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.empty_texts import nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
 
 log = item_logger(__name__)

@@ -10,11 +10,9 @@ import numpy as np
 from ctrlreward.arguments import checked_keywords, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import shared_model
-from ctrlreward.models.conditional import conditional_log_probs
-from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.models.seq2seq import Seq2SeqInfiller, conditional_log_probs
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 from ctrlreward.weights.loading import load_config
 

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.columns import COLUMN_OF, JSON_KEYS, MissingColumn, shortened
-from ctrlreward.samples import Samples
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import Component, Scorer, ScoreSpec
 
 # What a `Reward`, a callback or an adapter takes for a component.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from ctrlreward.columns import shortened
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scorer
 
 

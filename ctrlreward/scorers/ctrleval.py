@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import groupby
 from os import PathLike
-from typing import Literal, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of, positive, some_of
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.requests import Requests, run_requests
+from ctrlreward.engine.sharing import Requests, run_requests
 from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
@@ -19,6 +21,7 @@ from ctrlreward.functional.ctrleval import (
     beta_weights,
     label_probabilities,
     mean_weights,
+    normalize_weights,
     relevance_evaluators,
     weighted_mean,
 )
@@ -29,18 +32,248 @@ from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
-from ctrlreward.scorers.ctrleval_explanation import (
-    Explanation,
-    Pattern,
-    explanation,
-    likelihood_patterns,
-    relevance_patterns,
-)
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
-from ctrlreward.scorers.patterns import aspect_blanks, reason_for_nan, score_words, word_log_probs
-from ctrlreward.scorers.task import Task, require_texts
+from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern evaluator: a text with a blank, and the target that fills it.
+
+    Attributes:
+        left: Text before the blank. Prompts of attribute relevance keep `<gen_result>` in place
+            of the scored text.
+        right: Text after the blank.
+        target: Filling whose likelihood counts: a sentence, the prefix, the remainder, or the
+            word of the target label.
+        candidates: Fillings that the target is compared with, including itself. Only attribute
+            relevance has more than one: a word of each label, in the order of the labels.
+    """
+
+    left: str
+    right: str
+    target: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PatternScore(Pattern):
+    """A pattern evaluator with its score and weight for one text.
+
+    Attributes:
+        score: Mean log-probability of the target's tokens, in (-inf, 0]; for attribute relevance
+            the share of the target among the candidates, in [0, 1]. Higher is better.
+        weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
+    """
+
+    score: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One aspect of one text: its score and the pattern evaluators behind it.
+
+    Attributes:
+        aspect: `"coherence"`, `"consistency"` or `"attribute_relevance"`.
+        score: Weighted mean of the evaluators' scores; NaN if there is nothing to score.
+        evaluators: Pattern evaluators in the order in which they ran; empty if the score is NaN.
+    """
+
+    aspect: str
+    score: float
+    evaluators: tuple[PatternScore, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the fields as plain data for JSON; a NaN score becomes None."""
+        record = asdict(self)
+        return {**record, "score": None if np.isnan(self.score) else self.score}
+
+
+def likelihood_patterns(blanks: Sequence[Blank]) -> list[Pattern]:
+    """Return the patterns of coherence or consistency, whose blanks have one target each."""
+    return [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks]
+
+
+def relevance_patterns(evaluators: Sequence[Evaluator], label: int) -> list[Pattern]:
+    """Return the patterns of attribute relevance.
+
+    Args:
+        evaluators: Prompts with their verbalizers.
+        label: Index of the target label.
+    """
+    patterns = []
+    for prompt, words in evaluators:
+        left, _, right = prompt.partition(WORD_SLOT)
+        patterns.append(Pattern(left, right, words[label], words))
+    return patterns
+
+
+def explanation(
+    aspect: str, patterns: Sequence[Pattern], scores: Scores, weights: Scores
+) -> Explanation:
+    """Explain the score of one text by its pattern evaluators.
+
+    Args:
+        aspect: Name of the aspect.
+        patterns: What the evaluators are; ignored where there are no scores.
+        scores: Score of each evaluator, shape (evaluators,), empty if there is nothing to score.
+        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
+    """
+    if not len(scores):
+        return Explanation(aspect, np.nan)
+    rows = zip(patterns, scores.tolist(), normalize_weights(weights).tolist(), strict=True)
+    evaluators = tuple(
+        PatternScore(p.left, p.right, p.target, p.candidates, score, weight)
+        for p, score, weight in rows
+    )
+    return Explanation(aspect, weighted_mean(scores, weights), evaluators)
+
+
+def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
+    """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
+
+    Args:
+        explained: For each sample, its explanations by aspect.
+
+    Returns:
+        Records for JSON or a table with `sample` (its index), `aspect`, `score` (None for NaN)
+        and `evaluators`, a list of records with the fields of `PatternScore`.
+    """
+    return [
+        {"sample": index, **explanation.to_record()}
+        for index, aspects in enumerate(explained)
+        for explanation in aspects.values()
+    ]
+
+
+def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
+    """Return one blank per sentence, to be filled given all other sentences."""
+    return [
+        Blank(
+            " ".join(sentences[:i]) + " ",
+            " " + " ".join(sentences[i + 1 :]),
+            (sentence,),
+            ends=True,
+        )
+        for i, sentence in enumerate(sentences)
+    ]
+
+
+def consistency_blanks(text: str, prefix: str) -> list[Blank]:
+    """Return two blanks: the remainder given the prefix, and the prefix given the remainder.
+
+    The remainder keeps its leading space, as in the published implementation.
+    """
+    remainder = text[len(prefix) :]
+    return [
+        Blank(prefix + " ", "", (remainder,), joined=True),
+        Blank("", " " + remainder, (prefix,)),
+    ]
+
+
+def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) -> list[Blank]:
+    """Return one blank per prompt that contains the text; every label word is a candidate."""
+    blanks = []
+    for prompt in prompts:
+        # Split before inserting the text, which may itself contain the names of the slots.
+        left, right = prompt.split(WORD_SLOT, 1)
+        blanks.append(
+            Blank(
+                left.replace(TEXT_SLOT, text),
+                right.replace(TEXT_SLOT, text),
+                tuple(words),
+                closing=right.partition(TEXT_SLOT)[0].rstrip(),
+            )
+        )
+    return blanks
+
+
+def evaluator_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
+    """Return one blank per prompt, with the words of all its verbalizers in a row.
+
+    Args:
+        text: Text to be put into the prompts; none has a blank if it is empty.
+        evaluators: Prompts with their verbalizers, grouped by prompt.
+    """
+    if not text.strip():
+        return []
+    blanks = []
+    for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
+        words = [word for evaluator in group for word in evaluator.words]
+        blanks += relevance_blanks(text, [prompt], words)
+    return blanks
+
+
+def aspect_blanks(
+    aspect: str,
+    text: str,
+    prefix: str,
+    split: Callable[[str], list[str]],
+    evaluators: Sequence[Evaluator],
+) -> list[Blank]:
+    """Return the patterns of a text for an aspect, none if there is nothing to score.
+
+    Args:
+        aspect: `"coherence"`, `"consistency"` or `"attribute_relevance"`.
+        text: Text that begins with the prefix.
+        prefix: Prefix; only consistency reads it.
+        split: Sentence splitter; only coherence calls it.
+        evaluators: Prompts with their verbalizers; only attribute relevance reads them.
+    """
+    if aspect == "coherence":
+        return coherence_blanks([s for s in split(text) if s.strip()])
+    if aspect == "attribute_relevance":
+        return evaluator_blanks(text, evaluators)
+    if prefix.strip() and text[len(prefix) :].strip():
+        return consistency_blanks(text, prefix)
+    return []
+
+
+def score_words(
+    infiller: Infiller, texts: Sequence[str], evaluators: Sequence[Evaluator]
+) -> Requests[Scores]:
+    """Return the log-probability of each word after each text.
+
+    Args:
+        infiller: Model that is asked.
+        texts: Texts, none of them empty.
+        evaluators: Prompts with their verbalizers, grouped by prompt.
+
+    Returns:
+        Mean over the word's tokens, in nats, shape (texts, evaluators, labels).
+    """
+    labels = len(evaluators[0].words)
+    rows = []
+    for window in windows(texts):
+        groups = [evaluator_blanks(texts[i], evaluators) for i in window]
+        flat = [blank for group in groups for blank in group]
+        scored = iter((yield from infiller.requests(flat)))
+        rows += [word_log_probs([next(scored) for _ in group], labels) for group in groups]
+    return np.array(rows).reshape(-1, len(evaluators), labels)
+
+
+def word_log_probs(token_scores: Sequence[Sequence[TokenScores]], labels: int) -> Scores:
+    """Return the mean log-probability of each evaluator's words, shape (evaluators, labels).
+
+    Args:
+        token_scores: Scores of the words of each of `evaluator_blanks`.
+        labels: Number of labels.
+    """
+    means = [word.log_probs.mean() for words in token_scores for word in words]
+    return np.array(means).reshape(-1, labels)
+
+
+def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
+    """Return why a sample has no pattern, for the warning."""
+    if not text.strip():
+        return "is empty"
+    if aspect == "coherence":
+        return "has no sentences"
+    return "has nothing beyond its prefix" if prefix.strip() else "has no prefix"
+
 
 log = item_logger(__name__)
 
@@ -204,7 +437,7 @@ class CTRLEval(ModelScorer[Infiller]):
     ) -> list[dict[str, Explanation]]:
         """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
 
-        `scorers.ctrleval_explanation.to_records` converts the result to plain data;
+        `scorers.ctrleval.to_records` converts the result to plain data;
         `plots.evaluators.bar_chart` draws one explanation.
 
         Args:

@@ -12,8 +12,7 @@ from ctrlreward.arguments import checked_keywords
 from ctrlreward.functional.diversity import distinct_by_group
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS
 from ctrlreward.weights.loading import load_tokenizer
 

@@ -9,15 +9,14 @@ import numpy as np
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.requests import Requests
+from ctrlreward.engine.sharing import Requests
 from ctrlreward.models.infill import Infiller, load_infiller
 from ctrlreward.models.tasks import Blank
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, nonempty
+from ctrlreward.scorers.ctrleval import coherence_blanks
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
-from ctrlreward.scorers.patterns import coherence_blanks
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 from ctrlreward.text.sentences import find_splitter
 

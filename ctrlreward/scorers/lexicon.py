@@ -11,8 +11,7 @@ import numpy as np
 from ctrlreward.arguments import checked_keywords, some_of
 from ctrlreward.extras import import_extra
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 
 AspectName: TypeAlias = Literal["polarity", "accuracy"]
 

@@ -10,9 +10,9 @@ from os import PathLike, fspath
 from typing import Any, Generic, TypedDict, TypeVar
 
 from ctrlreward.arguments import one_of, positive
-from ctrlreward.columns import shortened
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.processor.accelerators import free_unused
+from ctrlreward.samples import shortened
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.weights.dtypes import DTYPES, Dtype
 

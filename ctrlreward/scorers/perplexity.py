@@ -9,15 +9,13 @@ import numpy as np
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.batching import windows
-from ctrlreward.engine.requests import Request, Requests
-from ctrlreward.engine.sharing import shared_model
+from ctrlreward.engine.sharing import Request, Requests, shared_model
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import mark
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty
+from ctrlreward.scorers.base import CorpusFold, Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
 
 # Number of scored tokens of each text: the weight of its log-likelihood in a corpus.

@@ -10,8 +10,7 @@ from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.encoder import Encoder, SentenceEncoder
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Scores, ScoreSpec
-from ctrlreward.scorers.empty_texts import nonempty, scatter
+from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer, check_loaded
 from ctrlreward.weights.sources import resolve_vectors
 

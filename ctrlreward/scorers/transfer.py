@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.engine.requests import run_requests
+from ctrlreward.engine.sharing import run_requests
 from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,

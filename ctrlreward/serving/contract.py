@@ -22,9 +22,8 @@ from pydantic import (
 )
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.columns import COLUMN_OF, JSON_KEYS, shortened
 from ctrlreward.reward import RewardBatch
-from ctrlreward.samples import Samples
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
 
 PROTOCOL = 1

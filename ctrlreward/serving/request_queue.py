@@ -11,10 +11,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.columns import MissingColumn
 from ctrlreward.placement import Worker
 from ctrlreward.reward import Reward
-from ctrlreward.samples import Samples
+from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_columns
 from ctrlreward.serving.batches import Finish, WaitingRequest, refusal, results_of
 from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScoredRequest

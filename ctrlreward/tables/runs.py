@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.reproducibility import Table
 from ctrlreward.tables.csv_results import (
@@ -18,7 +21,67 @@ from ctrlreward.tables.csv_results import (
     to_studies,
 )
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_json
-from ctrlreward.tables.wandb_file import read_wandb_history
+
+_BLOCK = 32 * 1024
+_FILE_HEADER = 7
+_PIECE_HEADER = struct.Struct("<IHB")  # checksum, length, kind
+_WHOLE, _LAST = 1, 4  # kinds of pieces that end a record
+
+
+def read_wandb_history(path: Path) -> list[dict[str, Any]]:
+    """Read the logged values of a run, without tables and images.
+
+    Args:
+        path: `run-….wandb` in a folder `offline-run-…`.
+
+    Returns:
+        One dictionary per logging call; `_step` counts the calls.
+
+    Raises:
+        ValueError: It is not a W&B file.
+        ImportError: wandb is not installed.
+    """
+    messages = import_extra("wandb.proto.wandb_internal_pb2", str(path))
+    rows = []
+    for record in _records(path):
+        items = messages.Record.FromString(record).history.item
+        if items:
+            values = {tuple(i.nested_key) or (i.key,): json.loads(i.value_json) for i in items}
+            rows.append(_without_media(values))
+    return rows
+
+
+def _without_media(items: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Drop tables and images, each of which is several items under one key, one named `_type`."""
+    media = {key[:-1] for key in items if len(key) > 1 and key[-1] == "_type"}
+    return {"/".join(key): value for key, value in items.items() if key[:-1] not in media}
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a file in LevelDB's log format, after a file header.
+
+    A record is split into pieces that never cross the end of a block; a rest of a block that is
+    too short for a header is padding. A killed run leaves an incomplete record at the end, which
+    is skipped.
+    """
+    content = path.read_bytes()
+    if content[:4] != b":W&B":
+        raise ValueError(f"{path} is not a W&B file: it does not start with ':W&B'")
+    position, record = _FILE_HEADER, b""
+    while position + _PIECE_HEADER.size <= len(content):
+        left = _BLOCK - position % _BLOCK
+        if left < _PIECE_HEADER.size:
+            position += left
+            continue
+        _, length, kind = _PIECE_HEADER.unpack_from(content, position)
+        position += _PIECE_HEADER.size + length
+        if position > len(content):
+            return
+        record += content[position - length : position]
+        if kind in (_WHOLE, _LAST):
+            yield record
+            record = b""
+
 
 # One logging call: the step, and the values by metric.
 LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.columns import COLUMN_OF, JSON_KEYS, MissingColumn
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.samples import Samples, as_samples
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
 from ctrlreward.tables.row_streams import Row
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ctrlreward.engine.requests import run_requests
+from ctrlreward.engine.sharing import run_requests
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.control_tokens import control_tokens, mark
 from ctrlreward.models.infill import CausalInfiller, load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.tasks import Blank, Continuation, TokenScores
-from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 from ctrlreward.weights.loading import load_tokenizer
 
 

@@ -7,7 +7,7 @@ from rich.color import Color
 from rich.console import Console
 
 from ctrlreward.plots.highlight import highlight
-from ctrlreward.scorers.alignment_explanation import AlignedText, AlignedToken
+from ctrlreward.scorers.alignment import AlignedText, AlignedToken
 
 OUTPUT = AlignedText(
     "the cold  soup!",

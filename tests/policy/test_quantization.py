@@ -12,8 +12,7 @@ from lightning_choice import LoRA, PolicyTuner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ctrlreward import Samples
-from ctrlreward.policy.base_model import _quantization_config
-from ctrlreward.policy.model import load_policy
+from ctrlreward.policy.model import _quantization_config, load_policy
 from ctrlreward.policy.rollouts import log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -62,7 +61,7 @@ def test_without_the_package_the_error_has_the_command(
 
 
 def test_the_configurations_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctrlreward.policy.base_model.import_extra", lambda *_: None)
+    monkeypatch.setattr("ctrlreward.policy.model.import_extra", lambda *_: None)
     config = _quantization_config("nf4", torch.bfloat16)
     assert config.quantization_method() == "nf4"
     assert config.bnb_4bit_use_double_quant

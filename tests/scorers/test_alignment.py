@@ -15,9 +15,7 @@ from transformers import (
 
 from ctrlreward.models.aligner import EmbeddingAligner, TokenAlignment
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.alignment import Alignment
-from ctrlreward.scorers.alignment_aspects import ASPECTS
-from ctrlreward.scorers.alignment_explanation import to_records
+from ctrlreward.scorers.alignment import ASPECTS, Alignment, to_records
 from ctrlreward.weights.sources import resolve
 
 # Output of the package ctc_score 0.1.3 for these sentences, with the settings of the golden file:

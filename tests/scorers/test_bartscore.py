@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Samples
-from ctrlreward.columns import MissingColumn
+from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.bartscore import AspectName, BARTScore
 
 SOURCES = [

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ctrlreward import FunctionScorer, Reward, Samples
-from ctrlreward.columns import MissingColumn
+from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.components import as_component
 
 SAMPLES = Samples(

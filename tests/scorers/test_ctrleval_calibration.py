@@ -9,7 +9,7 @@ from string import ascii_letters
 import numpy as np
 import pytest
 
-from ctrlreward.engine.requests import Requests
+from ctrlreward.engine.sharing import Requests
 from ctrlreward.functional.ranking import auc
 from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.samples import Samples

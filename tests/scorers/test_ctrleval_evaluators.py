@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ctrlreward.engine.requests import Requests
+from ctrlreward.engine.sharing import Requests
 from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.ctrleval import CTRLEval

@@ -8,7 +8,7 @@ import pytest
 
 from ctrlreward.functional.ctrleval import WEIGHTINGS
 from ctrlreward.plots.evaluators import bar_chart
-from ctrlreward.scorers.ctrleval_explanation import Explanation, Pattern, explanation, to_records
+from ctrlreward.scorers.ctrleval import Explanation, Pattern, explanation, to_records
 
 PATTERNS = [
     Pattern("<gen_result> It was ", ".", "good", ("bad", "good")),

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from ctrlreward import CTRLEval, Perplexity, Samples
-from ctrlreward.engine.requests import run_requests
+from ctrlreward.engine.sharing import run_requests
 from ctrlreward.scorers.base import score
 from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
 

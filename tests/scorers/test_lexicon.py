@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ctrlreward import LexiconSentiment, Samples
-from ctrlreward.columns import MissingColumn
 from ctrlreward.functional import auc
+from ctrlreward.samples import MissingColumn
 from ctrlreward.scorers.base import score
 
 # Sentences of our own, from the most negative to the most positive.

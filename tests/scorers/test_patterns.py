@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.models.tasks import Blank
-from ctrlreward.scorers.patterns import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
 
 
 def test_each_sentence_is_blanked_in_turn() -> None:

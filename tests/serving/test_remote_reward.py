@@ -23,7 +23,7 @@ from letter_scorers import Letters, Rank
 
 from ctrlreward import Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl
-from ctrlreward.columns import MissingColumn
+from ctrlreward.samples import MissingColumn
 from ctrlreward.serving import server_connection
 from ctrlreward.serving.contract import FINGERPRINT_HEADER
 from ctrlreward.serving.description import describe

@@ -29,8 +29,7 @@ from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.policy.base_model import load_base
-from ctrlreward.policy.model import LoRA, export_adapter, load_policy
+from ctrlreward.policy.model import LoRA, export_adapter, load_base, load_policy
 from ctrlreward.weights.completeness import listed
 from ctrlreward.weights.loading import load_frozen
 

@@ -16,8 +16,7 @@ import torch
 
 from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, score
-from ctrlreward.scorers.empty_texts import scatter
+from ctrlreward.scorers.base import Component, Scores, scatter, score
 
 ScoredShard: TypeAlias = tuple[int, dict[str, Scores]]
 

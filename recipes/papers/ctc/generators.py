@@ -16,9 +16,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ctrlreward.columns import shortened
 from ctrlreward.engine.batching import Ids, pad_rows, run_batched
 from ctrlreward.models.tokenization import max_tokens, start_token
+from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 log = logging.getLogger(__name__)

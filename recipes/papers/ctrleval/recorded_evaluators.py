@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.engine.requests import Requests
+from ctrlreward.engine.sharing import Requests
 from ctrlreward.functional.ctrleval import normalize_weights
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores

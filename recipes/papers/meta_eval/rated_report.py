@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.columns import JSON_KEYS
 from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.papers.meta_eval.correlations import (
@@ -22,6 +21,7 @@ from ctrlreward.recipes.papers.meta_eval.correlations import (
     to_json_record,
 )
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.samples import JSON_KEYS
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.tables.row_streams import Row, check_suffix
 from ctrlreward.tables.table_writing import encode_rows

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.engine.requests import Request, Requests, run_requests
-from ctrlreward.engine.sharing import shared_model
+from ctrlreward.engine.sharing import Request, Requests, run_requests, shared_model
 
 
 class Doubling:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from ctrlreward.processor import packed
-from ctrlreward.processor.packed import pack
+from ctrlreward.policy import packing
+from ctrlreward.policy.packing import pack
 
 ROWS = 5
 
@@ -16,7 +16,9 @@ def test_a_packed_product_is_the_product(
     dtype: torch.dtype, amd: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the kernels of both vendors."""
-    monkeypatch.setattr(packed, "_mkl_packs", lambda: torch.backends.mkl.is_available() and not amd)
+    monkeypatch.setattr(
+        packing, "_mkl_packs", lambda: torch.backends.mkl.is_available() and not amd
+    )
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (
         torch.randn(shape, generator=generator).to(dtype) for shape in ((ROWS, 24), (40, 24), (40,))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.engine.prefix_tree import PrefixTree, ancestor_mask, build_prefix_trees, depths
+from ctrlreward.models.causal import PrefixTree, ancestor_mask, build_prefix_trees, depths
 
 # Few tokens, so that sequences begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
