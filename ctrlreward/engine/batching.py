@@ -40,9 +40,12 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 
     The default fits the cache of a CPU, or a quarter of the free memory of an accelerator, at eight
     activations per token of the width of the model's widest layer.
+
+    Raises:
+        ValueError: The budget is not positive.
     """
     if batch_tokens is not None:
-        return batch_tokens
+        return positive("batch_tokens", batch_tokens)
     free = free_memory(model.device)
     return _CPU_TOKENS if free is None else tokens_within(free // 4, model)
 
@@ -135,11 +138,7 @@ def pack(
         lengths: Number of tokens of each item.
         batch_tokens: Token budget of a batch.
         items: Indices of the items to pack; None packs all.
-
-    Raises:
-        ValueError: The budget is not positive.
     """
-    positive("batch_tokens", batch_tokens)
     batches: list[list[int]] = []
     longest, padding = 0, 0
     for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):

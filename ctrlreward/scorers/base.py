@@ -446,6 +446,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     check_columns(components, samples)
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
+    repeats = len(first_rows) < len(samples)
     wanted = _names_by_scorer(components)
     with ExitStack() as locks:
         for scorer in sorted(wanted, key=id):  # the same order in all threads: no deadlock
@@ -453,7 +454,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         results = run_requests(
             [
                 _named(checked_requests(s, distinct, names), first_rows)
-                if s.pointwise
+                if repeats and s.pointwise
                 else checked_requests(s, samples, names)
                 for s, names in wanted.items()
             ]

@@ -327,6 +327,9 @@ class CTRLEval(ModelScorer[Infiller]):
             decoder-only model with three labels or more (see docs/label_calibration.md).
         **options: See `ModelOptions`.
 
+    Attributes:
+        labels: Labels of the task, in the column order of `probabilities`.
+
     Raises:
         ValueError: A name is unknown, a number out of range, or a reference text empty.
 
@@ -352,6 +355,7 @@ class CTRLEval(ModelScorer[Infiller]):
     ) -> None:
         super().__init__(model, **options)
         self.task = task if isinstance(task, Task) else Task.load(task)
+        self.labels = self.task.labels
         self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
         self.weights = None if weights is None else one_of("weights", weights, WEIGHTINGS)
@@ -377,11 +381,6 @@ class CTRLEval(ModelScorer[Infiller]):
         readers: dict[str, str] = {"prefixes": "consistency", "labels": "attribute_relevance"}
         aspects = self.aspects if names is None else names
         return {c: f"CTRLEval {aspect}" for c, aspect in readers.items() if aspect in aspects}
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Labels of the task, in the column order of `probabilities`."""
-        return self.task.labels
 
     def build_model(self, name: str) -> Infiller:
         """Load the model, or share it with the scorers that have loaded it."""
