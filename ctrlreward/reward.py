@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -83,7 +84,67 @@ class RewardBatch:
         return statistics
 
 
-class Reward:
+class AnyReward(ABC):
+    """What a `Reward` of this process and a `RemoteReward` of a server have in common.
+
+    Attributes:
+        components: The components by name; `reward["relevance"]` is one.
+        weights: The weight of each component of a weighted reward; None with other aggregates.
+        thresholds: t1 to t4 of `"gm"`; None with other aggregates.
+        accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
+    """
+
+    components: Mapping[str, Component]
+    weights: Mapping[str, float] | None
+    thresholds: Thresholds | None
+    accuracy_score: AccuracyScore | None
+    _worker: Worker
+
+    def __call__(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> RewardBatch:
+        """Score samples in the calling thread.
+
+        Args:
+            samples: n samples, in any form that `as_samples` converts.
+            columns: Columns of the samples to add or replace: `labels="positive"`.
+
+        Raises:
+            Exception: Any exception of a scorer, or of `as_samples`.
+            ValueError: A scorer or the aggregate does not return one value per sample.
+        """
+        return self._score(as_samples(samples, **columns))
+
+    def __getitem__(self, name: str) -> Component:
+        """Return a component, for callbacks and adapters; a KeyError lists those that exist."""
+        if name not in self.components:
+            raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
+        return self.components[name]
+
+    def submit(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> Future[RewardBatch]:
+        """Score samples on the background thread; the future returns or raises as a call does."""
+        return self._worker.submit(self._score, as_samples(samples, **columns))
+
+    def yield_cpu(self) -> None:
+        """Let the worker of a later `submit` yield the CPU to training (`Worker.yield_cpu`)."""
+        self._worker.yield_cpu()
+
+    @abstractmethod
+    def load(self) -> None:
+        """Load all models now; without it, the first scoring loads them."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """End the background thread and free all models; a later call loads them again."""
+
+    @abstractmethod
+    def _score(self, samples: Samples) -> RewardBatch:
+        """Return the rewards of n samples."""
+
+
+class Reward(AnyReward):
     """Several components combined into one reward per sample; higher is better.
 
     A call scores in the caller's thread, `submit` on a background thread; on a CUDA device both
@@ -172,37 +233,6 @@ class Reward:
                 scorer.to(device)
         self._worker = Worker()
 
-    def __call__(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> RewardBatch:
-        """Score samples in the calling thread.
-
-        Args:
-            samples: n samples, in any form that `as_samples` converts.
-            columns: Columns of the samples to add or replace: `labels="positive"`.
-
-        Raises:
-            Exception: Any exception of a scorer, or of `as_samples`.
-            ValueError: A scorer or the aggregate does not return one value per sample.
-        """
-        return self._score(as_samples(samples, **columns))
-
-    def __getitem__(self, name: str) -> Component:
-        """Return a component, for callbacks and adapters; a KeyError lists those that exist."""
-        if name not in self.components:
-            raise KeyError(f"no component {name!r}; the reward has {', '.join(self.components)}")
-        return self.components[name]
-
-    def submit(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> Future[RewardBatch]:
-        """Score samples on the background thread; the future returns or raises as a call does."""
-        return self._worker.submit(self._score, as_samples(samples, **columns))
-
-    def yield_cpu(self) -> None:
-        """Let the worker of a later `submit` yield the CPU to training (`Worker.yield_cpu`)."""
-        self._worker.yield_cpu()
-
     def load(self) -> None:
         """Load all models now, on this thread; without it, the first scoring loads them.
 
@@ -241,10 +271,10 @@ class Reward:
         return list(dict.fromkeys(component.scorer for component in self.components.values()))
 
 
-RewardLike: TypeAlias = Reward | Components
+RewardLike: TypeAlias = AnyReward | Components
 
 
-def as_reward(given: RewardLike) -> Reward:
+def as_reward(given: RewardLike) -> AnyReward:
     """Return a reward as it is, or `Reward(given)`.
 
     Args:
@@ -260,7 +290,7 @@ def as_reward(given: RewardLike) -> Reward:
         >>> as_reward(brevity)(["Soup.", "Good soup."]).total
         array([ -5., -10.])
     """
-    return given if isinstance(given, Reward) else Reward(given)
+    return given if isinstance(given, AnyReward) else Reward(given)
 
 
 def _split(
@@ -275,7 +305,7 @@ def _split(
             raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
         if not isinstance(weight, Real | None):
             raise TypeError(f"{place} has the weight {shortened(weight)}, must be a number")
-        if isinstance(component, Reward):
+        if isinstance(component, AnyReward):
             raise TypeError(f"{place} is a Reward: give its components, such as reward['name']")
         component = as_component(place, component)
         name = component.name if name is None else name

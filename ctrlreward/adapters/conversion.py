@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrlreward.reward import Reward
+from ctrlreward.reward import AnyReward
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
 
 # Filled in from the trainer's completions and prompts, so they can't be mapped.
@@ -46,7 +46,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     return mapping
 
 
-def check_pointwise(reward: Reward, caller: str) -> None:
+def check_pointwise(reward: AnyReward, caller: str) -> None:
     """Raise if a component needs several samples at once, for trainers that pass one at a time.
 
     Args:
@@ -71,7 +71,7 @@ def check_pointwise(reward: Reward, caller: str) -> None:
             )
 
 
-def check_failed_score(reward: Reward, failed_score: float, keys: Sequence[str]) -> None:
+def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise if a result could not be represented, for trainers in which every sample has a reward.
 
     Args:

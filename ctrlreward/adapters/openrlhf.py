@@ -29,7 +29,7 @@ from ctrlreward.adapters.conversion import (
     completions_of,
     without,
 )
-from ctrlreward.reward import Reward, RewardLike, as_reward
+from ctrlreward.reward import AnyReward, RewardLike, as_reward
 
 
 def as_reward_func(
@@ -78,7 +78,7 @@ def as_reward_func(
 class _RewardFunc:
     """Reward function: an object instead of a closure, which doesn't pickle."""
 
-    reward: Reward
+    reward: AnyReward
     special_tokens: tuple[str, ...]
     failed_score: float
     columns: Mapping[str, str]

@@ -25,7 +25,7 @@ from ctrlreward.adapters.conversion import (
     plain_text,
 )
 from ctrlreward.engine.sharing import exclusive
-from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
+from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -176,7 +176,7 @@ class _RewardFunc:
 class _Total(_RewardFunc):
     """Total of a reward."""
 
-    reward: Reward
+    reward: AnyReward
 
     def __call__(
         self,
@@ -194,7 +194,7 @@ class _Total(_RewardFunc):
 class _AsyncTotal(_RewardFunc):
     """Total of a reward that is scored on its background thread."""
 
-    reward: Reward
+    reward: AnyReward
 
     async def __call__(
         self,
@@ -228,7 +228,7 @@ class _CachedReward:
     TRL's asynchronous trainer calls these functions from several threads at once.
     """
 
-    def __init__(self, reward: Reward) -> None:
+    def __init__(self, reward: AnyReward) -> None:
         self.reward = reward
         self.last: tuple[Samples, RewardBatch] | None = None
 

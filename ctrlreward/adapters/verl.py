@@ -35,7 +35,7 @@ from ctrlreward.adapters.conversion import (
     check_failed_score,
     check_pointwise,
 )
-from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
+from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
 Result = dict[str, float | None]
@@ -144,7 +144,7 @@ def as_async_compute_score(
 class _BatchComputeScore:
     """Function of a batch."""
 
-    reward: Reward
+    reward: AnyReward
     failed_score: float
     columns: Mapping[str, str]
 
@@ -207,7 +207,7 @@ class _Batcher:
         wait: Seconds from the first sample of a batch to its scoring.
     """
 
-    def __init__(self, reward: Reward, wait: float) -> None:
+    def __init__(self, reward: AnyReward, wait: float) -> None:
         self.reward = reward
         self.wait = wait
         self.queue: list[Samples] = []
@@ -235,7 +235,7 @@ class _Batcher:
 
 
 def _check(
-    reward: Reward, failed_score: float, columns: Mapping[str, str] | None
+    reward: AnyReward, failed_score: float, columns: Mapping[str, str] | None
 ) -> dict[str, str]:
     check_failed_score(reward, failed_score, _KEYS)
     return check_columns(columns)

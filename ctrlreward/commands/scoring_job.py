@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice, zip_longest
@@ -129,8 +129,7 @@ def score_file(
     labels = _label_map(label_map)
     with _locations(input, output) as (source, target, resumable):
         rows = open_rows(source, target)
-        with closing(rows.placed()) as placed:
-            head = list(islice(placed, chunk + 1))
+        head = list(islice(rows.placed(), chunk + 1))
         first = head[0]
         present = list(first.cells)
         sample = to_samples([first.cells], columns, [rows.place(first)], present, labels)
@@ -174,8 +173,8 @@ def score_file(
                     store.start(manifest)
                 with pool:
                     score_corpus(corpus, manifest, store, pool)
-                scored = scored_shards(corpus, manifest, store)
-                means = write_output(list(components), scored, outputs, shapes)
+                shards = scored_shards(corpus, manifest, store)
+                means = write_output(list(components), shards, outputs, shapes)
                 store.folder.remove()
         if output == STANDARD:
             with target.open() as scored:

@@ -12,7 +12,7 @@ from ctrlreward.commands.command_parser import CommandParser
 from ctrlreward.commands.config_files import ConfigFile
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.reward_files import COMPONENT_KEYS, read_reward
-from ctrlreward.reward import Reward
+from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.remote_reward import RemoteReward
 
@@ -86,7 +86,7 @@ def reward_of(
         file: File of the reward, for errors.
     """
     if "class_path" in block:
-        reward = _parsed("reward", Reward, block, file and file.under("reward"))
+        reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
     else:
         own = file and file.below(["components"])
         components = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.policy.value import Estimates
-from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.reward import AnyReward, RewardBatch
 from ctrlreward.samples import Samples
 
 
@@ -50,7 +50,7 @@ class PendingRollout:
         prompts: Samples,
         inputs: Sequence[Prompt],
         sample: Callable[[Sequence[Prompt]], Rollout],
-        reward: Reward,
+        reward: AnyReward,
         overlap: bool,
     ) -> PendingRollout:
         """Sample completions and arrange their scoring.

@@ -78,11 +78,10 @@ def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ..
         found[key] = str(value)
     elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
         found[key] = _name_of(value)
-        cells = getattr(value, "__closure__", None) or ()
-        given = [
-            *(cell.cell_contents for cell in cells),
-            *(getattr(value, "__defaults__", 0) or ()),
-        ]
+        given: list[object] = []
+        if isinstance(value, types.FunctionType):
+            given.extend(cell.cell_contents for cell in value.__closure__ or ())
+            given.extend(value.__defaults__ or ())
         if given:
             _walk(given, f"{key}.given", found, (*above, id(value)))
     else:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctrlreward.placement import Worker
-from ctrlreward.reward import AccuracyScore, Aggregate, Reward, RewardBatch, Thresholds
+from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import (
     Component,
@@ -26,7 +26,7 @@ from ctrlreward.serving.description import describe
 from ctrlreward.serving.server_connection import ServerConnection
 
 
-class RemoteReward(Reward):
+class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
 
     `remote["relevance"]` is a component for callbacks and adapters, which the server scores, too.
@@ -69,15 +69,13 @@ class RemoteReward(Reward):
         self,
         url: str,
         token: str | None = None,
-        expect: dict[str, Any] | str | PathLike[str] | Reward | None = None,
+        expect: dict[str, Any] | str | PathLike[str] | AnyReward | None = None,
         timeout: float = 600.0,
         patience: float | None = None,
     ) -> None:
-        # Not Reward's: components and weights are the server's.
         self._connection = ServerConnection(url, token, timeout, patience, _expected(expect))
         self._scorers_by_id: dict[str, RemoteScorer] = {}
         self._worker = Worker()
-        self.device = None
 
     @property
     def url(self) -> str:
@@ -114,15 +112,6 @@ class RemoteReward(Reward):
         """The score that is the accuracy of `"gm"`; None with other aggregates."""
         given: AccuracyScore | None = self.description["accuracy_score"]
         return given
-
-    @property
-    def aggregate(self) -> Aggregate:  # type: ignore[override]
-        """Not available: the server computes totals.
-
-        Raises:
-            AttributeError: Always.
-        """
-        raise AttributeError("the aggregate of a RemoteReward is on its server")
 
     def yield_cpu(self) -> None:
         """Do nothing: scoring takes no core of this process."""
@@ -233,7 +222,7 @@ def _range(low: float | None, high: float | None) -> tuple[float, float]:
 
 
 def _expected(
-    given: Mapping[str, Any] | str | PathLike[str] | Reward | None,
+    given: Mapping[str, Any] | str | PathLike[str] | AnyReward | None,
 ) -> Mapping[str, Any] | None:
     """Return the description of an expected reward."""
     if isinstance(given, RemoteReward):

@@ -338,7 +338,7 @@ def test_a_token_and_other_machines(
         monkeypatch.setenv("CTRLREWARD_TOKEN", "s3cret")
     main(["serve", str(bare), *options])
     (middleware,) = served[0].user_middleware
-    assert middleware.kwargs["token"] == (None if way == "none" else "s3cret")
+    assert middleware.kwargs["options"].token == (None if way == "none" else "s3cret")
     warned = "there is no token" in capsys.readouterr().err
     assert warned == (way == "none" and host == "0.0.0.0")
 
