@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from warm_python import run_warm
+from warm_python import run_warm, start_server
 
 # Set before the imports of torch, transformers and wandb, which read these variables once.
 # Subprocesses inherit them.
@@ -39,6 +39,10 @@ settings.load_profile("ctrlreward")
 pytest_plugins = ["tiny_models"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    start_server()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary

@@ -1,4 +1,4 @@
-"""Python processes that have imported what most scripts of tests need: forks of one, started once.
+"""Python processes that have imported what most scripts of tests need: forks of pytest's own.
 
 To import PyTorch, transformers and Lightning takes longer than what these scripts do with them.
 """
@@ -6,17 +6,38 @@ To import PyTorch, transformers and Lightning takes longer than what these scrip
 from __future__ import annotations
 
 import atexit
+import gc
 import json
+import multiprocessing.util
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+_server: TextIO
+
+
+def start_server() -> None:
+    """Fork the process that is forked for each script, before tests start threads.
+
+    It ends with this process, at the end of its input.
+    """
+    global _server
+    ours, theirs = socket.socketpair()
+    server = os.fork()
+    _server = (theirs if server == 0 else ours).makefile("rw")
+    (ours if server == 0 else theirs).close()
+    if server == 0:
+        _serve()
+        os._exit(0)
 
 
 def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -37,42 +58,26 @@ def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.Com
             "command": command,
             "environment": dict(os.environ),
             "folder": os.getcwd(),
-            "output": [str(output), str(errors)],
+            "streams": [os.devnull, str(output), str(errors)],
             "timeout": timeout,
         }
-        server = _server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(job) + "\n")
-        server.stdin.flush()
-        code = json.loads(server.stdout.readline())
+        print(json.dumps(job), file=_server, flush=True)
+        code = json.loads(_server.readline())
         printed = [file.read_text("utf-8") for file in (output, errors)]
     if code is None:
         raise subprocess.TimeoutExpired(command, timeout, *printed)
     return subprocess.CompletedProcess(command, code, *printed)
 
 
-@cache
-def _server() -> subprocess.Popen[str]:
-    """Start the process to fork; it ends with this one, at the end of its input."""
-    server = subprocess.Popen(
-        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    atexit.register(server.communicate)
-    return server
-
-
-def _serve() -> dict[str, Any] | None:
-    """Fork for each job and reply with its exit code; return the job in the fork."""
-    import lightning_choice  # noqa: F401 — and with it PyTorch and transformers
-
-    while line := sys.stdin.readline():
-        job: dict[str, Any] = json.loads(line)
+def _serve() -> None:
+    """Fork for each job and reply with its exit code."""
+    gc.freeze()
+    while line := _server.readline():
+        job = json.loads(line)
         child = os.fork()
         if child == 0:
-            return job
-        print(json.dumps(_code(child, job["timeout"])), flush=True)
-    return None
+            _become(job)
+        print(json.dumps(_code(child, job["timeout"])), file=_server, flush=True)
 
 
 def _code(child: int, timeout: float) -> int | None:
@@ -89,25 +94,31 @@ def _code(child: int, timeout: float) -> int | None:
 
 
 def _become(job: Mapping[str, Any]) -> None:
-    """Run the job's script as the main program of this process."""
+    """Run the job's script as the main program of this process, and end as Python does."""
     os.setpgid(0, 0)
-    for descriptor, file in enumerate(job["output"], start=1):
-        opened = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    for descriptor, file in enumerate(job["streams"]):
+        opened = os.open(file, os.O_CREAT | os.O_RDWR)
         os.dup2(opened, descriptor)
         os.close(opened)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+    sys.stderr = os.fdopen(2, "w", buffering=1)
     os.environ.clear()
     os.environ.update(job["environment"])
     os.chdir(job["folder"])
     sys.argv = job["command"]
-    sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    # Not inside a function that forks: the fork ends as any Python process does, with its threads
-    # and its exit code.
-    if (job := _serve()) is not None:
-        _become(job)
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    atexit._clear()  # what the tests' process does at its end
+    atexit.register(multiprocessing.util._exit_function)
+    code: object = None
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
