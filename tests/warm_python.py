@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import logging
 import multiprocessing.util
 import os
 import runpy
@@ -107,6 +108,7 @@ def _become(job: Mapping[str, Any]) -> None:
     os.chdir(job["folder"])
     sys.argv = job["command"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    logging.root.handlers.clear()  # pytest's; a new process has none
     atexit._clear()  # what the tests' process does at its end
     atexit.register(multiprocessing.util._exit_function)
     code: object = None

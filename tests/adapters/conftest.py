@@ -32,7 +32,7 @@ class Letters(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"share": ScoreSpec(True, (0.0, 1.0)), "length": ScoreSpec(False, (0.0, np.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.scored.append(samples)
         lengths = np.array([len(text) for text in samples.texts], dtype=np.float64)
         return {"share": np.array([share_of(text) for text in samples.texts]), "length": lengths}
@@ -47,7 +47,7 @@ class Kinds(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"kinds": ScoreSpec(True, (0.0, 1.0)), "first": ScoreSpec(True, (0.0, np.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         n = len(samples)
         kinds = len(set(samples.texts)) / n
         failing = np.array([np.nan if "f" in text else 1.0 for text in samples.texts])

@@ -116,13 +116,13 @@ def test_copied_component_functions_score_a_batch_once_between_them(letters) -> 
 
 def test_component_functions_in_threads_score_a_batch_once(letters, monkeypatch) -> None:
     """TRL's asynchronous trainer runs each function in a thread of its own."""
-    quick = type(letters).score
+    quick = type(letters).score_samples
 
     def slow(self: Any, samples: Samples) -> Any:
         time.sleep(0.1)
         return quick(self, samples)
 
-    monkeypatch.setattr(type(letters), "score", slow)
+    monkeypatch.setattr(type(letters), "score_samples", slow)
     reward = Reward({"share": letters["share"], "length": letters["length"]})
     functions, _ = trl.as_component_funcs(reward)
     with ThreadPoolExecutor(4) as pool:

@@ -77,8 +77,8 @@ def test_metrics_of_one_scorer_score_a_batch_once(letters) -> None:
 
 def test_scorers_with_equal_first_scores_stay_separate(letters) -> None:
     class Others(type(letters)):  # type: ignore[misc]
-        def score(self, samples):
-            return {name: np.floor(v) for name, v in super().score(samples).items()}
+        def score_samples(self, samples):
+            return {name: np.floor(v) for name, v in super().score_samples(samples).items()}
 
     metrics = MetricCollection(
         {"one": ScoreMean(letters["share"]), "other": ScoreMean(Others()["share"])}
@@ -117,7 +117,7 @@ class Share(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"share": ScoreSpec(True, (0.0, 1.0))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         rows = zip(samples.texts, samples.require("labels", "Share"), strict=True)
         shares = [t.count("a") / len(t) if label == "counted" else np.nan for t, label in rows]
         return {"share": np.array(shares)}

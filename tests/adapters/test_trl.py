@@ -89,7 +89,7 @@ class Meeting(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"met": ScoreSpec(True, (0.0, 1.0))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.barrier.wait(timeout=10)
         return {"met": np.ones(len(samples))}
 

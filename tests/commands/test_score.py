@@ -44,7 +44,7 @@ class Letters(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"letters": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         Letters.calls.append(len(samples))
         counts = [text.count(self.letter) / 3 if text else NAN for text in samples.texts]
         return {"letters": np.array(counts)}
@@ -59,7 +59,7 @@ class Rank(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"rank": ScoreSpec(higher_is_better=False, range=(0.0, 1.0))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         lengths = np.array([len(text) for text in samples.texts])
         return {"rank": (lengths[:, None] > lengths).mean(axis=1)}
 
@@ -73,7 +73,7 @@ class Interrupted(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         if "KILL_AT" in os.environ and os.environ["KILL_AT"] in samples.texts:
             os.kill(os.getpid(), signal.SIGKILL)
         Interrupted.calls.append(len(samples))

@@ -24,7 +24,7 @@ class Length(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {"length": ScoreSpec(higher_is_better=True, range=(0.0, np.inf))}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         self.calls.append(len(samples))
         return {"length": np.array([len(text) or NAN for text in samples.texts])}
 

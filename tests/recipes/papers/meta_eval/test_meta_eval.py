@@ -33,7 +33,7 @@ class Length(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         return {name: ScoreSpec(self.sign > 0, (-np.inf, np.inf)) for name in self.names}
 
-    def score(self, samples: Samples) -> dict[str, Scores]:
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
         lengths = np.array([self.sign * len(text) or np.nan for text in samples.texts])
         return {name: lengths + position for position, name in enumerate(self.names)}
 
