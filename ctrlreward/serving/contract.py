@@ -87,7 +87,7 @@ class Sample(Message):
 
 
 class SamplesBody(Message):
-    """What the bodies with samples share."""
+    """Body with samples."""
 
     samples: list[Sample]
 
