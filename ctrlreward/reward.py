@@ -85,7 +85,7 @@ class RewardBatch:
 
 
 class AnyReward(ABC):
-    """What a `Reward` of this process and a `RemoteReward` of a server have in common.
+    """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
 
     Attributes:
         components: The components by name; `reward["relevance"]` is one.

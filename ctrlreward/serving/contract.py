@@ -86,7 +86,7 @@ class Sample(Message):
 
 
 class SamplesBody(Message):
-    """What the bodies with samples share."""
+    """Body with samples."""
 
     samples: list[Sample]
 

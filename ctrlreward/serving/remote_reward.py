@@ -148,6 +148,7 @@ class RemoteScorer(Scorer):
         id_: Id of the scorer on the server.
 
     Examples:
+        >>> from ctrlreward.serving.server_connection import ServerConnection
         >>> scorer = RemoteScorer(ServerConnection("http://127.0.0.1:8700"), "0")
         >>> scorer.devices
         ()

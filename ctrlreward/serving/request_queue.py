@@ -15,7 +15,7 @@ from ctrlreward.placement import Worker
 from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_columns
-from ctrlreward.serving.batches import Finish, WaitingRequest, refusal, results_of
+from ctrlreward.serving.batch_scoring import Finish, WaitingRequest, refusal, results_of
 from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScoredRequest
 from ctrlreward.serving.description import scorers_by_id
 from ctrlreward.serving.limits import QueueOptions

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from letter_scorers import Letters, Rank, letters_reward
 
 from ctrlreward import Reward, Samples
-from ctrlreward.serving.batches import first_culprit, tolerant_scores
+from ctrlreward.serving.batch_scoring import first_culprit, tolerant_scores
 from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, ScorerFailed
 from ctrlreward.serving.limits import QueueOptions
 from ctrlreward.serving.request_queue import RequestQueue

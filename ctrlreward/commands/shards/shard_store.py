@@ -1,4 +1,4 @@
-"""What an unfinished run keeps: the manifest of its corpus, and a file of scores per shard."""
+"""Manifest and scores of an unfinished run: a file for each shard."""
 
 from __future__ import annotations
 
