@@ -26,6 +26,7 @@ from ctrlreward import callbacks, functional, lightning, policy, scorers, select
 from ctrlreward.adapters import openrlhf, torchmetrics, trainer_options, trainer_routes, trl, verl
 from ctrlreward.plots.evaluators import bar_chart
 from ctrlreward.plots.highlight import highlight
+from ctrlreward.reward import AnyReward
 
 Floats = npt.NDArray[np.float64]
 
@@ -72,7 +73,7 @@ class CharactersPerWord(scorers.CompositeScorer):
         return [Characters(), Words()]
 
     def score_samples(self, samples: cr.Samples) -> dict[str, Floats]:
-        characters, words = (part.score_samples(samples) for part in self.parts)
+        characters, words = (part.score(samples) for part in self.parts)
         return {"width": characters["characters"] / words["words"]}
 
 
@@ -252,7 +253,7 @@ def other_trainers() -> None:
     openrlhf.as_reward_func(reward, "<eos>", -1.0, {"sources": "label"})(["a soup"], ["a "], ["b"])
 
     remote = cr.RemoteReward("http://127.0.0.1:8700", expect={"weights": {"content": 1.0}})
-    anywhere: cr.Reward = remote
+    anywhere: AnyReward = remote
     trl.as_reward_funcs(anywhere, sources)  # asks the server at its first call
     described = serving.describe(reward)
     assert serving.differences(described, serving.describe(reward)) == []
