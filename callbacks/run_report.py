@@ -60,7 +60,7 @@ class RunReportMixin(CallbackMixin):
         super().__init__()
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
-        self._to = Path()
+        self._to: Path | None = None  # until setup has passed
         self._started, self._before = time.perf_counter(), 0.0
 
     def state_dict(self) -> dict[str, Any]:
@@ -89,19 +89,20 @@ class RunReportMixin(CallbackMixin):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files."""
-        self._write(trainer)
+        assert self._to is not None
+        self._write(trainer, self._to)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Write both files."""
-        if is_fitting(trainer):
-            self._write(trainer, type(exception).__name__)
+        """Write both files, unless the run was refused before it began."""
+        if is_fitting(trainer) and self._to is not None:
+            self._write(trainer, self._to, type(exception).__name__)
 
     def _seconds(self) -> float:
         return self._before + time.perf_counter() - self._started
 
-    def _write(self, trainer: Trainer, error: str = "") -> None:
+    def _write(self, trainer: Trainer, folder: Path, error: str = "") -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         facts = run_facts(trainer)
@@ -111,7 +112,7 @@ class RunReportMixin(CallbackMixin):
         logged = [log for log in trainer.loggers if isinstance(log, HistoryLoggerMixin)]
         history = JsonLog(logged[0].path).read() if logged else self.rows
         summary = {"scores": scores, **facts, "seconds": {"total": self._seconds()}}
-        write_report(self._to, summary, history)
+        write_report(folder, summary, history)
 
 
 def _course(rows: Rows, key: str, mode: str) -> Mapping[str, float | None]:

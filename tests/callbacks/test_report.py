@@ -556,8 +556,10 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_
     assert (summary["selection"], summary["constraints_met"]) == (selection, True)
     assert summary["best_checkpoint"].endswith("step=000004-v=0.500.ckpt")
     both = [BeforeAfter({"v": curve(VALUES)["value"]}, TEST), *callbacks()]
+    before = set(Path().iterdir())
     with pytest.raises(MisconfigurationException, match="leave RunReport out"):
         fit(counter(), both)
+    assert set(Path().iterdir()) == before
 
 
 def test_numbers_of_the_table_do_not_run_together() -> None:
