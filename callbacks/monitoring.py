@@ -61,7 +61,7 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str]]:
     `GenerationScorer` logs are assumed to be logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
-    stale = [scorer for scorer in _scorers(trainer) if not scorer.fresh]
+    stale = [scorer for scorer in _scorers(trainer) if not scorer.has_new_scores]
     return metrics, {key for scorer in stale for key in scorer.specs}
 
 
