@@ -130,11 +130,11 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         >>> samples.groups
         ('0', '0', '1', '1')
     """
-    given = as_samples(prompts)
-    error = _mismatch(module, given) or unclear_input(module, given)
+    samples = as_samples(prompts)
+    error = _mismatch(module, samples) or unclear_input(module, samples)
     if error:
         raise ValueError(error)
-    starts = given.as_prompts()
+    starts = samples.as_prompts()
     rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
@@ -154,23 +154,12 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
 def check_generator(callback: Callback, module: object, prompts: Samples) -> None:
     """Check that a module has a method for `generate`, and the samples what that needs.
 
-    Raises:
-        MisconfigurationException: It is not so; names the callback and the fix.
-    """
-    error = _mismatch(module, prompts)
-    if error:
-        raise misconfigured(callback, f"{type(callback).__name__}: {error}")
-
-
-def check_input(callback: Callback, module: object, prompts: Samples) -> None:
-    """Check that it is clear what a module's language model reads.
-
-    Lightning calls `configure_model` after `setup`, so this is for `on_fit_start`.
+    Called in `setup`, and in `on_fit_start` for a model that `configure_model` has built.
 
     Raises:
-        MisconfigurationException: It is open; names the callback and the fix.
+        MisconfigurationException: `generate` would refuse them; names the callback and the fix.
     """
-    error = unclear_input(module, prompts)
+    error = _mismatch(module, prompts) or unclear_input(module, prompts)
     if error:
         raise misconfigured(callback, f"{type(callback).__name__}: {error}")
 

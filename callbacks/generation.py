@@ -11,7 +11,6 @@ from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
-    check_input,
     fixed_randomness,
     generate_across_ranks,
 )
@@ -93,7 +92,7 @@ class GenerationScorerMixin(CallbackMixin):
         overlap: Score in the background, and log one validation late.
 
     Attributes:
-        fresh: Whether the last validation logged new scores. `trainer.callback_metrics` keeps
+        has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
@@ -139,9 +138,8 @@ class GenerationScorerMixin(CallbackMixin):
         overlap: bool = False,
     ) -> None:
         super().__init__()
-        self.scores = components_by_name(scores)
-        self._given = as_samples(samples)
-        self.samples = self._given.as_prompts()
+        self.components = components_by_name(scores)
+        self.samples = as_samples(samples)
         if len(self.samples) == 0:
             raise ValueError("samples has no items: give at least one held-out prompt")
         self.every_n_validations = positive("every_n_validations", every_n_validations)
@@ -149,7 +147,7 @@ class GenerationScorerMixin(CallbackMixin):
         self.name = name
         self.table_rows = positive("table_rows", table_rows)
         self.seed = seed
-        self.fresh = False
+        self.has_new_scores = False
         self.validations = 0
         self.last_scored_step = -1
         self.folder: Path | None = None
@@ -180,7 +178,7 @@ class GenerationScorerMixin(CallbackMixin):
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each logged key."""
-        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.scores).items()}
+        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.components).items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
@@ -188,11 +186,11 @@ class GenerationScorerMixin(CallbackMixin):
         if stage == "predict":
             return
         self._loaded_step = None
-        check_generator(self, pl_module, self._given)
+        check_generator(self, pl_module, self.samples)
         if stage == "fit":
             self._check_fit(trainer)
-        check_devices(self.scores, trainer)
-        check_columns(self.scores, self.samples)
+        check_devices(self.components, trainer)
+        check_columns(self.components, self.samples.as_prompts())
         if trainer.strategy.root_device.type == "cpu":
             self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
@@ -208,7 +206,7 @@ class GenerationScorerMixin(CallbackMixin):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
-        check_input(self, pl_module, self._given)
+        check_generator(self, pl_module, self.samples)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
@@ -229,7 +227,7 @@ class GenerationScorerMixin(CallbackMixin):
         self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.fresh = False
+        self.has_new_scores = False
         if trainer.sanity_checking:
             return
         fitting = trainer.state.fn == "fit"
@@ -250,7 +248,7 @@ class GenerationScorerMixin(CallbackMixin):
                 self._start(step, samples)
         elif samples is not None:
             scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, logged_scores(self.scores, scores))
+            self._log(pl_module, logged_scores(self.components, scores))
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
@@ -269,23 +267,14 @@ class GenerationScorerMixin(CallbackMixin):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def release(self) -> None:
         """End the background thread and free the scorers' models."""
-        self._release()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """End the background thread and free the scorers' models."""
-        self._release()
-
-    def _release(self) -> None:
         self._pending.close()
         for scorer in self._scorers():
             scorer.release()
 
     def _scorers(self) -> list[Scorer]:
-        return list(dict.fromkeys(component.scorer for component in self.scores.values()))
+        return list(dict.fromkeys(component.scorer for component in self.components.values()))
 
     def _check_fit(self, trainer: Trainer) -> None:
         if not trainer.enable_validation:
@@ -304,7 +293,7 @@ class GenerationScorerMixin(CallbackMixin):
     def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
         logged = {f"{self.name}/{key}": value for key, value in values.items()}
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-        self.fresh = True
+        self.has_new_scores = True
 
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
@@ -323,7 +312,7 @@ class GenerationScorerMixin(CallbackMixin):
         if samples is None:
             return None
         scores = self._pending.result(lambda result: self._show(trainer, step, samples, result))
-        return {**logged_scores(self.scores, scores), SCORED_STEP: float(step)}
+        return {**logged_scores(self.components, scores), SCORED_STEP: float(step)}
 
     def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
@@ -341,7 +330,7 @@ class GenerationScorerMixin(CallbackMixin):
 
     def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
-        scores = score(with_corpus_parts(self.scores), samples)
+        scores = score(with_corpus_parts(self.components), samples)
         if self.folder is not None:
             file = self.folder / f"{kind}step={step:06d}.jsonl"
             write_scored_samples(file, samples, without_corpus_parts(scores))

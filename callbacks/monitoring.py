@@ -61,7 +61,7 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str]]:
     `GenerationScorer` logs are assumed to be logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
-    stale = [scorer for scorer in _scorers(trainer) if not scorer.fresh]
+    stale = [scorer for scorer in _scorers(trainer) if not scorer.has_new_scores]
     return metrics, {key for scorer in stale for key in scorer.specs}
 
 
@@ -105,15 +105,21 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     return cast(Mode, mode or declared)
 
 
-def known_modes(trainer: Trainer) -> dict[str, Mode]:
-    """Return the better direction of each key that a scorer declares or a callback monitors."""
-    specs = {key: spec for scorer in _scorers(trainer) for key, spec in scorer.specs.items()}
-    modes = {key: _mode_of(spec) for key, spec in specs.items()}
-    kinds = ("callbacks.ModelCheckpoint", "callbacks.EarlyStopping")
+def monitored(trainer: Trainer) -> dict[str, Mode]:
+    """Return each key that a checkpoint or early stopping callback monitors, and its direction."""
+    kinds = ("callbacks.EarlyStopping", "callbacks.ModelCheckpoint")
+    modes: dict[str, Mode] = {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if any(is_instance(callback, kind) for kind in kinds) and callback.monitor is not None:
             modes.setdefault(callback.monitor, callback.mode)
     return modes
+
+
+def known_modes(trainer: Trainer) -> dict[str, Mode]:
+    """Return the better direction of each key that a scorer declares or a callback monitors."""
+    specs = {key: spec for scorer in _scorers(trainer) for key, spec in scorer.specs.items()}
+    declared = {key: _mode_of(spec) for key, spec in specs.items()}
+    return declared | monitored(trainer) | declared
 
 
 def _scorers(trainer: Trainer) -> list[GenerationScorerMixin]:

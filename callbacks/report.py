@@ -18,7 +18,6 @@ from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
-    check_input,
     fixed_randomness,
     generate,
 )
@@ -145,12 +144,11 @@ class BeforeAfterMixin(CallbackMixin):
         judges: Mapping[str, ComponentLike | AUC] | None = None,
     ) -> None:
         super().__init__()
-        self.scores = components_by_name(scores)
-        self._given = as_samples(samples)
-        self.samples = self._given.as_prompts()
+        self.components = components_by_name(scores)
+        self.samples = as_samples(samples)
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
-        self.judges = judges_by_name(judges or {}, self.scores)
+        self.judges = judges_by_name(judges or {}, self.components)
         self.others = dict(others or {})
         for name, texts in self.others.items():
             if name in ("before", "after"):
@@ -174,18 +172,19 @@ class BeforeAfterMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
-        for samples in (self.samples, *self.others.values()):
-            check_columns(self._components(), samples)
-        for judge in (Mean(next(iter(self.scores.values()))), *self.judges.values()):
-            judge.check(self.samples)
+        prompts = self.samples.as_prompts()
+        for samples in (prompts, *self.others.values()):
+            check_columns(self._all_components(), samples)
+        for judge in (Mean(next(iter(self.components.values()))), *self.judges.values()):
+            judge.check(prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_generator(self, pl_module, self._given)
+            check_generator(self, pl_module, self.samples)
             _checkpoint_callback(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_input(self, pl_module, self._given)
+            check_generator(self, pl_module, self.samples)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""
@@ -211,14 +210,14 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.is_global_zero:
             self._write_summary(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def release(self) -> None:
         """Free the scorers' models."""
-        for component in self._components().values():
+        for component in self._all_components().values():
             component.scorer.release()
 
-    def _components(self) -> dict[str, Component]:
+    def _all_components(self) -> dict[str, Component]:
         """Return what scores each text: the scores, and those that the judges use."""
-        return self.scores | {name: judge.score for name, judge in self.judges.items()}
+        return self.components | {name: judge.score for name, judge in self.judges.items()}
 
     def _train_seconds(self) -> float:
         return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
@@ -258,7 +257,7 @@ class BeforeAfterMixin(CallbackMixin):
                 "resume with the default_root_dir of that time, or start a new run"
             )
         texts, scores = read_scored_samples(path)
-        missing = {key: each for key, each in self._components().items() if key not in scores}
+        missing = {key: each for key, each in self._all_components().items() if key not in scores}
         if missing:
             with fixed_randomness(self.seed), phase(f"scoring {len(texts)} texts"):
                 scores |= score(missing, texts)
@@ -275,18 +274,18 @@ class BeforeAfterMixin(CallbackMixin):
         sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
         texts, _ = sets["after"]
         facts = run_facts(trainer)
-        own = {f"score/{name}": component.spec for name, component in self.scores.items()}
+        own = {f"score/{name}": component.spec for name, component in self.components.items()}
         own |= {f"judges/{name}": judge.score.spec for name, judge in self.judges.items()}
         facts["directions"] |= {
             key: "max" if spec.higher_is_better else "min" for key, spec in own.items()
         }
         summary = {
-            **comparison(self.scores, self.judges, texts, {n: s for n, (_, s) in sets.items()}),
+            **comparison(self.components, self.judges, texts, {n: s for n, (_, s) in sets.items()}),
             **facts,
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
         write_report(folder, summary, JsonLog(folder / "metrics.jsonl").read() or None)
-        key = next(iter(self.judges or self.scores))
+        key = next(iter(self.judges or self.components))
         shown = self.judges[key].score.name if self.judges else key
         untuned, selected = (
             (each, scores[key]) for each, scores in (sets["before"], sets["after"])

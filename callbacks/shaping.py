@@ -185,17 +185,8 @@ class RewardShapingMixin(CallbackMixin):
         for name, value in metrics.items():
             pl_module.log(f"shaping/{name}", value, batch_size=1)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def release(self) -> None:
         """Restore the module."""
-        self._restore_module()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Restore the module."""
-        self._restore_module()
-
-    def _restore_module(self) -> None:
         self._metrics = {}
         if self._module is None:
             return

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the types of one package stand for both
     from pytorch_lightning import Callback, LightningModule, Trainer
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
     from pytorch_lightning.loggers import Logger, WandbLogger
     from pytorch_lightning.plugins import TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
-    TorchCheckpointIO = Trainer = WandbLogger = object
+    ProgressBar = TorchCheckpointIO = Trainer = WandbLogger = object
 
 __all__ = [
     "Callback",
@@ -30,6 +30,7 @@ __all__ = [
     "LightningPackage",
     "Logger",
     "ModelCheckpoint",
+    "ProgressBar",
     "TorchCheckpointIO",
     "Trainer",
     "WandbLogger",

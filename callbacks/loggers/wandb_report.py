@@ -152,7 +152,7 @@ class WandbReportMixin(CallbackMixin):
         if self._wandb_run is None or not is_fitting(trainer):
             return
         for scorer in _callbacks(trainer, GenerationScorerMixin):
-            for key, spec in scorer.specs.items() if scorer.fresh else ():
+            for key, spec in scorer.specs.items() if scorer.has_new_scores else ():
                 value = trainer.callback_metrics[key].item()
                 sign = 1.0 if spec.higher_is_better else -1.0
                 before, _ = self.best.get(key, (-sign * math.inf, -1))

@@ -160,7 +160,7 @@ def _unknown(
 
 def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
     """Return what to type instead: the new name, a similar one, or one of all."""
-    instead = getattr(getattr(kind, "__init__", None), "instead", {})
+    instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "instead", {})  # type: ignore[misc]
     if name in instead:
         return f": use {instead[name]}"
     return did_you_mean(name, known) or (f", only {', '.join(known)}" if known else "")

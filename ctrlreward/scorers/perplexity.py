@@ -36,7 +36,8 @@ class Perplexity(ModelScorer[CausalLM]):
         max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
             None reads as many as the model can.
         score_end: Score the end token after a text, too, as the perplexity of a language model of
-            sentences is computed (`recipes.judges.language_model`). A truncated text has no end.
+            sentences is computed (`recipes.scoring_models.language_model`). A truncated text has no
+            end.
         **options: See `ModelOptions`.
 
     Raises:

@@ -232,7 +232,7 @@ def test_needs_a_reward_checkpoint(fit, counter, noisy, held_out) -> None:
 
 def test_models_are_released(compare) -> None:
     *_, report = compare(max_steps=1)
-    assert report.scores["v"].scorer.releases > 0
+    assert report.components["v"].scorer.releases > 0
 
 
 @pytest.mark.parametrize("scores", [{}, {"v": "value"}])

@@ -66,7 +66,7 @@ class Length(Scorer):
 
 @dataclass(frozen=True)
 class RuleJudges:
-    """Judges by rules, in place of `Judges`."""
+    """Judges by rules, in place of `ScoringModels`."""
 
     def quality(self) -> TransferQuality:
         return TransferQuality(Style(), Similarity(VECTORS), Length(), THRESHOLDS)

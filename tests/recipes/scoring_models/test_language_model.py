@@ -17,7 +17,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.commands.training_job import build
-from ctrlreward.recipes.judges.language_model import (
+from ctrlreward.recipes.scoring_models.language_model import (
     END,
     UNKNOWN,
     Corpus,

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassificatio
 
 from ctrlreward import Accuracy
 from ctrlreward.commands.training_job import build
-from ctrlreward.recipes.judges.sequence_classifier import SequenceClassifierTrainer
-from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceData
+from ctrlreward.recipes.scoring_models.sequence_classifier import SequenceClassifierTrainer
+from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "classifier_yelp.yaml"
 THINGS = ("food", "soup", "staff", "table", "dog", "lake", "bread", "waiter", "menu", "room")

@@ -24,7 +24,7 @@ from ctrlreward.engine.batching import Ids, pad_rows
 from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models import tokenization
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceClassifierTrainer
+from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
 from ctrlreward.weights.loading import load_config, load_tokenizer
 from ctrlreward.weights.sources import resolve
