@@ -21,6 +21,7 @@ from ctrlreward.callbacks.logged_scores import (
     TABLE,
     check_devices,
     components_by_name,
+    evidence_of,
     logged_scores,
     logged_specs,
     with_corpus_parts,
@@ -94,6 +95,9 @@ class GenerationScorerMixin(CallbackMixin):
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
+        evidence: Logged key → value of each prompt, shape (prompts,), of the last scores: the
+            mean over the prompt's completions, or its jackknife value for a score of the corpus.
+            Callbacks that decide compare two validations prompt by prompt.
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
@@ -148,6 +152,7 @@ class GenerationScorerMixin(CallbackMixin):
         self.table_rows = positive("table_rows", table_rows)
         self.seed = seed
         self.has_new_scores = False
+        self.evidence: dict[str, Scores] = {}
         self.validations = 0
         self.last_scored_step = -1
         self.folder: Path | None = None
@@ -215,7 +220,7 @@ class GenerationScorerMixin(CallbackMixin):
             return
         self._start(self._pending.step, self._pending.samples)
         if not self.overlap:  # saved by a run with overlap; here no validation would fetch them
-            self._pending_values(trainer)
+            self._pending_scores(trainer)
             self._pending.clear()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -239,16 +244,16 @@ class GenerationScorerMixin(CallbackMixin):
             step = self._loaded_step
         samples = self._generate(trainer, cast(Generator, pl_module)) if now else None
         if self.overlap and fitting and not self._trial:
-            values = self._pending_values(trainer)
-            if values is not None:
-                self._log(pl_module, values)
+            scores = self._pending_scores(trainer)
+            if scores is not None:
+                self._log(pl_module, scores, {SCORED_STEP: float(self._pending.step)})
                 self.last_scored_step = self._pending.step
                 self._pending.clear()
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
             scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, logged_scores(self.components, scores))
+            self._log(pl_module, scores, {})
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
@@ -260,9 +265,10 @@ class GenerationScorerMixin(CallbackMixin):
         They stay in the state, so a run that resumes from here logs them at its next validation,
         as it would have without the interruption.
         """
-        values = self._pending_values(trainer)
-        if values is None:
+        scores = self._pending_scores(trainer)
+        if scores is None:
             return
+        values = {**logged_scores(self.components, scores), SCORED_STEP: float(self._pending.step)}
         row = {f"{self.name}/{key}": value for key, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
@@ -290,9 +296,15 @@ class GenerationScorerMixin(CallbackMixin):
             if key is not None and key in self.specs:
                 raise misconfigured(trainer, late_score_error(callback, key))
 
-    def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
+    def _log(
+        self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
+    ) -> None:
+        values = {**logged_scores(self.components, scores), **more}
         logged = {f"{self.name}/{key}": value for key, value in values.items()}
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
+        repeats = 1 if self._trial else self.generations_per_prompt
+        evidence = evidence_of(self.components, scores, repeats)
+        self.evidence = {f"{self.name}/{key}": value for key, value in evidence.items()}
         self.has_new_scores = True
 
     def _start(self, step: int, samples: Samples) -> None:
@@ -306,13 +318,12 @@ class GenerationScorerMixin(CallbackMixin):
         on_rank_zero(load)
         self._pending.start(step, samples)
 
-    def _pending_values(self, trainer: Trainer) -> dict[str, float] | None:
-        """Wait for pending scores, log their table and return what to log; None without any."""
+    def _pending_scores(self, trainer: Trainer) -> dict[str, Scores] | None:
+        """Wait for pending scores, log their table and return them; None without any."""
         step, samples = self._pending.step, self._pending.samples
         if samples is None:
             return None
-        scores = self._pending.result(lambda result: self._show(trainer, step, samples, result))
-        return {**logged_scores(self.components, scores), SCORED_STEP: float(step)}
+        return self._pending.result(lambda result: self._show(trainer, step, samples, result))
 
     def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.sequential import jackknife_values
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers.base import Component, Scores, ScoreSpec
@@ -122,6 +123,37 @@ def logged_scores(
         for key, fold in folds.items()
     }
     return {**means, **corpus}
+
+
+def evidence_of(
+    components: Mapping[str, Component], scores: Mapping[str, Scores], repeats: int
+) -> dict[str, Scores]:
+    """Return the value of each prompt for each key of `logged_scores`.
+
+    Args:
+        components: n scores by name.
+        scores: Values of `with_corpus_parts(components)` of all samples, arrays of shape (n,); the
+            completions of a prompt follow each other.
+        repeats: Completions per prompt.
+
+    Returns:
+        Key → array of shape (n / repeats,): the mean over a prompt's completions, NaN if all
+        failed; for `corpus/<name>` the jackknife value, NaN where that is undefined.
+    """
+    table = {key: scores[key].reshape(-1, repeats) for key in components}
+    failed = np.isnan(np.stack(list(table.values()))).any(axis=0)
+    evidence = {key: np.array([valid_mean(row) for row in rows]) for key, rows in table.items()}
+    evidence[FAIL_RATE] = failed.mean(axis=1)
+    for key, component in components.items():
+        fold = component.corpus_fold
+        if fold is not None:
+            parts = [scores[_part_key(key, name)] for name in fold.parts]
+            without = [
+                fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
+                for start in range(0, len(parts[0]), repeats)
+            ]
+            evidence[f"{CORPUS}/{key}"] = jackknife_values(fold.fold(*parts), without)
+    return evidence
 
 
 def _part_key(key: str, part: str) -> str:

@@ -18,7 +18,7 @@ from ctrlreward.lightning_package import (
     mixed,
     package_of,
 )
-from ctrlreward.scorers.base import ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec
 
 # What other libraries call the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -54,15 +54,19 @@ def find_scorer(trainer: Trainer, key: str) -> GenerationScorerMixin | None:
     return next((scorer for scorer in _scorers(trainer) if key in scorer.specs), None)
 
 
-def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str]]:
-    """Return all logged metrics, and the keys that the last validation did not log.
+def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
+    """Return all logged metrics, the keys that the last validation did not log, and the evidence.
 
+    The evidence is the value of each held-out prompt, for keys that a `GenerationScorer` logs.
     `trainer.callback_metrics` keeps the values of earlier validations. Keys that no
     `GenerationScorer` logs are assumed to be logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
     stale = [scorer for scorer in _scorers(trainer) if not scorer.has_new_scores]
-    return metrics, {key for scorer in stale for key in scorer.specs}
+    evidence = {
+        key: values for scorer in _scorers(trainer) for key, values in scorer.evidence.items()
+    }
+    return metrics, {key for scorer in stale for key in scorer.specs}, evidence
 
 
 def is_fitting(trainer: Trainer) -> bool:

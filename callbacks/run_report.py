@@ -83,7 +83,7 @@ class RunReportMixin(CallbackMixin):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the new metrics."""
         if is_fitting(trainer):
-            metrics, stale = read_metrics(trainer)
+            metrics, stale, _ = read_metrics(trainer)
             new = {k: finite_or_none(value) for k, value in metrics.items() if k not in stale}
             self.rows.append({"step": trainer.global_step, **new})
 

@@ -184,13 +184,13 @@ class AlarmRule:
 
     def __post_init__(self) -> None:
         check_direction("proxy_mode", self.proxy_mode)
-        _check_held_out_mode("held_out_mode", self.held_out_mode)
+        check_held_out_mode("held_out_mode", self.held_out_mode)
         if not self.modes:
             raise ValueError("held_out is empty, must be at least one key")
         for key, mode in self.modes.items():
             if key == self.proxy:
                 raise ValueError(f"proxy and held_out are both {key!r}: give two metrics")
-            _check_held_out_mode(f"held_out[{key!r}]", mode)
+            check_held_out_mode(f"held_out[{key!r}]", mode)
         if self.reference not in ("first", "best"):
             raise ValueError(f"reference must be 'first' or 'best', got {self.reference!r}")
         if not 4 <= self.window <= LONGEST:
@@ -381,7 +381,8 @@ class AlarmRule:
         return AlarmDecision(alarm, p_value, reason)
 
 
-def _check_held_out_mode(argument: str, mode: str) -> None:
+def check_held_out_mode(argument: str, mode: str) -> None:
+    """Raise a ValueError unless the mode is "max", "min" or "drift"."""
     if mode != "drift":
         check_direction(argument, mode)
 
