@@ -137,12 +137,18 @@ def test_the_best_validation_as_reference_notices_sooner(fit, writer, prompts) -
 
 
 def test_several_held_out_scores_and_drift(fit, writer, prompts) -> None:
-    watcher = guard(held_out={"score/substance": "max", "score/padding": "drift"}, stop=True)
-    with pytest.warns(UserWarning, match="ProxyGuard"):
-        fit(writer("hacked"), [watch(prompts), watcher], max_steps=24)
-    assert 4 < watcher.alarm_step < 24
-    assert watcher.rule.modes == {"score/substance": "max", "score/padding": "drift"}
-    assert guard(held_out=["score/substance", "score/padding"]).state_key == watcher.state_key
+    """The share of meaningful words rises for four steps before it falls, which is a drift, too."""
+    both = ["score/substance", "score/padding"]
+    drift = {"score/substance": "max", "score/padding": "drift"}
+    steps = []
+    for held_out in (both, drift):
+        watcher = guard(held_out=held_out, stop=True)
+        with pytest.warns(UserWarning, match="ProxyGuard"):
+            fit(writer("hacked"), [watch(prompts), watcher], max_steps=24)
+        steps.append(watcher.alarm_step)
+        assert watcher.state_key == guard(held_out=both).state_key
+    assert steps[1] < 4 < 11 < steps[0] < 24
+    assert watcher.rule.modes == drift
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -287,7 +293,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
             ValueError,
             r"level = 0.01: the smallest p-value of a window of 6 is 0.031",
         ),
-        ({"level": 1.0}, ValueError, "level = 1.0"),
+        ({"level": 1.0}, ValueError, "level must be between 0 and 1"),
         (
             {"proxy_mode": "up"},
             MisconfigurationException,
