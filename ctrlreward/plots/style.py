@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 GRID, TEXT = "#e4e4e7", "#3f3f46"
 FIRST, SECOND, FAINT, EXCLUDED = "#2563eb", "#d97706", "#a1a1aa", "#dc2626"
 
+DPI = 130  # of a PNG
+
 _LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
 # Of several runs in one panel.
