@@ -9,7 +9,7 @@ from typing import cast
 from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
-from ctrlreward.callbacks.shaped_module import ShapedModule
+from ctrlreward.callbacks.shaping import ShapedModule
 from ctrlreward.lightning_package import (
     Callback,
     Trainer,

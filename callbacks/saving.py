@@ -141,6 +141,12 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
         self.best_model_score = None if best is None else scores[best]
 
 
+def selecting_checkpoint(trainer: Trainer) -> SelectingCheckpointMixin | None:
+    """Return the trainer's first `RewardCheckpoint` or `ParetoCheckpoint`, None without one."""
+    callbacks = trainer.checkpoint_callbacks
+    return next((each for each in callbacks if isinstance(each, SelectingCheckpointMixin)), None)
+
+
 def _export(module: AdapterExporter, folder: str) -> None:
     with whole_folder(Path(folder)) as unfinished:
         module.export_adapter(str(unfinished))

@@ -19,7 +19,7 @@ from ctrlreward.callbacks.lightning_internals import prepare_wandb_run
 from ctrlreward.callbacks.loggers.wandb_rows import wandb_loggers
 from ctrlreward.callbacks.monitoring import is_fitting
 from ctrlreward.callbacks.report import BeforeAfterMixin
-from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import (
@@ -206,7 +206,7 @@ class WandbReportMixin(CallbackMixin):
 
     def _log_adapter(self, trainer: Trainer, run: Any) -> None:
         """Log the adapter of the selected checkpoint, if this process has not logged the same."""
-        checkpoint = _selecting(trainer)
+        checkpoint = selecting_checkpoint(trainer)
         if checkpoint is None or not checkpoint.best_adapter_path:
             return
         wandb = import_extra("wandb", "WandbReport")
@@ -224,16 +224,9 @@ def _callbacks(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
     return [one for one in trainer.callbacks if isinstance(one, kind)]  # type: ignore[attr-defined]
 
 
-def _selecting(trainer: Trainer) -> SelectingCheckpointMixin | None:
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, SelectingCheckpointMixin):
-            return callback
-    return None
-
-
 def _selected(trainer: Trainer) -> Summary:
     """Return step and score of the selected checkpoint, and its constraints."""
-    checkpoint = _selecting(trainer)
+    checkpoint = selecting_checkpoint(trainer)
     if checkpoint is None:
         return {}
     score = checkpoint.best_model_score

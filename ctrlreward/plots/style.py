@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import hypot, isfinite
+from collections.abc import Iterable, Mapping
+from math import hypot, isfinite, isnan
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctrlreward.extras import import_extra
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 GRID, TEXT = "#e4e4e7", "#3f3f46"
 FIRST, SECOND, FAINT, EXCLUDED = "#2563eb", "#d97706", "#a1a1aa", "#dc2626"
+
+DPI = 130  # of a PNG
 
 _LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
@@ -90,6 +92,14 @@ def signed(value: float) -> str:
     """Return a difference with its sign, but 0 without: `"+0.250"`, `"0.000"`."""
     text = plain(value)
     return text if text == "0.000" or text.startswith("-") else f"+{text}"
+
+
+def change_text(change: Mapping[str, Any]) -> str:
+    """Return the `difference` of an entry of `summary.json`, and its 95 % interval."""
+    difference, (low, high) = change["difference"], change["difference_ci95"]
+    if difference is None or isnan(difference):
+        return "undefined, since a side has too few texts with a score"
+    return f"{signed(difference)} (95 % interval {signed(low)} to {signed(high)})"
 
 
 def count_steps(panel: Any) -> None:

@@ -243,7 +243,7 @@ def test_a_folder_that_holds_something_else_is_refused(files: tuple, tmp_path: P
     folder.mkdir()
     written(folder / "thesis.txt", ["years of work"])
     with pytest.raises(
-        ValueError, match=r"model' holds thesis\.txt, which does not belong to a TextC"
+        ValueError, match=r"model' holds thesis\.txt, which does not belong to a trained"
     ):
         trained(files, folder)
     assert (folder / "thesis.txt").is_file()
