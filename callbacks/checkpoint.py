@@ -148,6 +148,11 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         return self.rule.best(self.state)
 
     @property
+    def reason(self) -> str:
+        """Why this checkpoint was selected, and which ones cannot be told apart from it."""
+        return self.rule.explain(self.state)
+
+    @property
     def optimism(self) -> float | None:
         """Expected excess of the selected score over its true value, since it was the best by
         chance.
@@ -158,7 +163,11 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
-        return {**super().state_dict(), **self.state.to_dict(), "paths": dict(self._paths)}
+        return {
+            **super().state_dict(),
+            **self.state.to_dict(),
+            "paths": dict(self._paths),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from lightning_utilities.core.rank_zero import rank_zero_info
+
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.completion import (
@@ -21,15 +24,18 @@ from ctrlreward.callbacks.logged_scores import (
     TABLE,
     check_devices,
     components_by_name,
-    evidence_of,
+    cv_of_decodings,
     logged_scores,
     logged_specs,
+    scores_by_prompt,
     with_corpus_parts,
     without_corpus_parts,
 )
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
+from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.sequential import Resolution, resolution
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
@@ -91,13 +97,18 @@ class GenerationScorerMixin(CallbackMixin):
         table_rows: Rows of the table.
         seed: Seed of the generation.
         overlap: Score in the background, and log one validation late.
+        decoding_cv: Log `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
+            first, second, … completions of all prompts, so that it takes two or more of each.
 
     Attributes:
         has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
-        evidence: Logged key → value of each prompt, shape (prompts,), of the last scores: the
-            mean over the prompt's completions, or its jackknife value for a score of the corpus.
-            Callbacks that decide compare two validations prompt by prompt.
+        by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
+            generations_per_prompt), or its jackknife value for a score of the corpus, shape
+            (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
+        resolutions: Logged key → what difference these prompts can show, from the second scored
+            validation on (`ctrlreward.functional.sequential.Resolution`). It is in the summary of
+            `BeforeAfter`, `RunReport` and `WandbReport`.
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
@@ -140,10 +151,12 @@ class GenerationScorerMixin(CallbackMixin):
         table_rows: int = 16,
         seed: int = 0,
         overlap: bool = False,
+        decoding_cv: bool = False,
     ) -> None:
         super().__init__()
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
+        self.samples.as_prompts()  # refuses texts that are their own sources
         if len(self.samples) == 0:
             raise ValueError("samples has no items: give at least one held-out prompt")
         self.every_n_validations = positive("every_n_validations", every_n_validations)
@@ -152,7 +165,14 @@ class GenerationScorerMixin(CallbackMixin):
         self.table_rows = positive("table_rows", table_rows)
         self.seed = seed
         self.has_new_scores = False
-        self.evidence: dict[str, Scores] = {}
+        self.by_prompt: dict[str, Scores] = {}
+        self.resolutions: dict[str, Resolution] = {}
+        self.decoding_cv = decoding_cv
+        if decoding_cv and generations_per_prompt < 2:
+            raise ValueError(
+                "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
+                f"completions of a prompt, got {generations_per_prompt}"
+            )
         self.validations = 0
         self.last_scored_step = -1
         self.folder: Path | None = None
@@ -172,6 +192,7 @@ class GenerationScorerMixin(CallbackMixin):
             "validations": self.validations,
             "last_scored_step": self.last_scored_step,
             "pending": self._pending.state_dict(),
+            "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -179,6 +200,15 @@ class GenerationScorerMixin(CallbackMixin):
         self.validations = state_dict["validations"]
         self.last_scored_step = state_dict["last_scored_step"]
         self._pending.load_state_dict(state_dict.get("pending"))
+        self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
+
+    @property
+    def evidence(self) -> dict[str, Scores]:
+        """Logged key → last score of each prompt, shape (prompts,): the mean of its completions."""
+        return {
+            key: np.array([valid_mean(row) for row in table])
+            for key, table in self.by_prompt.items()
+        }
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -299,13 +329,37 @@ class GenerationScorerMixin(CallbackMixin):
     def _log(
         self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
     ) -> None:
+        repeats = 1 if self._trial else self.generations_per_prompt
+        tables = scores_by_prompt(self.components, scores, repeats)
         values = {**logged_scores(self.components, scores), **more}
+        if self.decoding_cv:
+            values |= cv_of_decodings(tables)
         logged = {f"{self.name}/{key}": value for key, value in values.items()}
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-        repeats = 1 if self._trial else self.generations_per_prompt
-        evidence = evidence_of(self.components, scores, repeats)
-        self.evidence = {f"{self.name}/{key}": value for key, value in evidence.items()}
+        before = self.by_prompt
+        self.by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
+        if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
+            first = not self.resolutions
+            self.resolutions = {
+                f"{self.name}/{key}": resolution(before[f"{self.name}/{key}"], tables[key])
+                for key in self.components
+            }
+            if first:
+                rank_zero_info(self._describe_resolutions())
         self.has_new_scores = True
+
+    def _describe_resolutions(self) -> str:
+        lines = [
+            f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
+            f"deviation {r.between_prompts:.3g} between prompts, {r.between_decodings:.3g} between "
+            "completions of a prompt)"
+            for key, r in self.resolutions.items()
+        ]
+        what = (
+            f"With {len(self.samples)} prompts, two validations that differ by this are found "
+            "different in four of five cases:"
+        )
+        return "\n".join([what, *lines])
 
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""

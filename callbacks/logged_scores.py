@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.sequential import jackknife_values
 from ctrlreward.lightning_package import Trainer, misconfigured
@@ -17,6 +19,7 @@ FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
+CV = "cv"
 
 # What other libraries call the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
@@ -45,7 +48,7 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
     if not scores:
         raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
     for key in scores:
-        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith(f"{CORPUS}/"):
+        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith((f"{CORPUS}/", f"{CV}/")):
             raise ValueError(
                 f"scores has the key {key!r}, which the callback logs itself: give another name"
             )
@@ -125,10 +128,10 @@ def logged_scores(
     return {**means, **corpus}
 
 
-def evidence_of(
+def scores_by_prompt(
     components: Mapping[str, Component], scores: Mapping[str, Scores], repeats: int
 ) -> dict[str, Scores]:
-    """Return the value of each prompt for each key of `logged_scores`.
+    """Return the values of each prompt for each key of `logged_scores`.
 
     Args:
         components: n scores by name.
@@ -137,13 +140,12 @@ def evidence_of(
         repeats: Completions per prompt.
 
     Returns:
-        Key → array of shape (n / repeats,): the mean over a prompt's completions, NaN if all
-        failed; for `corpus/<name>` the jackknife value, NaN where that is undefined.
+        Key → array of shape (n / repeats, repeats); of shape (n / repeats, 1) for the fail rate and
+        for `corpus/<name>`, whose values are jackknife values.
     """
-    table = {key: scores[key].reshape(-1, repeats) for key in components}
-    failed = np.isnan(np.stack(list(table.values()))).any(axis=0)
-    evidence = {key: np.array([valid_mean(row) for row in rows]) for key, rows in table.items()}
-    evidence[FAIL_RATE] = failed.mean(axis=1)
+    tables = {key: scores[key].reshape(-1, repeats) for key in components}
+    failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
+    tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
     for key, component in components.items():
         fold = component.corpus_fold
         if fold is not None:
@@ -152,8 +154,29 @@ def evidence_of(
                 fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
                 for start in range(0, len(parts[0]), repeats)
             ]
-            evidence[f"{CORPUS}/{key}"] = jackknife_values(fold.fold(*parts), without)
-    return evidence
+            values = jackknife_values(fold.fold(*parts), without)
+            tables[f"{CORPUS}/{key}"] = values[:, None]
+    return tables
+
+
+def cv_of_decodings(tables: Mapping[str, Scores]) -> dict[str, float]:
+    """Return CV* of the mean scores of repeated decodings, in percent, as `cv/<name>`.
+
+    The j-th completions of all prompts are one decoding (Belz et al. 2022). NaN where CV* is
+    undefined: for one decoding, means of both signs or means of 0.
+
+    Args:
+        tables: Values of `scores_by_prompt`.
+    """
+    means = {
+        key: [valid_mean(decoding) for decoding in table.T]
+        for key, table in tables.items()
+        if table.shape[1] > 1
+    }
+    return {
+        f"{CV}/{key}": cv_star(row) if min(row) > 0 or max(row) < 0 else math.nan
+        for key, row in means.items()
+    }
 
 
 def _part_key(key: str, part: str) -> str:

@@ -10,6 +10,7 @@ from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
 from ctrlreward.callbacks.shaping import ShapedModule
+from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
     Trainer,
@@ -67,6 +68,11 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str
         key: values for scorer in _scorers(trainer) for key, values in scorer.evidence.items()
     }
     return metrics, {key for scorer in stale for key in scorer.specs}, evidence
+
+
+def resolutions(trainer: Trainer) -> dict[str, Resolution]:
+    """Return what difference the held-out prompts can show, by logged key."""
+    return {key: found for scorer in _scorers(trainer) for key, found in scorer.resolutions.items()}
 
 
 def is_fitting(trainer: Trainer) -> bool:

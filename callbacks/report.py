@@ -31,7 +31,7 @@ from ctrlreward.callbacks.judges import (
 from ctrlreward.callbacks.logged_scores import SAMPLING_NAMES, components_by_name
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
-from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metrics
+from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metrics, resolutions
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
@@ -151,6 +151,7 @@ class BeforeAfterMixin(CallbackMixin):
         super().__init__()
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
+        self.samples.as_prompts()  # refuses texts that are their own sources
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.components)
@@ -415,7 +416,10 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
             "monitor": keeper.monitor if keeper else None,
             "step": ours.selected_step if ours else None,
             "constraints": {key: list(interval) for key, interval in bounds.items()},
+            "optimism": ours.optimism if isinstance(ours, RewardCheckpointMixin) else None,
+            "reason": ours.reason if isinstance(ours, RewardCheckpointMixin) else "",
         },
+        "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
     }
 

@@ -17,7 +17,7 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.lightning_internals import prepare_wandb_run
 from ctrlreward.callbacks.loggers.wandb_rows import wandb_loggers
-from ctrlreward.callbacks.monitoring import is_fitting
+from ctrlreward.callbacks.monitoring import is_fitting, resolutions
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
@@ -202,6 +202,8 @@ class WandbReportMixin(CallbackMixin):
             return
         best = {f"best/{k}": {"value": value, "step": s} for k, (value, s) in self.best.items()}
         summary = {**best, **_selected(trainer), **_stopped(trainer)}
+        found = resolutions(trainer).items()
+        summary["resolution"] = {key: resolution._asdict() for key, resolution in found}
         self._wandb_run.summary.update(summary)
 
     def _log_adapter(self, trainer: Trainer, run: Any) -> None:
@@ -237,6 +239,8 @@ def _selected(trainer: Trainer) -> Summary:
     if isinstance(checkpoint, RewardCheckpointMixin):
         selected["selected/constraints"] = {k: list(b) for k, b in checkpoint.constraints.items()}
         selected["selected/constraints_met"] = checkpoint.selected_step is not None
+        selected["selected/reason"] = checkpoint.reason
+        selected["selected/optimism"] = checkpoint.optimism
     return selected
 
 

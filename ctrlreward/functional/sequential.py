@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from ctrlreward.functional.means import valid_mean
+
 Floats = npt.NDArray[np.float64]
 
 # Sums of sign patterns are counted on a grid, and rounding counts against the difference: less than
@@ -237,6 +239,58 @@ def detectable_difference(
         return math.inf
     quantiles = stats.t.isf([level / 2, 1 - power], len(valid) - 1).sum()
     return float(quantiles * valid.std(ddof=1) / math.sqrt(len(valid)))
+
+
+class Resolution(NamedTuple):
+    """What a held-out set can show of one score.
+
+    Attributes:
+        prompts: Number of prompts with a score at both validations.
+        detectable: Difference of two validations that is found in four of five cases at a level of
+            5 % (`detectable_difference`).
+        prompts_for_half: Number of prompts that would show half of it.
+        between_prompts: Standard deviation between the prompts' true means; more prompts help.
+        between_decodings: Standard deviation between completions of one prompt; more completions
+            per prompt help, too. NaN with one completion per prompt, and then `between_prompts`
+            includes it.
+
+    Examples:
+        >>> Resolution(32, 0.05, 128, between_prompts=0.2, between_decodings=0.1).prompts_for_half
+        128
+    """
+
+    prompts: int
+    detectable: float
+    prompts_for_half: int
+    between_prompts: float
+    between_decodings: float
+
+
+def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
+    """Return what the prompts of two validations can show.
+
+    The spread is that of `after`, by analysis of variance: the mean square between prompts is
+    r · between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
+    3.5).
+
+    Args:
+        before: Score of each completion, shape (prompts, r); NaN if it could not be scored.
+        after: The same at a later validation.
+
+    Examples:
+        >>> resolution([[0.2, 0.4], [0.6, 0.4]], [[0.3, 0.5], [0.9, 0.7]]).between_decodings
+        0.141...
+    """
+    tables = [np.asarray(scores, dtype=np.float64) for scores in (before, after)]
+    means = [np.array([valid_mean(row) for row in table]) for table in tables]
+    both = int(np.isfinite(means[1] - means[0]).sum())
+    whole = tables[1][np.isfinite(tables[1]).all(axis=1)]
+    rows, repeats = whole.shape
+    within = float(whole.var(axis=1, ddof=1).mean()) if repeats > 1 and rows else math.nan
+    spread = float(whole.mean(axis=1).var(ddof=1)) if rows > 1 else math.nan
+    between = spread if repeats == 1 else max(0.0, spread - within / repeats)
+    detectable = detectable_difference(*means)
+    return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
 
 
 def selection_optimism(scores: npt.ArrayLike) -> float:

@@ -218,6 +218,26 @@ class BestRule:
         """Return the step that would be dropped first, None if none is kept."""
         return min(state.kept, key=self._preference(state), default=None)
 
+    def explain(self, state: BestState) -> str:
+        """Return the selected step in words, and what cannot be told apart from it."""
+        step = self.best(state)
+        if step is None:
+            return f"none of {state.validations} validations is a candidate"
+        what = f"{self.monitor} is {state.kept[step]:.4f} at step {step}"
+        chosen = state.candidates.get(step)
+        if chosen is None or self.monitor not in chosen.evidence:
+            return f"{what} (no scores by prompt)"
+        tied = [
+            f"{other.metrics[self.monitor]:.4f} at step {other.step} ({describe(difference)})"
+            for other in state.candidates.values()
+            if other.step != step
+            and (difference := self._difference(state, chosen, other)) is not None
+            and not difference.distinguishable
+        ]
+        if not tied:
+            return f"{what}, distinguishable from all other candidates"
+        return f"{what}, not distinguishable from {'; '.join(tied)}"
+
     def optimism(self, state: BestState) -> float | None:
         """Return by how much the best score is expected to be better than it is, ≥ 0 on average.
 
