@@ -40,6 +40,7 @@ from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
     Trainer,
+    callbacks_of,
     is_instance,
     misconfigured,
 )
@@ -358,7 +359,7 @@ class RunReportMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
         super().setup(trainer, pl_module, stage)
-        if any(isinstance(c, BeforeAfterMixin) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        if callbacks_of(trainer, BeforeAfterMixin):
             raise misconfigured(
                 trainer, "BeforeAfter writes summary.json and curves.png: leave RunReport out"
             )
