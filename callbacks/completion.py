@@ -151,15 +151,22 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     return rows.completed(completions)
 
 
-def check_generator(callback: Callback, module: object, prompts: Samples) -> None:
+def check_generator(
+    callback: Callback, module: object, prompts: Samples, complete: bool = True
+) -> None:
     """Check that a module has a method for `generate`, and the samples what that needs.
 
-    Called in `setup`, and in `on_fit_start` for a model that `configure_model` has built.
+    Args:
+        callback: Callback that generates.
+        module: Module that completes.
+        prompts: Samples to complete.
+        complete: Whether all models of the module are built. In `setup` of training,
+            `configure_model` has not been called yet.
 
     Raises:
         MisconfigurationException: `generate` would refuse them; names the callback and the fix.
     """
-    error = _mismatch(module, prompts) or unclear_input(module, prompts)
+    error = _mismatch(module, prompts) or (unclear_input(module, prompts) if complete else "")
     if error:
         raise misconfigured(callback, f"{type(callback).__name__}: {error}")
 

@@ -221,7 +221,7 @@ class GenerationScorerMixin(CallbackMixin):
         if stage == "predict":
             return
         self._loaded_step = None
-        check_generator(self, pl_module, self.samples)
+        check_generator(self, pl_module, self.samples, complete=False)
         if stage == "fit":
             self._check_fit(trainer)
         check_devices(self.components, trainer)

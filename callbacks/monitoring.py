@@ -14,6 +14,7 @@ from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
     Trainer,
+    callbacks_of,
     is_instance,
     misconfigured,
     mixed,
@@ -52,7 +53,8 @@ def rule_errors(callback: Callback) -> Iterator[None]:
 
 def find_scorer(trainer: Trainer, key: str) -> GenerationScorerMixin | None:
     """Return the trainer's `GenerationScorer` that logs this key, None if there is none."""
-    return next((scorer for scorer in _scorers(trainer) if key in scorer.specs), None)
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return next((scorer for scorer in scorers if key in scorer.specs), None)
 
 
 def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
@@ -63,16 +65,15 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str
     `GenerationScorer` logs are assumed to be logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
-    stale = [scorer for scorer in _scorers(trainer) if not scorer.has_new_scores]
-    evidence = {
-        key: values for scorer in _scorers(trainer) for key, values in scorer.evidence.items()
-    }
-    return metrics, {key for scorer in stale for key in scorer.specs}, evidence
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    stale = {key for s in scorers if not s.has_new_scores for key in s.specs}
+    return metrics, stale, {key: row for s in scorers for key, row in s.evidence.items()}
 
 
 def resolutions(trainer: Trainer) -> dict[str, Resolution]:
     """Return what difference the held-out prompts can show, by logged key."""
-    return {key: found for scorer in _scorers(trainer) for key, found in scorer.resolutions.items()}
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return {key: found for s in scorers for key, found in s.resolutions.items()}
 
 
 def is_fitting(trainer: Trainer) -> bool:
@@ -96,9 +97,10 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
         MisconfigurationException: The mode would select the worst value of a score, or is missing
             for a key whose direction nobody declares.
     """
-    declared = _declared_mode(trainer, key)
+    scored = _scored_modes(trainer)
+    declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)
     if mode is None and declared is None:
-        known = [name for scorer in _scorers(trainer) for name in scorer.specs]
+        known = list(scored)
         only = f", only {', '.join(known)}{did_you_mean(key, known)}" if known else ""
         raise misconfigured(
             trainer,
@@ -127,20 +129,17 @@ def monitored(trainer: Trainer) -> dict[str, Mode]:
 
 def known_modes(trainer: Trainer) -> dict[str, Mode]:
     """Return the better direction of each key that a scorer declares or a callback monitors."""
-    specs = {key: spec for scorer in _scorers(trainer) for key, spec in scorer.specs.items()}
-    declared = {key: _mode_of(spec) for key, spec in specs.items()}
-    return declared | monitored(trainer) | declared
+    scored = _scored_modes(trainer)
+    return scored | monitored(trainer) | scored
 
 
-def _scorers(trainer: Trainer) -> list[GenerationScorerMixin]:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, GenerationScorerMixin)]
+def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return {key: _mode_of(spec) for scorer in scorers for key, spec in scorer.specs.items()}
 
 
-def _declared_mode(trainer: Trainer, key: str) -> Mode | None:
-    scorer, module = find_scorer(trainer, key), trainer.lightning_module
-    if scorer is not None:
-        return _mode_of(scorer.specs[key])
+def _reward_mode(module: object, key: str) -> Mode | None:
+    """Return the better direction of a key that a policy logs of its rewards, None for others."""
     if isinstance(module, ShapedModule) and key.startswith("reward/"):
         name = key.removeprefix("reward/")
         if name in ("total", "shaped"):

@@ -12,7 +12,13 @@ from ctrlreward.callbacks.monitoring import monitored
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.displays import SECONDS_PER_LINE, Log, Terminal, duration, write_line
-from ctrlreward.lightning_package import LightningModule, ProgressBar, Trainer, is_instance
+from ctrlreward.lightning_package import (
+    LightningModule,
+    ProgressBar,
+    Trainer,
+    callbacks_of,
+    is_instance,
+)
 from ctrlreward.progress import show
 
 
@@ -69,7 +75,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         # Before other callbacks, some of which work long in the hooks that start a phase.
         others = [callback for callback in _callbacks(trainer) if callback is not self]
         trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
-        reports = [c for c in others if isinstance(c, BeforeAfterMixin)]
+        reports = callbacks_of(trainer, BeforeAfterMixin)
         self._report = reports[0] if reports and not trainer.fast_dev_run else None  # type: ignore[attr-defined]
         self._fits = stage == "fit"
         self._created = self._measured = time.monotonic()

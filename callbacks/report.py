@@ -40,6 +40,7 @@ from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
     Trainer,
+    callbacks_of,
     is_instance,
     misconfigured,
 )
@@ -183,7 +184,7 @@ class BeforeAfterMixin(CallbackMixin):
             check_columns(self._all_components(), samples)
         check_judges(self.judges.values(), prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_generator(self, pl_module, self.samples)
+            check_generator(self, pl_module, self.samples, complete=False)
             if selecting_checkpoint(trainer) is None:
                 raise misconfigured(
                     trainer,
@@ -359,7 +360,7 @@ class RunReportMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
         super().setup(trainer, pl_module, stage)
-        if any(isinstance(c, BeforeAfterMixin) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        if callbacks_of(trainer, BeforeAfterMixin):
             raise misconfigured(
                 trainer, "BeforeAfter writes summary.json and curves.png: leave RunReport out"
             )

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the types of one package stand for both
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -34,11 +34,15 @@ __all__ = [
     "TorchCheckpointIO",
     "Trainer",
     "WandbLogger",
+    "callbacks_of",
     "check_strategy",
     "is_instance",
     "misconfigured",
     "package_of",
 ]
+
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,11 @@ def is_instance(instance: object, path: str) -> bool:
     """Return whether an object is of a class of either package: `"loggers.WandbLogger"`."""
     loaded = [package for package in PACKAGES if package.name in sys.modules]
     return any(isinstance(instance, package.load(path)) for package in loaded)
+
+
+def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
+    """Return the trainer's callbacks of one class of this project."""
+    return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]
 
 
 def misconfigured(instance: object, message: str) -> Exception:
