@@ -111,6 +111,8 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         futility: bool = False,
         level: float = 0.05,
     ) -> None:
+        with rule_errors(self):
+            StopRule(monitor, min_delta=min_delta, level=level)
         super().__init__(
             monitor=monitor,
             mode=mode or "max",
@@ -127,10 +129,9 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         self.decline = decline
         self.futility = futility
         self.level = level
-        self._noise = min_delta if isinstance(min_delta, str) else None
+        self._noise = min_delta == "noise"
         self._given_mode = mode
-        with rule_errors(self):
-            self.state = self.rule.start()
+        self.state = self.rule.start()
 
     @property
     def rule(self) -> StopRule:
@@ -139,7 +140,8 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             self.monitor,
             mode=cast(Mode, self.mode),
             patience=self.patience,
-            min_delta=self._noise or abs(self.min_delta),  # Lightning negates it for mode "min"
+            # Lightning negates it for mode "min".
+            min_delta="noise" if self._noise else abs(self.min_delta),
             min_steps=self.min_steps,
             stopping_threshold=self.stopping_threshold,
             divergence_threshold=self.divergence_threshold,

@@ -281,15 +281,15 @@ def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
         >>> resolution([[0.2, 0.4], [0.6, 0.4]], [[0.3, 0.5], [0.9, 0.7]]).between_decodings
         0.141...
     """
-    tables = [np.asarray(scores, dtype=np.float64) for scores in (before, after)]
-    means = [np.array([valid_mean(row) for row in table]) for table in tables]
+    first, second = (np.asarray(scores, dtype=np.float64) for scores in (before, after))
+    means = [np.array([valid_mean(row) for row in table]) for table in (first, second)]
     both = int(np.isfinite(means[1] - means[0]).sum())
-    whole = tables[1][np.isfinite(tables[1]).all(axis=1)]
+    whole = second[np.isfinite(second).all(axis=1)]
     rows, repeats = whole.shape
     within = float(whole.var(axis=1, ddof=1).mean()) if repeats > 1 and rows else math.nan
     spread = float(whole.mean(axis=1).var(ddof=1)) if rows > 1 else math.nan
     between = spread if repeats == 1 else max(0.0, spread - within / repeats)
-    detectable = detectable_difference(*means)
+    detectable = detectable_difference(means[0], means[1])
     return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
 
 
@@ -369,7 +369,7 @@ def _grouped(
         ],
         dtype=np.int64,
     )
-    sums = np.bincount(members, weights=differences[both])
+    sums: Floats = np.bincount(members, weights=differences[both]).astype(np.float64)
     return sums, np.bincount(members).astype(np.float64)
 
 
