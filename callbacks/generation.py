@@ -30,6 +30,7 @@ from ctrlreward.callbacks.logged_scores import (
     scores_by_prompt,
     with_corpus_parts,
     without_corpus_parts,
+    without_each_prompt,
 )
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
@@ -396,6 +397,8 @@ class GenerationScorerMixin(CallbackMixin):
     def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
         scores = score(with_corpus_parts(self.components), samples)
+        repeats = 1 if self._trial else self.generations_per_prompt
+        scores |= without_each_prompt(self.components, samples, scores, repeats)
         if self.folder is not None:
             file = self.folder / f"{kind}step={step:06d}.jsonl"
             write_scored_samples(file, samples, without_corpus_parts(scores))

@@ -12,7 +12,8 @@ from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.sequential import jackknife_values
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers.base import Component, Scores, ScoreSpec
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 FAIL_RATE = "fail_rate"
@@ -20,6 +21,7 @@ TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
 CV = "cv"
+WITHOUT = "without"
 
 # What other libraries call the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
@@ -140,11 +142,15 @@ def scores_by_prompt(
         repeats: Completions per prompt.
 
     Returns:
-        Key → array of shape (n / repeats, repeats); of shape (n / repeats, 1) for the fail rate and
-        for `corpus/<name>`, whose values are jackknife values.
+        Key → array of shape (n / repeats, repeats); of shape (n / repeats, 1) for the fail rate,
+        and for `corpus/<name>` and scores of groups, whose values are jackknife values.
     """
     tables = {key: scores[key].reshape(-1, repeats) for key in components}
     failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
+    for key in components:
+        without = scores.get(_part_key(key, WITHOUT))
+        if without is not None:
+            tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
     tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
     for key, component in components.items():
         fold = component.corpus_fold
@@ -157,6 +163,39 @@ def scores_by_prompt(
             values = jackknife_values(fold.fold(*parts), without)
             tables[f"{CORPUS}/{key}"] = values[:, None]
     return tables
+
+
+def without_each_prompt(
+    components: Mapping[str, Component],
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    repeats: int,
+) -> dict[str, Scores]:
+    """Return the mean of each score of groups without each prompt, for its jackknife values.
+
+    Args:
+        components: Scores by name.
+        samples: n samples; the completions of a prompt follow each other.
+        scores: Their scores, arrays of shape (n,).
+        repeats: Completions per prompt.
+
+    Returns:
+        Reserved key → array of shape (n / repeats,).
+    """
+    grouped = {key: c for key, c in components.items() if c.scorer.of_groups}
+    if not grouped or len(samples) == repeats:
+        return {}
+    # Failed samples count in no value, and are not to be warned of again.
+    failed = np.isnan([scores[key] for key in grouped]).any(axis=0)
+    rows = [
+        [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
+        for prompt in range(len(samples) // repeats)
+    ]
+    parts = [score(grouped, samples[kept]) for kept in rows]
+    return {
+        _part_key(key, WITHOUT): np.array([valid_mean(part[key]) for part in parts])
+        for key in grouped
+    }
 
 
 def cv_of_decodings(tables: Mapping[str, Scores]) -> dict[str, float]:

@@ -115,6 +115,10 @@ class Scorer(ABC):
     # True if the score of a sample does not depend on the other samples.
     pointwise: bool = True
 
+    # True if all samples of a group share one value. One prompt's part in it is then its jackknife
+    # value: that of all prompts against that without this one.
+    of_groups: bool = False
+
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 

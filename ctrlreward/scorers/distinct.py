@@ -43,6 +43,7 @@ class Distinct(Scorer):
     """
 
     pointwise = False
+    of_groups = True
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
         self.model = model
