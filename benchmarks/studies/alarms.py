@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -96,23 +97,30 @@ def first_alarm(alarms: list[bool] | Floats) -> int:
     return int(places[0]) + 2 if len(places) else NEVER
 
 
+@cache
+def far(share: float, prompts: int) -> float:
+    """Return the t below which flips of signs are too far from the level to be counted."""
+    return float(stats.t.isf(min(0.5, 100 * share), prompts - 1))
+
+
 def sign_flips(run: Floats, margin: float, reference: str) -> int:
     """Return the first alarm of `AlarmRule`'s test."""
-    best = 0
+    means, best = run.mean(axis=1), 0
     for k in range(1, len(run)):
         share = chosen_level(LEVEL, k) if reference == "best" else level_of_test(LEVEL, k)
-        before, after = run[best], run[k]
-        difference = before - after - margin * before.std(ddof=1)
-        deviation = difference.std(ddof=1) or 1e-12
-        t = difference.mean() / deviation * np.sqrt(len(difference))
-        # Where the t test is far from its level, flips of signs are, too, and are not counted.
-        if stats.t.sf(t, len(difference) - 1) < 100 * share and (
-            rise_p_value(after, before, margin * before.std(ddof=1)) <= share
-        ):
+        if declines(run[best], run[k], margin * run[best].std(ddof=1), share):
             return k + 1
-        if reference == "best" and after.mean() > run[best].mean():
+        if reference == "best" and means[k] > means[best]:
             best = k
     return NEVER
+
+
+def declines(before: Floats, after: Floats, margin: float, share: float) -> bool:
+    difference = before - after - margin
+    error = np.sqrt(difference.var(ddof=1) / len(difference))
+    if difference.mean() < far(share, len(before)) * error or not difference.any():
+        return False
+    return rise_p_value(after, before, margin) <= share
 
 
 def paired_t(run: Floats) -> int:
@@ -141,17 +149,11 @@ def betting(run: Floats) -> int:
 
 def halves(run: Floats) -> int:
     """Return the first alarm against the best of the even prompts, on the odd ones."""
-    best = 0
+    means, best = run[:, ::2].mean(axis=1), 0
     for k in range(1, len(run)):
-        difference = run[best, 1::2] - run[k, 1::2]
-        deviation = difference.std(ddof=1) or 1e-12
-        t = difference.mean() / deviation * np.sqrt(len(difference))
-        share = level_of_test(LEVEL, k)
-        if stats.t.sf(t, len(difference) - 1) < 100 * share and (
-            rise_p_value(run[k, 1::2], run[best, 1::2]) <= share
-        ):
+        if declines(run[best, 1::2], run[k, 1::2], 0.0, level_of_test(LEVEL, k)):
             return k + 1
-        if run[k, ::2].mean() > run[best, ::2].mean():
+        if means[k] > means[best]:
             best = k
     return NEVER
 
