@@ -119,12 +119,12 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
     def before_saving(self, trainer: Trainer, path: str) -> None:
         """Export the adapter first, so that an existing checkpoint always has its adapter."""
         module = trainer.lightning_module
-
-        def export() -> None:
-            with whole_folder(Path(adapter_folder(path))) as folder:
-                module.export_adapter(str(folder))
-
         if isinstance(module, AdapterExporter):
+
+            def export() -> None:
+                with whole_folder(Path(adapter_folder(path))) as folder:
+                    module.export_adapter(str(folder))
+
             on_rank_zero(export)
 
     def after_removal(self, trainer: Trainer, path: str) -> None:
