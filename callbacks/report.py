@@ -152,6 +152,7 @@ class BeforeAfterMixin(CallbackMixin):
         super().__init__()
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
+        self.prompts = self.samples.as_prompts()
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.components)
@@ -178,10 +179,9 @@ class BeforeAfterMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
-        prompts = self.samples.as_prompts()
-        for samples in (prompts, *self.others.values()):
+        for samples in (self.prompts, *self.others.values()):
             check_columns(self._all_components(), samples)
-        check_judges(self.judges.values(), prompts)
+        check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_generator(self, pl_module, self.samples)
             if selecting_checkpoint(trainer) is None:
@@ -248,7 +248,7 @@ class BeforeAfterMixin(CallbackMixin):
         def work() -> None:
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
                 generator = cast(Generator, module)
-                texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
+                texts = generate(generator, self.prompts, self.generations_per_prompt, self.seed)
             sets = {name: texts}
             if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
