@@ -70,10 +70,7 @@ class SampleGenerator(Protocol):
     """
 
     def complete_samples(self, samples: Samples) -> list[str]:
-        """Complete each sample.
-
-        Called in eval mode without gradients, with all samples at once: split them into batches
-        that fit in memory.
+        """Complete each sample; called as `TextGenerator.complete` is.
 
         Args:
             samples: Any number of samples with the columns given to the caller (`labels`,
@@ -154,7 +151,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
 def check_generator(
     callback: Callback, module: object, prompts: Samples, complete: bool = True
 ) -> None:
-    """Check that a module has a method for `generate`, and the samples what that needs.
+    """Check that `generate` accepts a module and samples.
 
     Args:
         callback: Callback that generates.
@@ -164,7 +161,7 @@ def check_generator(
             `configure_model` has not been called yet.
 
     Raises:
-        MisconfigurationException: `generate` would refuse them; names the callback and the fix.
+        MisconfigurationException: It does not; names the callback and the fix.
     """
     error = _mismatch(module, prompts) or (unclear_input(module, prompts) if complete else "")
     if error:
@@ -222,18 +219,9 @@ def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
     """Share `generate` over the ranks, and return all samples on every rank; call it on each.
 
-    Args:
-        module: As in `generate`.
-        prompts: n samples; rank r completes the rows r, r + number of ranks, and so on.
-        repeats: Completions per prompt.
-        seed: Rank r uses `seed` + r.
-
-    Returns:
-        n × repeats samples, in the same order as from `generate`.
-
-    Raises:
-        Exception: The exception of this rank.
-        RuntimeError: Another rank failed; with that rank's message.
+    Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r. The order is that
+    of `generate`. A rank that fails raises its exception, and the others a RuntimeError with its
+    message.
     """
     rank, ranks = rank_and_ranks()
     share = prompts.as_prompts()[rank::ranks]

@@ -157,7 +157,7 @@ class GenerationScorerMixin(CallbackMixin):
         super().__init__()
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
-        self.samples.as_prompts()  # refuses texts that are their own sources
+        self.prompts = self.samples.as_prompts()
         if len(self.samples) == 0:
             raise ValueError("samples has no items: give at least one held-out prompt")
         self.every_n_validations = positive("every_n_validations", every_n_validations)
@@ -226,7 +226,7 @@ class GenerationScorerMixin(CallbackMixin):
         if stage == "fit":
             self._check_fit(trainer)
         check_devices(self.components, trainer)
-        check_columns(self.components, self.samples.as_prompts())
+        check_columns(self.components, self.prompts)
         if trainer.strategy.root_device.type == "cpu":
             self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
@@ -382,7 +382,7 @@ class GenerationScorerMixin(CallbackMixin):
 
     def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
-        prompts = self.samples[:2] if self._trial else self.samples
+        prompts = self.prompts[:2] if self._trial else self.prompts
         repeats = 1 if self._trial else self.generations_per_prompt
         # Lightning enables mixed precision in its steps, not in this hook.
         with trainer.precision_plugin.val_step_context():

@@ -83,9 +83,7 @@ def judges_by_name(
 ) -> dict[str, Judge]:
     """Return the `judges` of `BeforeAfter`, with a component for those that are scorers.
 
-    Args:
-        judges: Name → judge.
-        scores: Names of the report's scores, which stand in the same files.
+    `scores` are the names of the report's scores, which stand in the same files.
 
     Raises:
         TypeError: `judges` is not a mapping, or a value is neither an `AUC` nor a score.

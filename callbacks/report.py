@@ -152,7 +152,7 @@ class BeforeAfterMixin(CallbackMixin):
         super().__init__()
         self.components = components_by_name(scores)
         self.samples = as_samples(samples)
-        self.samples.as_prompts()  # refuses texts that are their own sources
+        self.prompts = self.samples.as_prompts()
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.components)
@@ -179,10 +179,9 @@ class BeforeAfterMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
-        prompts = self.samples.as_prompts()
-        for samples in (prompts, *self.others.values()):
+        for samples in (self.prompts, *self.others.values()):
             check_columns(self._all_components(), samples)
-        check_judges(self.judges.values(), prompts)
+        check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_generator(self, pl_module, self.samples, complete=False)
             if selecting_checkpoint(trainer) is None:
@@ -249,7 +248,7 @@ class BeforeAfterMixin(CallbackMixin):
         def work() -> None:
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
                 generator = cast(Generator, module)
-                texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
+                texts = generate(generator, self.prompts, self.generations_per_prompt, self.seed)
             sets = {name: texts}
             if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
@@ -346,8 +345,8 @@ class RunReportMixin(CallbackMixin):
         super().__init__()
         self.folder = folder
         self.rows: list[dict[str, Any]] = []
-        self._to: Path | None = None  # until setup has passed
-        self._started, self._before = time.perf_counter(), 0.0
+        self._output: Path | None = None  # until setup has passed
+        self._started, self._seconds_before = time.perf_counter(), 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics and the seconds so far."""
@@ -355,7 +354,7 @@ class RunReportMixin(CallbackMixin):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both."""
-        self.rows, self._before = list(state_dict["rows"]), state_dict["seconds"]
+        self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose the folder."""
@@ -364,7 +363,7 @@ class RunReportMixin(CallbackMixin):
             raise misconfigured(
                 trainer, "BeforeAfter writes summary.json and curves.png: leave RunReport out"
             )
-        self._to = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+        self._output = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the new metrics."""
@@ -375,18 +374,18 @@ class RunReportMixin(CallbackMixin):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files."""
-        assert self._to is not None
-        self._write(trainer, self._to)
+        assert self._output is not None
+        self._write(trainer, self._output)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Write both files, unless the run was refused before it began."""
-        if is_fitting(trainer) and self._to is not None:
-            self._write(trainer, self._to, type(exception).__name__)
+        if is_fitting(trainer) and self._output is not None:
+            self._write(trainer, self._output, type(exception).__name__)
 
     def _seconds(self) -> float:
-        return self._before + time.perf_counter() - self._started
+        return self._seconds_before + time.perf_counter() - self._started
 
     def _write(self, trainer: Trainer, folder: Path, error: str = "") -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]

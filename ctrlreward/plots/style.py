@@ -23,11 +23,7 @@ SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", 
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that needs no display.
-
-    Args:
-        width: In inches.
-        height: In inches.
+    """Return an empty figure of a size in inches, which needs no display.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -45,10 +41,10 @@ def finish_panel(
     legend: bool = False,
     grid: Literal["both", "x"] = "both",
 ) -> None:
-    """Add title, axis labels and grid to a panel that has its data.
+    """Add title, axis labels and grid to a panel (matplotlib `Axes`) that has its data.
 
     Args:
-        panel: matplotlib `Axes`.
+        panel: The panel.
         title: Shown at the left; may be empty.
         x_label: Label of the x axis.
         y_label: Label of the y axis; None keeps the current one.
@@ -68,12 +64,7 @@ def finish_panel(
 
 
 def arrowed(label: str, mode: str | None) -> str:
-    """Return a label with an arrow in the better direction: `"similarity ↑"`.
-
-    Args:
-        label: Name of a metric.
-        mode: "max" if higher is better, "min" if lower is better, None if unknown.
-    """
+    """Return a label with an arrow in the better direction, "max" or "min": `"similarity ↑"`."""
     return label if mode is None else f"{label} {'↑' if mode == 'max' else '↓'}"
 
 
@@ -125,11 +116,5 @@ def mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, f
         if any(hypot(x - left, y - top) < _LABEL for left, top in labelled):
             continue
         labelled.append((x, y))
-        panel.annotate(
-            str(step),
-            point,
-            xytext=(4, 4),
-            textcoords="offset points",
-            fontsize=7,
-            color=TEXT,
-        )
+        offset = {"xytext": (4, 4), "textcoords": "offset points"}
+        panel.annotate(str(step), point, fontsize=7, color=TEXT, **offset)

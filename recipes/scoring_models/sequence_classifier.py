@@ -61,7 +61,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         OSError: The encoder cannot be downloaded.
     """
 
-    model: PreTrainedModel
+    network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(
@@ -90,7 +90,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         if stage == "fit":
             self.check_replaceable(list(self.tokenizer.vocab_files_names.values()))
         self.limit = min(self.max_tokens, tokenization.max_tokens(self.tokenizer, config))
-        self.model = AutoModelForSequenceClassification.from_pretrained(
+        self.network = AutoModelForSequenceClassification.from_pretrained(
             resolve(self.encoder),
             config=config,
             dtype=torch.float32,
@@ -106,7 +106,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
     def write_model(self, folder: Path) -> dict[str, Any]:
         """Write the model, and test it with `Accuracy`."""
         labels, test = self.data.labels, self.data.sentences["test"]
-        self.model.save_pretrained(folder)
+        self.network.save_pretrained(folder)
         # Loaded anew: the one in use keeps its truncation and would write it.
         load_tokenizer(self.encoder).save_pretrained(folder)
         scorer = Accuracy(str(folder))
@@ -137,5 +137,5 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
     def _logits(self, rows: Sequence[Ids]) -> Tensor:
         """Return the outputs of the head, shape (rows, labels)."""
         ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.device)
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask).logits
+        logits: Tensor = self.network(input_ids=ids, attention_mask=mask).logits
         return logits
