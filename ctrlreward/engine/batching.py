@@ -59,27 +59,25 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
     return min(max(tokens, _MIN_ACCELERATOR_TOKENS), _MAX_ACCELERATOR_TOKENS)
 
 
-def windows(texts: Sequence[str]) -> Iterator[list[int]]:
+def windows(texts: Sequence[str]) -> Iterator[range]:
     """Yield the indices of consecutive texts that are scored together; show how many are done."""
     sizes = [len(text) for text in texts]
     with part("scoring", len(texts)) as advance:
-        for window in runs(range(len(texts)), sizes, _WINDOW_CHARACTERS):
+        for window in runs(sizes, _WINDOW_CHARACTERS):
             yield window
             advance(len(window))
 
 
-def runs(items: Iterable[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
+def runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
     """Split items into consecutive runs, each a single item or of a total size within `limit`."""
-    run: list[int] = []
-    size = 0
-    for i in items:
-        if run and size + sizes[i] > limit:
-            yield run
-            run, size = [], 0
-        run.append(i)
-        size += sizes[i]
-    if run:
-        yield run
+    start = total = 0
+    for i, size in enumerate(sizes):
+        if i > start and total + size > limit:
+            yield range(start, i)
+            start, total = i, 0
+        total += size
+    if start < len(sizes):
+        yield range(start, len(sizes))
 
 
 def run_batched(
@@ -107,7 +105,12 @@ def run_batched(
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}
-    with torch.inference_mode(), _shown(description, len(lengths), len(pending)) as advance:
+    shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
+    if len(pending) >= _MIN_BATCHES_FOR_PROGRESS:
+        # A log has long work as a part of its caller's work only.
+        show = track if at_terminal() else part
+        shown = show(description, len(lengths), "rows")
+    with torch.inference_mode(), shown as advance:
         while pending:
             batch = pending[0]
             try:
@@ -194,12 +197,3 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
-
-def _shown(
-    description: str, items: int, batches: int
-) -> AbstractContextManager[Callable[[float], None]]:
-    """Show long work at a terminal; a log has it as a part of its caller's work only."""
-    if batches < _MIN_BATCHES_FOR_PROGRESS:
-        return nullcontext(lambda done: None)
-    show = track if at_terminal() else part
-    return show(description, items, "rows")

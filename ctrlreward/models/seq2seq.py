@@ -148,7 +148,7 @@ class Seq2SeqInfiller:
         merged = [[filling for i in rows for filling in fillings[i]] for rows in indices.values()]
         states = [sum(len(filling.scored) for filling in group) for group in merged]
         scored: list[list[TokenScores]] = []
-        for run in runs(range(len(distinct)), states, _STATES_PER_CALL):
+        for run in runs(states, _STATES_PER_CALL):
             scored += self._score([distinct[i] for i in run], [merged[i] for i in run])
         results: dict[int, list[TokenScores]] = {}
         for rows, scores in zip(indices.values(), scored, strict=True):
