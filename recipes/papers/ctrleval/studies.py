@@ -24,12 +24,11 @@ from ctrlreward.functional.ctrleval import (
     weighted_mean,
 )
 from ctrlreward.plots.style import FAINT, FIRST, SECOND, finish_panel, new_figure
-from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import evaluator_table
+from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.ctrleval import Evaluated
 from ctrlreward.scorers.task import Task
 
 # Curves of one panel: by label, the means and standard deviations at each x; NaN leaves a gap.
@@ -45,7 +44,7 @@ _MODEL = "CTRLEval PEGASUS-568M"
 _MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
 
-def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Evaluated]]) -> list[dict[str, Any]]:
+def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[dict[str, Any]]:
     """Correlate each aspect with its rating under every aggregation of evaluators (Table 5).
 
     Args:
@@ -84,7 +83,7 @@ def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
 
 
 def count_evaluators(
-    rated: Rated, relevance: Sequence[Evaluated], task: Task, draws: int, seed: int
+    rated: Rated, relevance: Sequence[Recorded], task: Task, draws: int, seed: int
 ) -> list[dict[str, Any]]:
     """Correlate attribute relevance by k random evaluators with its rating (Figure 4).
 
