@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import one_of
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
@@ -226,7 +226,7 @@ class Reward(AnyReward):
         if self.thresholds is not None:
             self.accuracy_score, names = _gm_components(self.components)
             # A partial instead of a closure, so that a reward can be pickled.
-            self.aggregate = partial(_gm_of, names, self.thresholds)
+            self.aggregate = partial(gm_of, names, self.thresholds)
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -411,8 +411,3 @@ def _thresholds(aggregate: str | Aggregate, given: Sequence[float] | None) -> Th
     if len(values) != 4 or not np.isfinite(values).all():
         raise ValueError(f"thresholds = {values}: give four numbers, t1 to t4")
     return values
-
-
-def _gm_of(names: tuple[str, ...], thresholds: Thresholds, scores: Mapping[str, Scores]) -> Scores:
-    accuracy, similarity, perplexity = (scores[name] for name in names)
-    return adjusted_gm(accuracy, similarity, perplexity, thresholds)

@@ -60,24 +60,21 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 
 
 def windows(texts: Sequence[str]) -> Iterator[range]:
-    """Yield the indices of consecutive texts that are scored together; show how many are done."""
-    sizes = [len(text) for text in texts]
+    """Yield the indices of consecutive texts that are scored together; show how many are done.
+
+    A window is a single text, or texts with at most `_WINDOW_CHARACTERS` together.
+    """
     with part("scoring", len(texts)) as advance:
-        for window in runs(sizes, _WINDOW_CHARACTERS):
-            yield window
-            advance(len(window))
-
-
-def runs(sizes: Sequence[int], limit: int) -> Iterator[range]:
-    """Split items into consecutive runs, each a single item or of a total size within `limit`."""
-    start = total = 0
-    for i, size in enumerate(sizes):
-        if i > start and total + size > limit:
-            yield range(start, i)
-            start, total = i, 0
-        total += size
-    if start < len(sizes):
-        yield range(start, len(sizes))
+        start = characters = 0
+        for i, text in enumerate(texts):
+            if i > start and characters + len(text) > _WINDOW_CHARACTERS:
+                yield range(start, i)
+                advance(i - start)
+                start, characters = i, 0
+            characters += len(text)
+        if start < len(texts):
+            yield range(start, len(texts))
+            advance(len(texts) - start)
 
 
 def run_batched(

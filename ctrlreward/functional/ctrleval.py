@@ -92,9 +92,10 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
     """
     if not len(scores):
         return float("nan")
-    shares = normalize_weights(weights)
-    counted = shares > 0  # 0 · -inf would be NaN
-    return float(scores[counted] @ shares[counted])
+    counted = weights > 0  # 0 · -inf would be NaN
+    if not counted.any():
+        return float(scores.mean())
+    return float(np.average(scores[counted], weights=weights[counted]))
 
 
 def normalize_weights(weights: Floats) -> Floats:

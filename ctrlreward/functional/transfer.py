@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,22 @@ def adjusted_gm(
     fluency = np.minimum(np.maximum(t3 - pp, 0.0), np.maximum(pp - t4, 0.0))
     product = np.maximum(100 * acc - t1, 0.0) * np.maximum(100 * sim - t2, 0.0) * fluency
     return np.asarray(np.cbrt(product))
+
+
+def gm_of(
+    names: Sequence[str],
+    thresholds: tuple[float, float, float, float],
+    scores: Mapping[str, npt.ArrayLike],
+) -> Floats:
+    """Return `adjusted_gm` of the scores named accuracy, similarity and perplexity, in this order.
+
+    Examples:
+        >>> scores = {"style": [0.9], "content": [0.79], "fluency": [70.0]}
+        >>> gm_of(("style", "content", "fluency"), GM_THRESHOLDS, scores).round(3)
+        array([18.])
+    """
+    accuracy, similarity, perplexity = (scores[name] for name in names)
+    return adjusted_gm(accuracy, similarity, perplexity, thresholds)
 
 
 class SentenceScores(NamedTuple):

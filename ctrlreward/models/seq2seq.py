@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched, runs, token_budget
+from ctrlreward.engine.batching import Ids, pad_rows, run_batched, token_budget
 from ctrlreward.engine.output_layer import check_output_layer, hidden_states, token_log_probs
 from ctrlreward.engine.sharing import Request, Requests
 from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
@@ -46,7 +47,7 @@ def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> lis
     return encode_texts(model.tokenizer, [*texts.values()], limit, [*texts].__getitem__)
 
 
-# Decoder states per call of the output layer, since each call reads all weights of the vocabulary.
+# About so many decoder states per call of the output layer: each reads all of its weights.
 _STATES_PER_CALL = 2**13
 
 _NO_MASK = -1  # of a tokenizer that cannot mark blanks
@@ -146,9 +147,10 @@ class Seq2SeqInfiller:
             indices.setdefault(ids, []).append(i)
         distinct = list(indices)
         merged = [[filling for i in rows for filling in fillings[i]] for rows in indices.values()]
-        states = [sum(len(filling.scored) for filling in group) for group in merged]
+        states = np.cumsum([sum(len(filling.scored) for filling in group) for group in merged])
         scored: list[list[TokenScores]] = []
-        for run in runs(states, _STATES_PER_CALL):
+        for _, group in groupby(range(len(distinct)), lambda i: states[i] // _STATES_PER_CALL):
+            run = list(group)
             scored += self._score([distinct[i] for i in run], [merged[i] for i in run])
         results: dict[int, list[TokenScores]] = {}
         for rows, scores in zip(indices.values(), scored, strict=True):

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import shared_model
@@ -78,7 +77,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
         """Raise if labels are absent or the classifier lacks one; loads no weights."""
-        samples.require_labels(self.configured_labels, "Accuracy", "the classifier")
+        samples.label_indices(self.configured_labels, "Accuracy", "the classifier")
 
     def build_model(self, name: str) -> LabelProbabilities:
         """Load the classifier, or share it with the scorers that have loaded it."""
@@ -90,7 +89,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         Raises:
             ValueError: The column `labels` is absent, or the classifier lacks a label.
         """
-        targets = self._columns(samples)
+        targets = np.array(samples.label_indices(self.labels, "Accuracy", "the classifier"), int)
         kept = nonempty("accuracy", texts=samples.texts)
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
@@ -103,9 +102,3 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             "accuracy": scatter(correct, kept, len(samples)),
             "label_probability": scatter(target_probabilities, kept, len(samples)),
         }
-
-    def _columns(self, samples: Samples) -> npt.NDArray[np.int64]:
-        """Return the classifier's output column of each label."""
-        known = self.labels
-        labels = samples.require_labels(known, "Accuracy", "the classifier")
-        return np.array([known.index(label) for label in labels], dtype=np.int64)

@@ -341,7 +341,7 @@ class CTRLEval(ModelScorer[Infiller]):
         """Raise if the samples lack what the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
-            samples.require_labels(self.labels, _LABEL_READER, "the task")
+            samples.label_indices(self.labels, _LABEL_READER, "the task")
 
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
@@ -420,13 +420,12 @@ class CTRLEval(ModelScorer[Infiller]):
 
         Reads at most `max_tokens` of a text, and warns of a sample without evaluators.
         """
-        prefixes: Sequence[str] = [""] * len(samples)
+        prefixes: Sequence[str] = [""] * len(samples.texts)
         targets: list[int] = []
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in aspects:
-            labels = samples.require_labels(self.labels, _LABEL_READER, "the task")
-            targets = [self.labels.index(label) for label in labels]
+            targets = samples.label_indices(self.labels, _LABEL_READER, "the task")
             if self._bias is None:
                 yield from self._label_bias()
         results: dict[AspectName, list[Result]] = {aspect: [] for aspect in aspects}

@@ -116,5 +116,5 @@ class LexiconSentiment(Scorer):
     def _signs(self, samples: Samples) -> Scores:
         """Return -1 for the negative label and 1 for the positive one, shape (n,)."""
         reader = "LexiconSentiment accuracy"
-        targets = samples.require_labels(self.labels, reader, "the lexicon")
-        return np.array([1.0 if label == self.labels[1] else -1.0 for label in targets])
+        targets = samples.label_indices(self.labels, reader, "the lexicon")
+        return np.array([-1.0, 1.0])[targets]

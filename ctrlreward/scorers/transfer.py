@@ -14,6 +14,7 @@ from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
     adjusted_gm,
+    gm_of,
     weighted_transfer,
 )
 from ctrlreward.samples import Samples
@@ -23,7 +24,7 @@ from ctrlreward.scorers.base import (
     Scorer,
     Scores,
     ScoreSpec,
-    unchecked_requests,
+    checked_requests,
 )
 from ctrlreward.scorers.composite import CompositeScorer, check_part
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
@@ -133,13 +134,13 @@ class TransferQuality(CompositeScorer):
         Raises:
             ValueError: The column `labels` or `sources` is absent, or a label is unknown.
         """
-        extra = names or ()
-        parts = run_requests(
-            [unchecked_requests(p, samples, {*p.specs, *extra}) for p in self.parts]
-        )
+        wanted = {part: [*part.specs] for part in self.parts}
+        if TOKENS in (names or ()):
+            wanted[self.perplexity].append(TOKENS)
+        parts = run_requests([checked_requests(p, samples, n) for p, n in wanted.items()])
         scores = {name: values for part in parts for name, values in part.items()}
-        factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
-        return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
+        gm = gm_of(("label_probability", "similarity", "perplexity"), self.thresholds, scores)
+        return {"gm": gm, **scores}
 
     def _figure(self, figure: str, *parts: Scores) -> float:
         return float(getattr(corpus_transfer(*parts, thresholds=self.thresholds), figure))
