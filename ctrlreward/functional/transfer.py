@@ -8,13 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    check_options,
-    draw_clusters,
-    percentile_interval,
-    row_weights,
-)
+from ctrlreward.functional.bootstrap import Estimate, bootstrap
 
 Floats = npt.NDArray[np.float64]
 
@@ -181,27 +175,18 @@ def paired_transfer_bootstrap(
         >>> [round(value, 3) for value in difference]
         [0.1, 0.1, 0.1]
     """
-    check_options(confidence, resamples)
     n = len(before.accuracy)
     if n < 2 or {len(column) for column in (*before, *after)} != {n}:
         raise ValueError(
             f"before has {n} sentences and after {len(after.accuracy)}: give the same ones, two or "
             "more, each with all scores"
         )
-    draws = draw_clusters(n, resamples, seed)
-    blocks = [np.ones((1, n)), *row_weights(draws, np.arange(n))]
-    figures = [
-        [weighted_transfer(side, block, thresholds) for side in (before, after)] for block in blocks
-    ]
-    estimates = {}
-    for name in figures[0][0]:
-        (value,), *drawn = (second[name] - first[name] for first, second in figures)
-        estimates[name] = (
-            Estimate(np.nan, np.nan, np.nan)
-            if np.isnan(value)
-            else percentile_interval(float(value), np.concatenate(drawn), confidence)
-        )
-    return estimates
+
+    def gains(weights: Floats) -> Mapping[str, Floats]:
+        first, second = (weighted_transfer(side, weights, thresholds) for side in (before, after))
+        return {name: second[name] - first[name] for name in first}
+
+    return bootstrap(gains, np.arange(n), confidence, resamples, seed)
 
 
 def _in_range(
