@@ -53,13 +53,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         check_loaded(model, LabelProbabilities, "labels", "probabilities")
         super().__init__(model, **options)
 
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of decision and probability."""
-        return {
-            "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
-            "label_probability": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
-        }
+    specs = dict.fromkeys(("accuracy", "label_probability"), ScoreSpec(True, (0.0, 1.0)))
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`labels`, the targets."""
@@ -84,11 +78,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         return shared_model(load_classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
-
-        Raises:
-            ValueError: The column `labels` is absent, or the classifier lacks a label.
-        """
+        """Return both scores; NaN, with a warning, for an empty text."""
         targets = np.array(samples.label_indices(self.labels, "Accuracy", "the classifier"), int)
         kept = nonempty("accuracy", texts=samples.texts)
         if not kept:
@@ -96,9 +86,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         with self.exclusive_model() as classifier:
             probabilities = classifier.probabilities([samples.texts[i] for i in kept])
         target_probabilities = probabilities[np.arange(len(kept)), targets[kept]]
-        correct = (probabilities.argmax(axis=1) == targets[kept]).astype(np.float64)
-        correct[np.isnan(target_probabilities)] = np.nan
-        return {
-            "accuracy": scatter(correct, kept, len(samples)),
-            "label_probability": scatter(target_probabilities, kept, len(samples)),
-        }
+        correct = probabilities.argmax(axis=1) == targets[kept]
+        correct = np.where(np.isnan(target_probabilities), np.nan, correct)
+        columns = {"accuracy": correct, "label_probability": target_probabilities}
+        return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}

@@ -120,20 +120,15 @@ class TransferQuality(CompositeScorer):
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
         """Figures of the paper's tables: accuracy, similarity, perplexity and GM of a corpus."""
-
-        def fold(figure: str) -> CorpusFold:
-            return CorpusFold(CORPUS_PARTS, partial(self._figure, figure))
-
-        return {name: fold(name) for name in ("gm", "accuracy", "similarity", "perplexity")}
+        return {
+            name: CorpusFold(CORPUS_PARTS, partial(self._figure, name))
+            for name in ("gm", "accuracy", "similarity", "perplexity")
+        }
 
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Compute all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
-
-        Raises:
-            ValueError: The column `labels` or `sources` is absent, or a label is unknown.
-        """
+        """Return all scores; `gm` is NaN where a part is NaN."""
         wanted = {part: [*part.specs] for part in self.parts}
         if TOKENS in (names or ()):
             wanted[self.perplexity].append(TOKENS)
