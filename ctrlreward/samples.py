@@ -499,7 +499,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
     elif table is not None:
         samples = Samples(**_known_columns(table))
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
-        items = list(data)
+        items: list[Any] = list(data)
         if items and all(isinstance(item, Mapping) for item in items):
             samples = Samples(**columns_from_records(items))
         else:
