@@ -11,14 +11,13 @@ from typing import Any, cast
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.stopping import stopped_by
-from ctrlreward.displays import SECONDS_PER_LINE, Log, Terminal, duration, write_line
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
     Trainer,
     is_instance,
 )
-from ctrlreward.progress import show
+from ctrlreward.progress import SECONDS_PER_LINE, Log, duration, show, write_line
 
 
 class RewardProgressBarMixin(CallbackMixin):
@@ -54,7 +53,7 @@ class RewardProgressBarMixin(CallbackMixin):
         self._enabled = True
         self._shown = ExitStack()
         self._state: _Run | None = None
-        self._display: Log | Terminal | None = None
+        self._display: Log | None = None
 
     def enable(self) -> None:
         """Show the progress of the next run."""
