@@ -214,6 +214,8 @@ class Reward(AnyReward):
         self.weights: dict[str, float] | None = None
         self.thresholds: Thresholds | None = None
         self.accuracy_score: AccuracyScore | None = None
+        if not callable(aggregate):
+            one_of("aggregate", aggregate, ("weighted", "gm", "min", "a callable"))
         if thresholds is not None and aggregate != "gm":
             raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
         if given_weights and aggregate != "weighted":
@@ -244,10 +246,8 @@ class Reward(AnyReward):
             self.thresholds = _four_numbers(thresholds or GM_THRESHOLDS)
             self.accuracy_score, names = _gm_components(self.components)
             self.aggregate = partial(gm_of, names, self.thresholds)
-        elif callable(aggregate):
-            self.aggregate = aggregate
         else:
-            one_of("aggregate", aggregate, ("weighted", "gm", "min", "a callable"))
+            self.aggregate = aggregate
         self.device = device
         if device is not None:
             for scorer in self._scorers():

@@ -70,7 +70,8 @@ def rising_p_value(values: npt.ArrayLike) -> float:
         return 1.0
     steps = np.diff(curve)
     # Half of the patterns suffice: flipping all steps negates the score.
-    scores = _kendall_scores(_signs(len(steps)) * steps, _rounding(curve))
+    rounding = 1e-6 * float(np.abs(curve).max())  # since logs may be in float32
+    scores = _kendall_scores(_signs(len(steps)) * steps, rounding)
     observed = scores[0]
     as_high = np.count_nonzero(scores >= observed) + np.count_nonzero(-scores >= observed)
     return float(as_high) / (2 * len(scores))
@@ -103,8 +104,10 @@ def divergence(
         >>> divergence(proxy=[0.1, 0.2, 0.4], held_out=[0.9, 0.7, 0.6])
         Divergence(p_value=0.25, proxy=0.25, held_out=0.25)
     """
-    better = _signed("proxy_mode", proxy_mode, proxy)
-    worse = -_signed("held_out_mode", held_out_mode, held_out)
+    check_direction("proxy_mode", proxy_mode)
+    check_direction("held_out_mode", held_out_mode)
+    better = sign_of(proxy_mode) * np.asarray(proxy, dtype=np.float64)
+    worse = -sign_of(held_out_mode) * np.asarray(held_out, dtype=np.float64)
     if better.shape != worse.shape:
         raise ValueError(
             f"proxy has shape {better.shape} and held_out {worse.shape}: give one value of each "
@@ -114,21 +117,11 @@ def divergence(
     return Divergence(max(rise, fall), rise, fall)
 
 
-def _signed(argument: str, mode: str, values: npt.ArrayLike) -> Floats:
-    check_direction(argument, mode)
-    return np.asarray(values, dtype=np.float64) * sign_of(mode)
-
-
 @lru_cache(maxsize=LONGEST)
 def _signs(n: int) -> Floats:
     """Return all sign patterns of n steps that start with +1, shape (2^(n-1), n), all +1 first."""
     rest = list(itertools.product((1.0, -1.0), repeat=n - 1))
     return np.column_stack([np.ones(len(rest)), np.reshape(rest, (len(rest), n - 1))])
-
-
-def _rounding(values: Floats) -> float:
-    """Return the largest difference that counts as rounding, since logs may be in float32."""
-    return 1e-6 * float(np.abs(values).max(initial=0.0))
 
 
 def _kendall_scores(steps: Floats, rounding: float) -> npt.NDArray[np.int64]:

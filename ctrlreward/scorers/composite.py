@@ -5,39 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from ctrlreward.samples import Samples, shortened
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
-
-
-def check_part(argument: str, part: object, scores: Collection[str], example: str) -> None:
-    """Raise unless a part of a composite scorer has the scores that the composite needs.
-
-    Args:
-        argument: Name of the part, for the error.
-        part: What was given.
-        scores: Names of the scores that it must have.
-        example: What to give, as the user would type it.
-
-    Raises:
-        TypeError: It is not a scorer.
-        ValueError: It lacks a score.
-
-    Examples:
-        >>> from ctrlreward import LexiconSentiment
-        >>> check_part("accuracy", LexiconSentiment(), ["label_probability"], "Accuracy(...)")
-        Traceback (most recent call last):
-        ValueError: accuracy is a LexiconSentiment, which has no label_probability, only polarity,
-        accuracy: give Accuracy(...)
-    """
-    kind = type(part).__name__
-    if not isinstance(part, Scorer):
-        raise TypeError(f"{argument} = {shortened(part)} is a {kind}, not a scorer: give {example}")
-    lacking = [name for name in scores if name not in part.specs]
-    if lacking:
-        raise ValueError(
-            f"{argument} is a {kind}, which has no {', '.join(lacking)}, only "
-            f"{', '.join(part.specs)}: give {example}"
-        )
 
 
 class CompositeScorer(Scorer):

@@ -17,7 +17,7 @@ from ctrlreward.functional.transfer import (
     gm_of,
     weighted_transfer,
 )
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
     CorpusFold,
@@ -26,12 +26,15 @@ from ctrlreward.scorers.base import (
     ScoreSpec,
     checked_requests,
 )
-from ctrlreward.scorers.composite import CompositeScorer, check_part
+from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 # Values of each sample from which the scores of a corpus follow.
 CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
+
+# Scores of a sample whose GM is computed.
+_FACTORS = ("label_probability", "similarity", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,18 @@ class TransferQuality(CompositeScorer):
         self.accuracy = Accuracy() if accuracy is None else accuracy
         self.similarity = Similarity() if similarity is None else similarity
         self.perplexity = Perplexity() if perplexity is None else perplexity
-        check_part("accuracy", self.accuracy, ["label_probability"], "Accuracy(...)")
-        check_part("similarity", self.similarity, ["similarity"], "Similarity(...)")
-        check_part("perplexity", self.perplexity, ["perplexity"], "Perplexity(...)")
+        names = {"accuracy": _FACTORS[0], "similarity": _FACTORS[1], "perplexity": _FACTORS[2]}
+        for (argument, needed), part in zip(names.items(), self.parts, strict=True):
+            kind, example = type(part).__name__, f"give {argument.capitalize()}(...)"
+            if not isinstance(part, Scorer):
+                raise TypeError(
+                    f"{argument} = {shortened(part)} is a {kind}, not a scorer: {example}"
+                )
+            if needed not in part.specs:
+                raise ValueError(
+                    f"{argument} is a {kind}, which has no {needed}, only "
+                    f"{', '.join(part.specs)}: {example}"
+                )
         self.thresholds = thresholds
 
     @property
@@ -134,7 +146,7 @@ class TransferQuality(CompositeScorer):
             wanted[self.perplexity].append(TOKENS)
         parts = run_requests([checked_requests(p, samples, n) for p, n in wanted.items()])
         scores = {name: values for part in parts for name, values in part.items()}
-        gm = gm_of(("label_probability", "similarity", "perplexity"), self.thresholds, scores)
+        gm = gm_of(_FACTORS, self.thresholds, scores)
         return {"gm": gm, **scores}
 
     def _figure(self, figure: str, *parts: Scores) -> float:
