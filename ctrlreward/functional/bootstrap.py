@@ -92,6 +92,11 @@ def clustered_sides(
     Raises:
         ValueError: The lengths differ, a side has no valid score or an infinite one, or there are
             fewer than two clusters.
+
+    Examples:
+        >>> sides, members = clustered_sides([1, 2, 3], [4, 5, 6], ["soup", "dog", "soup"])
+        >>> members
+        array([0, 1, 0])
     """
     sides = []
     for name, scores in (("before", before), ("after", after)):

@@ -251,22 +251,34 @@ class Scorer(ABC):
             samples.require(column, reader)
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of all models that the scorer uses, as in torch."""
-        return (self.device,) if self.device else ()
+    def parts(self) -> Sequence[Scorer]:
+        """Other scorers that this one runs."""
+        return ()
 
-    def load(self) -> None:  # noqa: B027 — a scorer without a model has nothing to load
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of all models that the scorer uses, as in torch, each once."""
+        own = (self.device,) if self.device else ()
+        return tuple(dict.fromkeys((*own, *(d for part in self.parts for d in part.devices))))
+
+    def load(self) -> None:
         """Load the models now instead of at the first `score`.
 
         Building a model may draw random numbers. Call this before scoring on a thread beside
         training, because all threads share the random generators.
         """
+        for part in self.parts:
+            part.load()
 
-    def to(self, device: str) -> None:  # noqa: B027 — a scorer without a model has no device
+    def to(self, device: str) -> None:
         """Move the models to a device; they are loaded there at the next use."""
+        for part in self.parts:
+            part.to(device)
 
-    def release(self) -> None:  # noqa: B027 — a scorer without a model has nothing to free
+    def release(self) -> None:
         """Free the models; the next `score` loads them again."""
+        for part in self.parts:
+            part.release()
 
     if not TYPE_CHECKING:  # to a type checker, a class with this method has every attribute
 

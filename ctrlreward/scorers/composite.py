@@ -38,11 +38,6 @@ class CompositeScorer(Scorer):
     def parts(self) -> Sequence[Scorer]:
         """The scorers that are combined."""
 
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of all parts, each once."""
-        return tuple(dict.fromkeys(device for part in self.parts for device in part.devices))
-
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that any part needs."""
         return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
@@ -51,18 +46,3 @@ class CompositeScorer(Scorer):
         """Raise what a part would raise about samples."""
         for part in self.parts:
             part.check_samples(samples)
-
-    def load(self) -> None:
-        """Load the models of all parts now."""
-        for part in self.parts:
-            part.load()
-
-    def to(self, device: str) -> None:
-        """Move the models of all parts."""
-        for part in self.parts:
-            part.to(device)
-
-    def release(self) -> None:
-        """Free the models of all parts."""
-        for part in self.parts:
-            part.release()
