@@ -139,7 +139,7 @@ class Log:
     def announce(self) -> None:
         """Write a line now."""
         first, *parts = self._works
-        unfinished = [part for part in parts if part.share != 1.0]
+        unfinished = [work for work in parts if work.share != 1.0]
         texts = [(work.title, work.text()) for work in (first, *unfinished)]
         write_line(" | ".join(f"{title}: {text}" if text else title for title, text in texts))
         self._written = time.monotonic()

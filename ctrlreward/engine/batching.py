@@ -119,7 +119,7 @@ def run_batched(
             if outputs is None:
                 free_unused()  # after the handler: its traceback holds the failed batch's tensors
                 budget = len(batch) * max(lengths[i] for i in batch) // 2
-                pending = pack(lengths, max(1, budget), [i for part in pending for i in part])
+                pending = pack(lengths, max(1, budget), [i for rest in pending for i in rest])
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = pending[1:]

@@ -37,20 +37,20 @@ _ROUNDING = 2.0**-7
 _METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
 
-def nonempty(score: str, **columns: Sequence[str]) -> list[int]:
+def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
     """Return the indices of the samples that have text in every column, in order.
 
     A text of white space only is empty. A warning names each sample that is left out.
 
     Args:
-        score: Name of the score that is NaN, for the warning (`"perplexity"`).
+        name: Name of the score that is NaN, for the warning (`"perplexity"`).
         columns: Columns of equal length, by their names in `Samples`.
     """
     kept = []
     for i, row in enumerate(zip(*columns.values(), strict=True)):
-        empty = [name for name, text in zip(columns, row, strict=True) if not text.strip()]
+        empty = [column for column, text in zip(columns, row, strict=True) if not text.strip()]
         if empty:
-            log.warning("%s[%d] is empty: %s is NaN", empty[0], i, score)
+            log.warning("%s[%d] is empty: %s is NaN", empty[0], i, name)
         else:
             kept.append(i)
     return kept

@@ -128,9 +128,9 @@ def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str,
         and `evaluators`, a list of records with the fields of `PatternScore`.
     """
     return [
-        {"sample": index, **explanation.to_record()}
+        {"sample": index, **found.to_record()}
         for index, aspects in enumerate(explained)
-        for explanation in aspects.values()
+        for found in aspects.values()
     ]
 
 
