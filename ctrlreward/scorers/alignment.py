@@ -64,10 +64,6 @@ class AlignedText:
     score: float
     tokens: tuple[AlignedToken, ...] = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON; a NaN score becomes None."""
-        return {**asdict(self), "score": finite_or_none(self.score)}
-
 
 class Aligned(NamedTuple):
     """One direction of an aspect for one sample; without tokens if there is nothing to score.
@@ -102,7 +98,12 @@ def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str,
         the tokens are records too.
     """
     return [
-        {"sample": index, "direction": name, **aligned.to_record()}
+        {
+            "sample": index,
+            "direction": name,
+            **asdict(aligned),
+            "score": finite_or_none(aligned.score),
+        }
         for index, directions in enumerate(explained)
         for name, aligned in directions.items()
     ]

@@ -44,8 +44,8 @@ log = item_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Pattern:
-    """A pattern evaluator: a text with a blank, and the target that fills it.
+class PatternScore:
+    """A pattern evaluator, a text with a blank and the target that fills it, and its score.
 
     Attributes:
         left: Text before the blank. Prompts of attribute relevance keep `<gen_result>` in place
@@ -55,24 +55,15 @@ class Pattern:
             word of the target label.
         candidates: Fillings that the target is compared with, including itself. Only attribute
             relevance has more than one: a word of each label, in the order of the labels.
+        score: Mean log-probability of the target's tokens, in (-inf, 0]; for attribute relevance
+            the share of the target among the candidates, in [0, 1]. Higher is better.
+        weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
     left: str
     right: str
     target: str
     candidates: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PatternScore(Pattern):
-    """A pattern evaluator with its score and weight for one text.
-
-    Attributes:
-        score: Mean log-probability of the target's tokens, in (-inf, 0]; for attribute relevance
-            the share of the target among the candidates, in [0, 1]. Higher is better.
-        weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
-    """
-
     score: float
     weight: float
 
@@ -91,31 +82,6 @@ class Explanation:
     score: float
     evaluators: tuple[PatternScore, ...] = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON; a NaN score becomes None."""
-        return {**asdict(self), "score": finite_or_none(self.score)}
-
-
-def explanation(
-    aspect: str, patterns: Sequence[Pattern], scores: Scores, weights: Scores
-) -> Explanation:
-    """Explain the score of one text by its pattern evaluators.
-
-    Args:
-        aspect: Name of the aspect.
-        patterns: What the evaluators are; ignored where there are no scores.
-        scores: Score of each evaluator, shape (evaluators,), empty if there is nothing to score.
-        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
-    """
-    if not len(scores):
-        return Explanation(aspect, np.nan)
-    rows = zip(patterns, scores.tolist(), normalize_weights(weights).tolist(), strict=True)
-    evaluators = tuple(
-        PatternScore(p.left, p.right, p.target, p.candidates, score, weight)
-        for p, score, weight in rows
-    )
-    return Explanation(aspect, weighted_mean(scores, weights), evaluators)
-
 
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
     """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
@@ -128,7 +94,7 @@ def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str,
         and `evaluators`, a list of records with the fields of `PatternScore`.
     """
     return [
-        {"sample": index, **found.to_record()}
+        {"sample": index, **asdict(found), "score": finite_or_none(found.score)}
         for index, aspects in enumerate(explained)
         for found in aspects.values()
     ]
@@ -383,15 +349,17 @@ class CTRLEval(ModelScorer[Infiller]):
         aspects = [aspect for aspect in self.aspects if aspect in computable]
 
         def explained(found: Evaluated) -> Explanation:
+            if not len(found.scores):
+                return Explanation(found.aspect, np.nan)
+            patterns = [(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
             if found.aspect == "attribute_relevance":
                 label = self.labels.index((samples.labels or ())[found.sample])
-                patterns = []
-                for prompt, words in self.pattern_evaluators:
-                    left, right = prompt.split(WORD_SLOT, 1)
-                    patterns.append(Pattern(left, right, words[label], words))
-            else:
-                patterns = [Pattern(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
-            return explanation(found.aspect, patterns, found.scores, found.weights)
+                parts = [(e.prompt.split(WORD_SLOT, 1), e.words) for e in self.pattern_evaluators]
+                patterns = [(left, right, w[label], w) for (left, right), w in parts]
+            scores, weights = found.scores.tolist(), normalize_weights(found.weights).tolist()
+            rows = zip(patterns, scores, weights, strict=True)
+            evaluators = tuple(PatternScore(*pattern, *values) for pattern, *values in rows)
+            return Explanation(found.aspect, weighted_mean(found.scores, found.weights), evaluators)
 
         (by_aspect,) = run_requests([self._evaluate(samples, aspects, explained)])
         return [
