@@ -167,11 +167,7 @@ class Reward(AnyReward):
             vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
 
     Attributes:
-        components: The components by name; `reward["relevance"]` is one.
-        aggregate: The function from scores by name to totals.
-        weights: The weight of each component with `"weighted"`; None with other aggregates.
-        thresholds: t1 to t4 of `"gm"`; None with other aggregates.
-        accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
+        aggregate: The function from scores by name to totals. The others are those of `AnyReward`.
 
     Raises:
         TypeError: `components` is none of these.

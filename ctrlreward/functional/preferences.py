@@ -6,7 +6,7 @@ Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878; the mean itself is `tran
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -156,40 +156,7 @@ def fit_gm(
     finite = outputs[np.isfinite(outputs[:, 2]), 2]
     reach = 2 * finite.max(initial=GM_THRESHOLDS[2])
     high = np.array([100.0, 100.0, reach, reach])
-    random = np.random.default_rng(seed)
-
-    def whole(searched: Floats) -> Floats:
-        thresholds = start.copy()
-        thresholds[free] = searched
-        return thresholds
-
-    def searched_loss(searched: Floats) -> float:
-        return loss_and_scale(whole(searched))[0]
-
-    candidates = [start[free]]
-    bounds = list(zip(-high[free], high[free], strict=True))
-    # Most perplexities are far below the largest. One population starts near typical values and
-    # one covers the whole box, since they find different minima.
-    far = high[2:3] / 2
-    for typical in (finite if finite.size else far, far):
-        population = random.uniform(-high, high, size=(_POPULATION, 4))
-        # t3 is between 0 and twice a typical perplexity, t4 between minus that and 0.
-        shares = random.uniform([0.0, -2.0], [2.0, 0.0], size=(_POPULATION, 2))
-        population[:, 2:] = random.choice(typical, size=(_POPULATION, 2)) * shares
-        population[0] = start
-        evolved = differential_evolution(
-            searched_loss,
-            bounds,
-            init=population.clip(-high, high)[:, free],
-            maxiter=_GENERATIONS,
-            tol=1e-6,
-            polish=False,
-            seed=seed,
-        ).x
-        # A loss over GM has no gradient beyond a threshold.
-        refined = minimize(searched_loss, evolved, method="Nelder-Mead", bounds=bounds).x
-        candidates += [evolved, refined]
-    best = whole(min(candidates, key=searched_loss))
+    best = _search(lambda t: loss_and_scale(t)[0], start, free, high, finite, seed)
     best_loss, factor = loss_and_scale(best)
     thresholds = _as_tuple(best)
     fitted = pairwise_agreement(better, worse, thresholds)
@@ -222,6 +189,51 @@ def fit_gm(
         if free[i] and abs(best[i]) > 0.99 * high[i]
     ]
     return GMFit(thresholds, factor, best_loss, fitted, default, tuple(problems))
+
+
+def _search(
+    loss: Callable[[Floats], float],
+    start: Floats,
+    free: npt.NDArray[np.bool_],
+    high: Floats,
+    perplexities: Floats,
+    seed: int,
+) -> Floats:
+    """Return the best thresholds of the search within ±high, never worse than the start."""
+    random = np.random.default_rng(seed)
+
+    def whole(searched: Floats) -> Floats:
+        thresholds = start.copy()
+        thresholds[free] = searched
+        return thresholds
+
+    def searched_loss(searched: Floats) -> float:
+        return loss(whole(searched))
+
+    candidates = [start[free]]
+    bounds = list(zip(-high[free], high[free], strict=True))
+    # Most perplexities are far below the largest. One population starts near typical values and
+    # one covers the whole box, since they find different minima.
+    far = high[2:3] / 2
+    for typical in (perplexities if perplexities.size else far, far):
+        population = random.uniform(-high, high, size=(_POPULATION, 4))
+        # t3 is between 0 and twice a typical perplexity, t4 between minus that and 0.
+        shares = random.uniform([0.0, -2.0], [2.0, 0.0], size=(_POPULATION, 2))
+        population[:, 2:] = random.choice(typical, size=(_POPULATION, 2)) * shares
+        population[0] = start
+        evolved = differential_evolution(
+            searched_loss,
+            bounds,
+            init=population.clip(-high, high)[:, free],
+            maxiter=_GENERATIONS,
+            tol=1e-6,
+            polish=False,
+            seed=seed,
+        ).x
+        # A loss over GM has no gradient beyond a threshold.
+        refined = minimize(searched_loss, evolved, method="Nelder-Mead", bounds=bounds).x
+        candidates += [evolved, refined]
+    return whole(min(candidates, key=searched_loss))
 
 
 def hinge_loss(gains: Floats, scale: float) -> float:
