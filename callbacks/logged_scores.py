@@ -148,19 +148,19 @@ def scores_by_prompt(
     tables = {key: scores[key].reshape(-1, repeats) for key in components}
     failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
     for key in components:
-        without = scores.get(_part_key(key, WITHOUT))
-        if without is not None:
+        if _part_key(key, WITHOUT) in scores:
+            without = scores[_part_key(key, WITHOUT)]
             tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
     tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
     for key, component in components.items():
         fold = component.corpus_fold
         if fold is not None:
             parts = [scores[_part_key(key, name)] for name in fold.parts]
-            without = [
+            left_out = [
                 fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
                 for start in range(0, len(parts[0]), repeats)
             ]
-            values = jackknife_values(fold.fold(*parts), without)
+            values = jackknife_values(fold.fold(*parts), left_out)
             tables[f"{CORPUS}/{key}"] = values[:, None]
     return tables
 
@@ -186,7 +186,7 @@ def without_each_prompt(
     if not grouped or len(samples) == repeats:
         return {}
     # Failed samples count in no value, and are not to be warned of again.
-    failed = np.isnan([scores[key] for key in grouped]).any(axis=0)
+    failed = np.isnan(np.stack([scores[key] for key in grouped])).any(axis=0)
     rows = [
         [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
         for prompt in range(len(samples) // repeats)

@@ -11,7 +11,6 @@ from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.monitoring import monitored
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.stopping import stopped_by
-from ctrlreward.displays import SECONDS_PER_LINE, Log, Terminal, duration, write_line
 from ctrlreward.lightning_package import (
     LightningModule,
     ProgressBar,
@@ -19,7 +18,7 @@ from ctrlreward.lightning_package import (
     callbacks_of,
     is_instance,
 )
-from ctrlreward.progress import show
+from ctrlreward.progress import SECONDS_PER_LINE, Log, duration, show, write_line
 
 
 class RewardProgressBarMixin(CallbackMixin, ProgressBar):
@@ -57,7 +56,7 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
         self._enabled = True
         self._fits = False
         self._shown = ExitStack()
-        self._display: Log | Terminal | None = None  # while a run is shown
+        self._display: Log | None = None  # while a run is shown
 
     def enable(self) -> None:
         """Show the progress of the next run."""

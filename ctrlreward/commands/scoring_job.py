@@ -33,7 +33,7 @@ from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.shard_store import Manifest, ShardStore, in_chunks
 from ctrlreward.commands.shards.workers import InProcess, Workers
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
-from ctrlreward.displays import write_line
+from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.tables.locations import Location

@@ -48,7 +48,8 @@ def rising_p_value(values: npt.ArrayLike) -> float:
         return 1.0
     steps = np.diff(curve)
     # Half of the patterns suffice: flipping all steps negates the score.
-    scores = _kendall_scores(_signs(len(steps)) * steps, _rounding(curve))
+    rounding = 1e-6 * float(np.abs(curve).max())  # since logs may be in float32
+    scores = _kendall_scores(_signs(len(steps)) * steps, rounding)
     observed = scores[0]
     as_high = np.count_nonzero(scores >= observed) + np.count_nonzero(-scores >= observed)
     return float(as_high) / (2 * len(scores))
@@ -59,11 +60,6 @@ def _signs(n: int) -> Floats:
     """Return all sign patterns of n steps that start with +1, shape (2^(n-1), n), all +1 first."""
     rest = list(itertools.product((1.0, -1.0), repeat=n - 1))
     return np.column_stack([np.ones(len(rest)), np.reshape(rest, (len(rest), n - 1))])
-
-
-def _rounding(values: Floats) -> float:
-    """Return the largest difference that counts as rounding, since logs may be in float32."""
-    return 1e-6 * float(np.abs(values).max(initial=0.0))
 
 
 def _kendall_scores(steps: Floats, rounding: float) -> npt.NDArray[np.int64]:

@@ -18,9 +18,8 @@ from ctrlreward.commands.shards.shard_store import (
     in_chunks,
 )
 from ctrlreward.commands.shards.workers import InProcess, Shard, Workers
-from ctrlreward.displays import Count, write_line
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.progress import show, track
+from ctrlreward.progress import Count, show, track, write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, CompositeScorer, ModelScorer, Scorer
 from ctrlreward.scorers.base import Scores, check_samples

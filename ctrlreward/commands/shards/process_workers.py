@@ -26,7 +26,7 @@ from ctrlreward.commands.shards.workers import (
     release,
     score_shard,
 )
-from ctrlreward.displays import write_line
+from ctrlreward.progress import write_line
 from ctrlreward.scorers.base import Component, Scores
 
 

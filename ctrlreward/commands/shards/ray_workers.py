@@ -23,8 +23,8 @@ from ctrlreward.commands.shards.workers import (
     release,
     score_shard,
 )
-from ctrlreward.displays import write_line
 from ctrlreward.extras import import_extra
+from ctrlreward.progress import write_line
 from ctrlreward.scorers.base import Component, Scores
 
 # Between two lines that say that the cluster has no room.

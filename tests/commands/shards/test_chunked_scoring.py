@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ctrlreward import Samples, displays
+from ctrlreward import Samples, progress
 from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
@@ -32,7 +32,7 @@ class Length(Scorer):
 def test_progress_shows_the_texts_of_each_scorer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     scorers = [Length(), Length()]
     samples = Samples(["a", "bb", "", "dddd", "eeeee"])
     both = {"length": scorers[0]["length"], "second": scorers[1]["length"]}

@@ -33,7 +33,7 @@ from ctrlreward.recipes.papers.li2018.system_report import (
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references
 from ctrlreward.recipes.style_transfer import ScoringModels
-from ctrlreward.text.separation import separate_words
+from ctrlreward.text.words import separate_words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
