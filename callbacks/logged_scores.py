@@ -186,7 +186,7 @@ def without_each_prompt(
     if not grouped or len(samples) == repeats:
         return {}
     # Failed samples count in no value, and are not to be warned of again.
-    failed = np.isnan(np.stack([scores[key] for key in grouped])).any(axis=0)
+    failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
     rows = [
         [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
         for prompt in range(len(samples) // repeats)
