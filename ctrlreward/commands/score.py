@@ -121,7 +121,7 @@ def open_rows(source: Location, target: Location) -> RowStream:
         raise source.missing()
     if target.is_folder() and not source.is_folder():
         raise ValueError(f"{target} is a folder: give a file for the scores")
-    if target.is_same(source):
+    if source.is_same(target):
         raise ValueError(f"{target} is the input: give another file for the scores")
     if target.suffix or not source.is_folder():
         check_suffix(target)

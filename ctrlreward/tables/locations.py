@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
@@ -22,6 +22,8 @@ class Location:
 
     Attributes:
         path: The local path; None for a URL.
+        name: Last part of the path.
+        suffix: End of the name from its last dot on; "" without one.
 
     Raises:
         ValueError: fsspec does not know the protocol.
@@ -34,30 +36,19 @@ class Location:
         self._system, self._inner = fsspec.core.url_to_fs(self._given)
         local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
         self.path = Path(self._given.removeprefix("file://")) if local else None
+        self.name = PurePosixPath(self._inner).name
+        self.suffix = PurePosixPath(self._inner).suffix
 
     def __str__(self) -> str:
         return self._shown
 
-    @property
-    def name(self) -> str:
-        """Last part of the path."""
-        return PurePosixPath(self._inner).name
-
-    @property
-    def suffix(self) -> str:
-        """End of the name from its last dot on; "" without one."""
-        return PurePosixPath(self._inner).suffix
-
     def beside(self, name: str) -> Location:
         """Return the location of another name in the same folder."""
-        if self.path is not None:
-            return Location(self.path.parent / name)
-        return Location(f"{self._given.rstrip('/').rpartition('/')[0]}/{name}")
+        folder, slash, _ = self._given.rstrip("/").rpartition("/")
+        return Location(f"{folder}{slash}{name}")
 
     def child(self, name: str) -> Location:
         """Return the location of a name in this folder."""
-        if self.path is not None:
-            return Location(self.path / name)
         return Location(f"{self._given.rstrip('/')}/{name}")
 
     def exists(self) -> bool:
@@ -69,9 +60,9 @@ class Location:
         return self._system.isdir(self._inner)
 
     def is_same(self, other: Location) -> bool:
-        """Return True if both are one existing file."""
+        """Return True if both are one file; this one exists."""
         if self.path is not None and other.path is not None:
-            return self.path.exists() and other.path.exists() and self.path.samefile(other.path)
+            return other.path.exists() and self.path.samefile(other.path)
         return self._given == other._given
 
     def names(self) -> list[str]:
@@ -98,13 +89,12 @@ class Location:
             return no_such_file(self.path)
         return FileNotFoundError(f"there is no file or folder {self}")
 
-    @contextmanager
-    def whole_file(self) -> Iterator[BinaryIO]:
+    def whole_file(self) -> AbstractContextManager[BinaryIO]:
         """Yield a file to write, which appears or replaces the old one at the end, or never."""
-        if self.path is not None:
-            with whole_file(self.path) as file:
-                yield file
-            return
+        return whole_file(self.path) if self.path is not None else self._whole_remote_file()
+
+    @contextmanager
+    def _whole_remote_file(self) -> Iterator[BinaryIO]:
         unfinished = self.beside(f".{self.name}.unfinished")
         self._system.makedirs(self._system._parent(self._inner), exist_ok=True)
         try:
@@ -114,11 +104,6 @@ class Location:
         finally:
             with suppress(FileNotFoundError):
                 self._system.rm(unfinished._inner)
-
-    def write(self, content: bytes) -> None:
-        """Write or replace a whole file."""
-        with self.whole_file() as file:
-            file.write(content)
 
     def remove(self) -> None:
         """Delete a file, or a folder with all that is in it."""

@@ -10,11 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.parsing import (
-    decoded_lines,
-    parse_json,
-    read_csv,
-)
+from ctrlreward.tables.parsing import decoded_lines, parse_json, read_csv
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 
@@ -24,12 +20,12 @@ class PlacedRow(NamedTuple):
 
     Attributes:
         file: Number of its file in `RowStream.files`.
-        line: Its last line in the file, from 1; of a Parquet file, its number from 1.
+        place: Its file and last line, `reviews.jsonl:417`; in Parquet, its number from 1.
         cells: The row.
     """
 
     file: int
-    line: int
+    place: str
     cells: Row
 
 
@@ -78,21 +74,17 @@ class RowStream:
         """Yield all rows with their places; see `__iter__`."""
         columns: list[str] = []
         for number, location in enumerate(self.files):
+            name = str(location)
             with location.open() as file:
-                rows = read_table(file, str(location), self.suffix)
-                for i, (line, row) in enumerate(rows):
+                for i, (line, row) in enumerate(read_table(file, name, self.suffix)):
                     if i == 0 and self.suffix != ".jsonl":  # whose rows may differ in a file, too
                         columns = columns or list(row)
                         if set(row) != set(columns):
                             raise ValueError(
-                                f"{location} has the columns {', '.join(row)}, but "
+                                f"{name} has the columns {', '.join(row)}, but "
                                 f"{self.files[0]} has {', '.join(columns)}: give all files the same"
                             )
-                    yield PlacedRow(number, line, row)
-
-    def place(self, row: PlacedRow) -> str:
-        """Return the place of a row, for errors: `reviews.jsonl:417`."""
-        return f"{self.files[row.file]}:{row.line}"
+                    yield PlacedRow(number, f"{name}:{line}", row)
 
 
 def check_suffix(path: Path | Location) -> None:

@@ -98,7 +98,8 @@ def to_samples(
         pairs = zip(table["texts"], table["prefixes"], strict=True)
         table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
     with items_named(ItemPlaces(places, read)):
-        return as_samples(Samples(**table), label_map=label_map)
+        samples = Samples(**table)
+        return as_samples(samples, label_map=label_map) if label_map else samples
 
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:

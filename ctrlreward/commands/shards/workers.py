@@ -1,24 +1,25 @@
-"""Workers that score shards: the interface that all engines have, and the one in this process."""
+"""Workers that score shards: this process, or a pool of others that are replaced when they die."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import pickle
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 
+from ctrlreward.displays import write_line
 from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, scatter, score
-
-ScoredShard: TypeAlias = tuple[int, dict[str, Scores]]
 
 # A shard whose worker has died so often is taken for the cause.
 MOST_DEATHS = 3
@@ -28,111 +29,233 @@ _ITEM_FILTER = ItemFilter()
 
 @dataclass(frozen=True)
 class Shard:
-    """One piece of work.
+    """Rows of a table that follow one another.
 
     Attributes:
         number: Its number in the manifest.
-        samples: Samples of its rows, without rows that can't be scored.
-        rows: Index of each sample among the rows.
+        samples: Samples of its rows that can be scored.
         places: Where each row is, for errors and warnings (`"reviews.jsonl:417"`).
         columns: Column of `Samples` → its name in the file, if it has another one.
+        invalid: Index of each row whose text is not valid Unicode → the column.
     """
 
     number: int
     samples: Samples
-    rows: Sequence[int]
     places: Sequence[str]
     columns: Mapping[str, str] = field(default_factory=dict)
+    invalid: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.places[0]} to {self.places[-1]}"
 
 
-class Workers(Protocol):
-    """Context manager that scores shards, one after the other or several at a time."""
+# Yields number and scores of each shard once, in any order. Shards are taken as they are needed, so
+# that few are in memory. The models of the components are loaded once, and freed after the last.
+# An error is that of a scorer, and names the rows.
+ScoreShards: TypeAlias = Callable[
+    [Mapping[str, Component], Iterable[Shard]], Iterator[tuple[int, dict[str, Scores]]]
+]
+
+
+@contextmanager
+def in_process(threads: int | None = None) -> Iterator[ScoreShards]:
+    """Yield the function that scores shards in this process.
+
+    Args:
+        threads: Threads of PyTorch meanwhile; None leaves their number as it is.
+    """
+    former = torch.get_num_threads()
+    torch.set_num_threads(threads or former)
+    try:
+        yield _score_here
+    finally:
+        torch.set_num_threads(former)
+
+
+def _score_here(
+    components: Mapping[str, Component], shards: Iterable[Shard]
+) -> Iterator[tuple[int, dict[str, Scores]]]:
+    try:
+        for shard in shards:
+            yield shard.number, score_shard(components, shard)
+    finally:
+        release(components)
+
+
+class WorkerDied(Exception):
+    """A worker that has ended or can't be reached; says how."""
+
+
+class Worker(Protocol):
+    """Another process; `WorkerPool` calls each method in a thread, one at a time."""
+
+    def load(self, content: bytes) -> None:
+        """Replace the components by these pickled ones; raise `WorkerDied`, or why they fail."""
+
+    def score(self, shard: Shard) -> dict[str, Scores]:
+        """Return the scores of a shard; raise `WorkerDied`, or the error of a scorer."""
+
+    def end(self) -> None:
+        """End the process."""
+
+
+class WorkerPool(ABC):
+    """Context manager of other processes, each with models of its own, that score shards.
+
+    This process reads, and hands a worker the next shard when it has done one. A worker that dies
+    is replaced and its shard is scored again, where a pool of `concurrent.futures` would give up
+    all of its workers.
+
+    Args:
+        workers: Most workers.
+        threads: Threads of PyTorch in each.
+    """
+
+    def __init__(self, workers: int, threads: int) -> None:
+        self.workers = workers
+        self.threads = threads
+        self.dumps: Callable[[object], bytes] = pickle.dumps
+        self._alive: list[Worker] = []
+
+    def __enter__(self) -> ScoreShards:
+        return self.score
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._alive:
+            worker.end()
+        self._alive = []
+
+    @abstractmethod
+    def start(self) -> Worker:
+        """Start a worker."""
 
     def score(
         self, components: Mapping[str, Component], shards: Iterable[Shard]
-    ) -> Iterator[ScoredShard]:
-        """Yield number and scores of each shard once, in any order.
-
-        Shards are taken as they are needed, so that few are in memory. A worker loads the models
-        of the components once, for all of its shards, and frees them after the last.
-
-        Args:
-            components: The scores to compute, by the names of the result.
-            shards: The work.
+    ) -> Iterator[tuple[int, dict[str, Scores]]]:
+        """See `ScoreShards`.
 
         Raises:
             RuntimeError: The workers of one shard have died `MOST_DEATHS` times; names its rows.
-            Exception: As a scorer raised it, with a note that names the rows.
         """
+        content = self._pickled(components)
+        unloaded, idle = set(self._alive), list(self._alive)
+        remaining = iter(shards)
+        waiting = [shard for shard in [next(remaining, None)] if shard]  # one is read ahead
+        busy: dict[Future[dict[str, Scores]], tuple[Worker, Shard]] = {}
+        deaths: Counter[int] = Counter()
 
-    def __enter__(self) -> Self: ...
+        def run(worker: Worker, shard: Shard) -> dict[str, Scores]:
+            if worker in unloaded:
+                worker.load(content)
+                unloaded.remove(worker)
+            return worker.score(shard)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
-
-
-class InProcess:
-    """The only worker is this process.
-
-    Args:
-        threads: Threads of PyTorch; None leaves their number as it is.
-    """
-
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads
-
-    def __enter__(self) -> Self:
-        self._former = torch.get_num_threads()
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._former)
-
-    def score(
-        self, components: Mapping[str, Component], shards: Iterable[Shard]
-    ) -> Iterator[ScoredShard]:
-        """See `Workers.score`."""
+        threads = ThreadPoolExecutor(self.workers)
         try:
-            for shard in shards:
-                yield shard.number, score_shard(components, shard)
+            while waiting or busy:
+                while waiting and (idle or len(self._alive) < self.workers):
+                    if not idle:
+                        idle.append(self.start())
+                        self._alive.append(idle[0])
+                        unloaded.add(idle[0])
+                    worker, shard = idle.pop(), waiting.pop()
+                    busy[threads.submit(run, worker, shard)] = worker, shard
+                    if not waiting:
+                        waiting += [shard for shard in [next(remaining, None)] if shard]
+                for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                    worker, shard = busy.pop(future)
+                    try:
+                        scores = future.result()
+                    except WorkerDied as death:
+                        self._alive.remove(worker)
+                        worker.end()
+                        deaths[shard.number] += 1
+                        if deaths[shard.number] == MOST_DEATHS:
+                            raise RuntimeError(
+                                f"{MOST_DEATHS} workers died while they scored {shard} ({death}): "
+                                "out of memory, or a text that ends the process; the last lines "
+                                "above say more. Use fewer workers, or a smaller --chunk to find "
+                                "the row"
+                            ) from None
+                        write_line(f"a worker died ({death}): {shard} are scored again")
+                        waiting.append(shard)
+                    else:
+                        idle.append(worker)
+                        yield shard.number, scores
         finally:
-            release(components)
+            for future, (worker, _) in busy.items():  # after an error
+                if not future.done():
+                    self._alive.remove(worker)
+                    worker.end()
+            threads.shutdown(wait=False)
+
+    def _pickled(self, components: Mapping[str, Component]) -> bytes:
+        try:
+            return self.dumps(dict(components))
+        except Exception as error:
+            names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
+            raise ValueError(
+                f"{names} can't be sent to other processes ({error}): define the class in a "
+                "module, keep open files and locks out of it, or score with --workers 1 --engine "
+                "process"
+            ) from error
+
+
+class LoadedComponents:
+    """Components in a worker: `load` replaces them, `score` scores a shard with them."""
+
+    def __init__(self, threads: int, device: str | None = None) -> None:
+        torch.set_num_threads(threads)
+        self._device = device
+        self._components: dict[str, Component] = {}
+
+    def load(self, content: bytes) -> None:
+        """See `Worker.load`."""
+        release(self._components)
+        with _portable_errors():
+            self._components = pickle.loads(content)
+        if self._device:
+            for scorer in {component.scorer for component in self._components.values()}:
+                scorer.to(self._device)
+
+    def score(self, shard: Shard) -> dict[str, Scores]:
+        """See `Worker.score`."""
+        with _portable_errors():
+            return score_shard(self._components, shard)
 
 
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
-    """Return the scores of a shard's rows, NaN for those that are not among its samples.
+    """Return the scores of a shard's rows, NaN for those that can't be scored.
 
-    Errors and warnings name the rows by their places; an error can go to another process.
+    Errors and warnings name the rows by their places.
     """
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
         handler.addFilter(_ITEM_FILTER)  # once; the loggers may be those of a user's scorer
     size = len(shard.places)
-    if not shard.rows:
+    rows = [i for i in range(size) if i not in shard.invalid]
+    if not rows:
         return {name: np.full(size, np.nan) for name in components}
-    places = [shard.places[row] for row in shard.rows]
-    with items_named(ItemPlaces(places, shard.columns)), portable_errors():
+    with items_named(ItemPlaces([shard.places[i] for i in rows], shard.columns)):
         try:
             scores = score(components, shard.samples)
         except Exception as error:
             if not names_item(str(error)):
                 error.add_note(f"(while {shard} were scored)")
             raise
-    if len(shard.rows) == size:
+    if not shard.invalid:
         return scores
-    return {name: scatter(values, shard.rows, size) for name, values in scores.items()}
+    return {name: scatter(values, rows, size) for name, values in scores.items()}
+
+
+def release(components: Mapping[str, Component]) -> None:
+    """Free the models of components."""
+    for scorer in {component.scorer for component in components.values()}:
+        scorer.release()
+    gc.collect()  # models are parts of reference cycles
 
 
 @contextmanager
-def portable_errors() -> Iterator[None]:
+def _portable_errors() -> Iterator[None]:
     """Raise an error that can't be read in another process as a RuntimeError with its text.
 
     Its reader would take it for an error of the connection, like the death of a worker.
@@ -145,35 +268,3 @@ def portable_errors() -> Iterator[None]:
         except Exception:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         raise
-
-
-def pickled(components: Mapping[str, Component], dumps: Callable[[object], bytes]) -> bytes:
-    """Return components as bytes for another process.
-
-    Raises:
-        ValueError: A scorer can't be pickled; names it.
-    """
-    try:
-        return dumps(dict(components))
-    except Exception as error:
-        names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
-        raise ValueError(
-            f"{names} can't be sent to other processes ({error}): define the class in a module, "
-            "keep open files and locks out of it, or score with --workers 1 --engine process"
-        ) from error
-
-
-def died_too_often(shard: Shard) -> RuntimeError:
-    """Return the error for a shard whose workers die."""
-    return RuntimeError(
-        f"{MOST_DEATHS} workers died while they scored {shard}: out of memory, or a text that ends "
-        "the process; the last lines above say more. Use fewer workers, or a smaller --chunk to "
-        "find the row"
-    )
-
-
-def release(components: Mapping[str, Component]) -> None:
-    """Free the models of components."""
-    for scorer in {component.scorer for component in components.values()}:
-        scorer.release()
-    gc.collect()  # models are parts of reference cycles
