@@ -15,7 +15,7 @@ from pathlib import Path
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.samples import JSON_KEYS
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import RowStream, check_suffix
+from ctrlreward.tables.row_streams import open_rows
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file, or of a folder of them.
 
@@ -102,30 +102,6 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
 
 def _ends_words(argument: str) -> bool:
     return argument.startswith("-") or Path(argument).suffix in _FILES
-
-
-def open_rows(source: Location, target: Location) -> RowStream:
-    """Return the rows of the input.
-
-    Raises:
-        ValueError: The files are given in the wrong order, are one file, or can't be written; or
-            an output has an unknown suffix.
-        ImportError: The input or output is Parquet, and pyarrow is not installed.
-    """
-    if not source.exists() and target.exists() and not target.is_folder():
-        raise ValueError(
-            f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
-            f"score {target} {source}`"
-        )
-    if not source.exists():
-        raise source.missing()
-    if target.is_folder() and not source.is_folder():
-        raise ValueError(f"{target} is a folder: give a file for the scores")
-    if source.is_same(target):
-        raise ValueError(f"{target} is the input: give another file for the scores")
-    if target.suffix or not source.is_folder():
-        check_suffix(target)
-    return RowStream(source)
 
 
 def _singular(argument: str) -> str:

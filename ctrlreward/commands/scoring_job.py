@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from rich.table import Table
 
 from ctrlreward.commands.command_parser import command_parser, known_scorers
-from ctrlreward.commands.score import STANDARD, open_rows
+from ctrlreward.commands.score import STANDARD
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
     check_corpus,
@@ -37,11 +37,9 @@ from ctrlreward.displays import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import RowStream, parse_rows
+from ctrlreward.tables.row_streams import RowStream, open_rows, parse_rows
 from ctrlreward.tables.table_columns import Columns, explained_columns
 from ctrlreward.tables.table_writing import TableShape, encode_rows
-
-_RESUME = ": repeat the command to resume"
 
 # Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
@@ -71,7 +69,9 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             score_file(**options, identity=identity)
         except KeyboardInterrupt:
             target = Location(options["output"])
-            print(f"interrupted{_RESUME if _partial(target).exists() else ''}", file=sys.stderr)
+            resumable = target.beside(f"{target.name}.partial").exists()
+            hint = ": repeat the command to resume" if resumable else ""
+            print(f"interrupted{hint}", file=sys.stderr)
             raise SystemExit(130) from None
 
 
@@ -129,7 +129,7 @@ def score_file(
     labels = None if label_map is None else _label_map(label_map)
     with ExitStack() as stack:
         source, target = Location(input), Location(output)
-        partial = _partial(target)
+        partial = target.beside(f"{target.name}.partial")
         if STANDARD in (input, output):
             source, target, partial = stack.enter_context(_piped(source, target))
         rows = open_rows(source, target)
@@ -306,11 +306,6 @@ def _identity(configuration: Any) -> Any:
     if isinstance(configuration, list | tuple):
         return [_identity(item) for item in configuration]
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
-
-
-def _partial(output: Location) -> Location:
-    """Return the folder that keeps the scores of an unfinished run."""
-    return output.beside(f"{output.name}.partial")
 
 
 @contextmanager

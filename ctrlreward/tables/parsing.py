@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from ctrlreward.arguments import did_you_mean
 
@@ -56,30 +56,6 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
         raise ValueError(
             f"{path}:{line} is not UTF-8 text: convert the file, for example with iconv -t utf-8"
         ) from None
-
-
-def decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark.
-
-    Args:
-        file: The file, at its start.
-        path: The file, for errors.
-        newline: As in `open`: None for universal newlines, translated, "" for them as they are.
-
-    Raises:
-        ValueError: The content is not UTF-8; names the line.
-    """
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
-    try:
-        yield from text
-    except UnicodeDecodeError:
-        file.seek(0)  # the decoder knows no lines
-        for number, line in enumerate(file, 1):
-            decode_utf8(line, path, number)
-        raise
-    finally:
-        if not file.closed:  # by the caller, while lines were left
-            text.detach()
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

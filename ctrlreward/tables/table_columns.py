@@ -90,7 +90,8 @@ def to_samples(
         )
     table = {
         column: [
-            _string(row[name], place, name, column) for place, row in zip(places, rows, strict=True)
+            cell if isinstance(cell := row[name], str) else _as_string(cell, place, name, column)
+            for place, row in zip(places, rows, strict=True)
         ]
         for column, name in read.items()
     }
@@ -173,17 +174,15 @@ def _value(row: Row, i: int, name: str) -> Any:
     return row[name]
 
 
-def _string(value: Any, place: str, name: str, column: str) -> str:
+def _as_string(value: Any, place: str, name: str, column: str) -> str:
     if value is None and column == "texts":
         return ""
     if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
-            f"{_or_ignore(JSON_KEYS[column])}"
-        )
-    return value
+    raise TypeError(
+        f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
+        f"{_or_ignore(JSON_KEYS[column])}"
+    )
 
 
 def _or_ignore(key: str) -> str:
