@@ -64,7 +64,7 @@ def create_app(
     )
     queue = RequestQueue(reward, options.queue)
     metrics = ServingMetrics(lambda: queue.held_characters, lambda: queue.state == "ready")
-    queue.observer = metrics
+    queue.metrics = metrics
     app.state.reward, app.state.requests, app.state.metrics = reward, queue, metrics
     app.state.description = None
     app.add_exception_handler(Refusal, _refused)

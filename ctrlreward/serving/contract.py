@@ -158,7 +158,7 @@ class ScoreReply(Message):
     results: list[Result]
     seconds: Number
 
-    def to_scored(self, names: Sequence[str], n: int) -> ScoredRequest:
+    def to_batch(self, names: Sequence[str], n: int) -> RewardBatch:
         """Return the rewards.
 
         Args:
@@ -173,7 +173,7 @@ class ScoreReply(Message):
         for i, result in enumerate(self.results):
             if result.components.keys() != set(names):
                 raise ValueError(f"results[{i}] has the components {', '.join(result.components)}")
-        batch = RewardBatch(
+        return RewardBatch(
             np.array([result.total for result in self.results], np.float64),
             {
                 name: np.array([result.components[name] for result in self.results], np.float64)
@@ -182,8 +182,6 @@ class ScoreReply(Message):
             np.array([result.failed for result in self.results], np.bool_),
             self.seconds,
         )
-        errors = {i: r.error for i, r in enumerate(self.results) if r.error is not None}
-        return ScoredRequest(batch, errors)
 
 
 class ScoresReply(Message):

@@ -131,7 +131,7 @@ class RemoteReward(AnyReward):
         check_columns(components, samples)
         body = {"samples": records(samples), "strict": True}
         reply = ScoreReply.model_validate(self._connection.post("/score", body))
-        return reply.to_scored([*components], len(samples)).batch
+        return reply.to_batch([*components], len(samples))
 
     def _scorer(self, id_: str) -> RemoteScorer:
         """Return the scorer of an id, the same object each time."""
@@ -146,12 +146,6 @@ class RemoteScorer(Scorer):
     Args:
         connection: Connection to the server.
         id_: Id of the scorer on the server.
-
-    Examples:
-        >>> from ctrlreward.serving.server_connection import ServerConnection
-        >>> scorer = RemoteScorer(ServerConnection("http://127.0.0.1:8700"), "0")
-        >>> scorer.devices
-        ()
     """
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
@@ -167,8 +161,12 @@ class RemoteScorer(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, as the server states them."""
         return {
-            name: ScoreSpec(spec["higher_is_better"], _range(*spec["range"]))
+            name: ScoreSpec(
+                spec["higher_is_better"],
+                (-math.inf if low is None else low, math.inf if high is None else high),
+            )
             for name, spec in self._description["scores"].items()
+            for low, high in [spec["range"]]
         }
 
     @property
@@ -216,10 +214,6 @@ class RemoteScorer(Scorer):
         body = {"name": name, "parts": [to_numbers(part) for part in parts]}
         reply = self.connection.post(f"/scorers/{self.id}/fold", body)
         return FoldReply.model_validate(reply).value
-
-
-def _range(low: float | None, high: float | None) -> tuple[float, float]:
-    return (-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _expected(

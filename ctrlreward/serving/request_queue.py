@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,19 +20,12 @@ from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, Sc
 from ctrlreward.serving.description import scorers_by_id
 from ctrlreward.serving.limits import QueueOptions
 
+if TYPE_CHECKING:
+    from ctrlreward.serving.serving_metrics import ServingMetrics
+
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
 
 _LONGEST_RETRY = 60  # seconds
-
-
-class QueueObserver(Protocol):
-    """Receiver of the queue's measurements."""
-
-    def scored(self, samples: int, failed: int) -> None:
-        """Count the samples of a finished request."""
-
-    def batch(self, requests: int, samples: int, waits: Sequence[float], seconds: float) -> None:
-        """Count a batch, with the seconds that each request waited and those of scoring."""
 
 
 class RequestQueue:
@@ -45,7 +38,7 @@ class RequestQueue:
     Args:
         reward: The reward that scores.
         options: Sizes of batches and queue.
-        observer: Receives what is measured.
+        metrics: Receives what is measured.
 
     Attributes:
         reward: The reward.
@@ -57,11 +50,11 @@ class RequestQueue:
         self,
         reward: Reward,
         options: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
-        observer: QueueObserver | None = None,
+        metrics: ServingMetrics | None = None,
     ) -> None:
         self.reward = reward
         self.options = options
-        self.observer = observer
+        self.metrics = metrics
         self.state: State = "loading"
         self.scorers = scorers_by_id(reward)
         self._reason = ""
@@ -80,10 +73,7 @@ class RequestQueue:
         """Load the models on the scoring thread, and score from then on.
 
         Args:
-            load: Loads them; None for `reward.load`.
-
-        Raises:
-            Exception: Any of loading; the state is then `"failed"`.
+            load: Loads them; None for `reward.load`. Its error sets the state to `"failed"`.
         """
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -149,11 +139,8 @@ class RequestQueue:
             names: Its scores or parts of its corpus scores.
 
         Raises:
-            KeyError: There is no such scorer.
             RejectedSamples: It has no such score, or rejects a sample.
-            NotReady: As in `score`.
-            QueueFull: As in `score`.
-            ScorerFailed: As in `score`.
+            Refusal: As in `score`.
         """
         scorer = self.scorers[scorer_id]
         wanted = tuple(dict.fromkeys(names))
@@ -184,7 +171,7 @@ class RequestQueue:
             raise RejectedSamples(str(error)) from None
         columns = samples.columns()
         characters = sum(len(item) for column in columns.values() for item in column)
-        self._check_room(characters)
+        self._check_capacity(characters)
         request = WaitingRequest(
             samples,
             components,
@@ -204,8 +191,8 @@ class RequestQueue:
                 self._waiting.remove(request)
                 self._note_idle()
 
-    def _check_room(self, characters: int) -> None:
-        """Raise a `QueueFull` unless there is room for a request; if none waits, there is."""
+    def _check_capacity(self, characters: int) -> None:
+        """Raise a `QueueFull` if a request is too much, which one alone never is."""
         held, options = self.held_characters, self.options
         requests = len(self._waiting) + len(self._scoring)
         above = held + characters > options.waiting_characters
@@ -247,14 +234,14 @@ class RequestQueue:
     def _take(self) -> list[WaitingRequest]:
         """Remove the next batch from the queue: the oldest request, and those that fit with it."""
         taken: list[WaitingRequest] = []
-        room = self.options.batch_characters
+        left = self.options.batch_characters
         for request in self._waiting:
             if taken and request.merges_with != taken[0].merges_with:
                 continue
-            if taken and request.characters > room:
+            if taken and request.characters > left:
                 break
             taken.append(request)
-            room -= request.characters
+            left -= request.characters
         self._waiting = [request for request in self._waiting if request not in taken]
         return taken
 
@@ -267,7 +254,7 @@ class RequestQueue:
         try:
             results = await asyncio.wrap_future(self._worker.submit(results_of, requests))
         except Exception as error:
-            results = [refusal(error, None)] * len(requests)
+            results = [refusal(error)] * len(requests)
         for request, result in zip(requests, results, strict=True):
             if request.result.done():  # its client is gone
                 continue
@@ -275,10 +262,10 @@ class RequestQueue:
                 request.result.set_exception(result)
             else:
                 request.result.set_result(result)
-                if self.observer and isinstance(result, ScoredRequest):
-                    self.observer.scored(len(request.samples), int(result.batch.failed.sum()))
-        if self.observer:
+                if self.metrics and isinstance(result, ScoredRequest):
+                    self.metrics.scored(len(request.samples), int(result.batch.failed.sum()))
+        if self.metrics:
             samples = sum(len(request.samples) for request in requests)
             waits = [started - request.arrived for request in requests]
             seconds = time.perf_counter() - started
-            self.observer.batch(len(requests), samples, waits, seconds)
+            self.metrics.batch(len(requests), samples, waits, seconds)

@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -153,13 +154,16 @@ class ServerConnection:
         """Return the client of this process: after a fork, not the parent's connections."""
         client = self._clients.get(os.getpid())
         if client is None:
-            token = self.token or os.environ.get(TOKEN_VARIABLE)
+            token, address = self.token or os.environ.get(TOKEN_VARIABLE), urlsplit(self.url)
             made = httpx2.Client(
                 headers={"Authorization": f"Bearer {token}"} if token else None,
                 timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
                 # A proxy of the environment can't reach a server of this machine.
-                trust_env=urlsplit(self.url).hostname not in _LOOPBACK,
+                trust_env=address.hostname not in _LOOPBACK,
+                # Reading the machine's certificates takes longer than a request. Without any, no
+                # HTTPS server is trusted.
+                verify=True if address.scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
             )
             client = self._clients.setdefault(os.getpid(), made)
         return client
@@ -169,11 +173,7 @@ class ServerConnection:
     ) -> httpx2.Response:
         """Send a request until it succeeds, fails for good, or patience ends.
 
-        Args:
-            method: `"GET"` or `"POST"`.
-            path: Route.
-            content: Body.
-            expected: Fingerprint that the reply must have.
+        The reply must have the fingerprint that is expected.
         """
         started = time.monotonic()
         retrying = tenacity.Retrying(

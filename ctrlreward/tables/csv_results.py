@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
-from typing import TypeAlias
 
 from ctrlreward.functional.reproducibility import Table
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, parse_csv
 
 SINGLE_SYSTEM = "run"  # name of the system where the results name none
-
-# Line number, study, metric, system, value.
-_Result: TypeAlias = tuple[int, str, str, str, float]
 
 _SELECTION = re.compile(r"(?P<file>.+\.csv):(?P<cells>[^/\\=]+=[^=]*(?:,[^/\\=]+=[^=]*)*)")
 _STUDY = "study"
@@ -80,22 +76,23 @@ def to_studies(
     is_long = "value" in header
     for column in (*system_columns, *(metric_columns if is_long else ())):
         _require_column(path, header, column)
-    if is_long:
-        results = _long_results(path, rows, system_columns, metric_columns)
-    else:
-        results = _wide_results(path, rows, system_columns)
     studies: dict[str, dict[str, dict[str, float]]] = {}
     lines: dict[tuple[str, str, str], int] = {}
-    for line, study, metric, system, value in results:
-        system = system or SINGLE_SYSTEM
-        first = lines.setdefault((study, metric, system), line)
-        if first != line:
-            raise ValueError(
-                f"{path}:{line} repeats {metric!r} of {system!r} from line {first}: name the "
-                f"columns that distinguish them with --system_columns or --metric_columns (of "
-                f"{', '.join(header)}), or select rows with {path}:column=value"
-            )
-        studies.setdefault(study, {}).setdefault(metric, {})[system] = value
+    for line, row in rows:
+        study = row.get(_STUDY, "")
+        system = " ".join(row[column] for column in system_columns) or SINGLE_SYSTEM
+        columns = ["value"] if is_long else [c for c in row if c not in (*system_columns, _STUDY)]
+        for column in columns:
+            metric = " ".join(row[c] for c in metric_columns) if is_long else column
+            value = parse_number(path, line, column, row[column])
+            first = lines.setdefault((study, metric, system), line)
+            if first != line:
+                raise ValueError(
+                    f"{path}:{line} repeats {metric!r} of {system!r} from line {first}: name the "
+                    f"columns that distinguish them with --system_columns or --metric_columns (of "
+                    f"{', '.join(header)}), or select rows with {path}:column=value"
+                )
+            studies.setdefault(study, {}).setdefault(metric, {})[system] = value
     return studies
 
 
@@ -112,26 +109,6 @@ def parse_number(path: Path, line: int, column: str, text: str) -> float:
             f"{path}:{line}: {column} = {text!r} is not a number: give numbers, and name the "
             "columns that hold text with --system_columns"
         ) from None
-
-
-def _long_results(
-    path: Path, rows: Sequence[CsvRow], systems: Sequence[str], metrics: Sequence[str]
-) -> Iterator[_Result]:
-    for line, row in rows:
-        value = parse_number(path, line, "value", row["value"])
-        yield line, row.get(_STUDY, ""), _joined(row, metrics), _joined(row, systems), value
-
-
-def _wide_results(path: Path, rows: Sequence[CsvRow], systems: Sequence[str]) -> Iterator[_Result]:
-    for line, row in rows:
-        for metric, text in row.items():
-            if metric not in (*systems, _STUDY):
-                value = parse_number(path, line, metric, text)
-                yield line, row.get(_STUDY, ""), metric, _joined(row, systems), value
-
-
-def _joined(row: Mapping[str, str], columns: Sequence[str]) -> str:
-    return " ".join(row[column] for column in columns)
 
 
 def _require_column(path: Path, header: Sequence[str], column: str) -> None:
