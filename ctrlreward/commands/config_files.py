@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -20,8 +20,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
 _EXTENDS = "extends"
-_ROOT = "trainer.default_root_dir"
-_PLACE = "${" + _ROOT + "}"
+_PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
     *("ckpt_path", "smoke"),
@@ -113,9 +112,6 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
     yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
 
-    Args:
-        arguments: Arguments of `ctrlreward train`.
-
     Returns:
         The arguments, and all files in the order in which they apply.
 
@@ -144,14 +140,9 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
-    """Check what can be checked without the classes: keys, options of the trainer, short names.
+    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model.
 
-    Args:
-        arguments: Arguments of `ctrlreward train`.
-        files: Its files.
-
-    Raises:
-        ValueError: A key or an option does not exist, or a model's short name is misspelt.
+    That is what can be checked without the classes.
     """
     for file in files:
         for key, value in file.content.items():
@@ -188,10 +179,7 @@ def check_models(file: ConfigFile) -> None:
 
 @cache
 def trainer_options() -> tuple[str, ...]:
-    """Return the arguments of Lightning's `Trainer`, read from its source.
-
-    Importing it takes many times as long.
-    """
+    """Return the arguments of Lightning's `Trainer`, from its source: an import takes longer."""
     package = find_spec("pytorch_lightning")
     assert package is not None
     assert package.origin is not None
@@ -203,33 +191,37 @@ def trainer_options() -> tuple[str, ...]:
     return tuple(names)
 
 
-def fill_root(config: Any, root: str) -> Any:
-    """Replace `${trainer.default_root_dir}` in each string of a configuration, in place.
-
-    So one option moves all that a run writes.
-
-    Args:
-        config: Nested dictionaries, namespaces and lists.
-        root: The trainer's `default_root_dir`.
+def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
+    """Replace each string of nested dictionaries, namespaces and lists, in place.
 
     Returns:
         The configuration, or the new string if it is one.
+    """
+    if isinstance(config, str):
+        return replaced(config)
+    if isinstance(config, list):
+        config[:] = [replace_strings(item, replaced) for item in config]
+    elif isinstance(config, dict | Namespace):
+        items = config if isinstance(config, dict) else vars(config)
+        for key, value in items.items():
+            items[key] = replace_strings(value, replaced)
+    return config
+
+
+def fill_in_run_folder(config: Any, folder: str) -> Any:
+    """Replace `${trainer.default_root_dir}` in each string, so that one option moves a whole run.
 
     Raises:
         ValueError: A string names another value.
     """
-    if isinstance(config, str):
-        filled = config.replace(_PLACE, root)
+
+    def filled_in(text: str) -> str:
+        filled = text.replace(_PLACE, folder)
         if "${" in filled:
-            raise ValueError(f"{config!r} names another value: only {_PLACE} is known")
+            raise ValueError(f"{text!r} names another value: only {_PLACE} is known")
         return filled
-    if isinstance(config, list):
-        config[:] = [fill_root(item, root) for item in config]
-    elif isinstance(config, (dict, Namespace)):
-        items = config if isinstance(config, dict) else vars(config)
-        for key, value in items.items():
-            items[key] = fill_root(value, root)
-    return config
+
+    return replace_strings(config, filled_in)
 
 
 def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:

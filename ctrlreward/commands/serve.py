@@ -71,9 +71,8 @@ class RayServeOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_cpus", "target_ongoing_requests", "max_ongoing_requests"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"ray.{name} = {value}: give a positive number")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"ray.{name} = {getattr(self, name)}: give a positive number")
         if not 0 <= self.num_gpus < math.inf:
             raise ValueError(f"ray.num_gpus = {self.num_gpus}: give 0 or a positive number")
         if self.max_queued_requests < -1 or self.max_queued_requests == 0:

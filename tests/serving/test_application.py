@@ -161,7 +161,7 @@ def test_further_routes_score_with_the_queue(live_server: Start, reward: Reward)
     async def bare(request: Request) -> float:
         samples = Samples([(await request.json())["text"]], labels=["o"])
         scored = await request.app.state.requests.score(samples)
-        return float(scored.total[0])
+        return float(scored.batch.total[0])
 
     client = live_server(reward, routers=(router,)).client
     assert client.post("/bare", json={"text": "soup"}).json() == pytest.approx(0.3 + 0.4)
