@@ -49,6 +49,10 @@ SCORERS = (
     *("FunctionScorer", "InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity"),
     "TransferQuality",
 )
+SCORERS_HINT = (
+    f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
+    "follow its name; --scorers.help=NAME lists them"
+)
 
 
 def run(arguments: list[str]) -> None:
@@ -116,13 +120,7 @@ def _singular(argument: str) -> str:
 def _check(arguments: Sequence[str]) -> None:
     """Check what can be checked without PyTorch, unless there is a YAML file or help is wanted.
 
-    Args:
-        arguments: As `gather_words` returns them.
-
-    Raises:
-        ValueError: An option or a scorer is unknown, something is missing, or as `open_rows`.
-        OSError: As `open_rows`.
-        ImportError: As `open_rows`.
+    Raises as `open_rows` does, and a ValueError if an option or a scorer is unknown or missing.
     """
     files: list[str] = []
     scorers: list[str] | None = None
@@ -148,18 +146,11 @@ def _check(arguments: Sequence[str]) -> None:
     required = {"input": files[:1], "output": files[1:2], "scorers": scorers is not None}
     missing = [name for name, given in required.items() if not given]
     if missing:
-        hint = f"\n{_scorers()}" if scorers is None else ""
+        hint = f"\n{SCORERS_HINT}" if scorers is None else ""
         raise ValueError(f"the following arguments are required: {', '.join(missing)}{hint}")
     for scorer in scorers or ():
         if "." not in scorer and scorer not in SCORERS:
             hint = did_you_mean(scorer, SCORERS, str)
-            raise ValueError(f"there is no scorer {scorer}{hint}\n{_scorers()}")
+            raise ValueError(f"there is no scorer {scorer}{hint}\n{SCORERS_HINT}")
     if STANDARD not in files and not any("://" in file for file in files):
         open_rows(*map(Location, files[:2]))
-
-
-def _scorers() -> str:
-    return (
-        f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
-        "follow its name; --scorers.help=NAME lists them"
-    )

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 from rich.table import Table
 
-from ctrlreward.commands.command_parser import command_parser, known_scorers
-from ctrlreward.commands.score import STANDARD
+from ctrlreward.commands.command_parser import command_parser
+from ctrlreward.commands.score import SCORERS, STANDARD
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
     check_corpus,
@@ -281,7 +281,7 @@ def name_components(
             same name.
     """
     if not scorers:
-        raise ValueError(f"scorers is empty: give one or more of {', '.join(known_scorers())}")
+        raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")
     if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
         raise ValueError(
             f"names = {list(names)} for {len(scorers)} scorers: give one distinct name per scorer"

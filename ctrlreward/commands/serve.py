@@ -215,6 +215,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
@@ -226,21 +231,19 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
     """Serve until the process is asked to end; return False if the models can't be loaded."""
     import uvicorn
 
-    host, port = listener.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = uvicorn.Config(
         app, lifespan="on", log_level="warning", timeout_graceful_shutdown=grace
     )
     server = uvicorn.Server(config)
     loaded = True
     # uvicorn raises the signal again after its shutdown; without a handler the status is not 0.
-    previous = signal.signal(signal.SIGTERM, _exit)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     async def report() -> None:
         nonlocal loaded
         while not server.started:
             await asyncio.sleep(0.01)
-        print(f"serving on http://{address}", flush=True)
+        print(f"serving on {url_of(*listener.getsockname()[:2])}", flush=True)
         await app.state.loading
         loaded = app.state.requests.state != "failed"
         if loaded:
@@ -264,7 +267,3 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
         if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
             os._exit(0)
     return loaded
-
-
-def _exit(*_: object) -> None:
-    raise SystemExit(0)
