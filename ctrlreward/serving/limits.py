@@ -216,15 +216,11 @@ class _Refused(Exception):
 
 @dataclass
 class _Reply:
-    """The reply to one request, with further headers; knows its status.
-
-    Attributes:
-        status: HTTP status; None before the reply has begun.
-    """
+    """The reply to one request, with further headers."""
 
     sender: Send
     headers: Callable[[], Headers]
-    status: int | None = None
+    status: int | None = None  # before the reply has begun
 
     async def send(self, message: ASGIMessage) -> None:
         """Send a part of the reply."""

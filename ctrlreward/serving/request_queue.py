@@ -103,9 +103,7 @@ class RequestQueue:
             raise NotReady(self.state, self._reason)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
-        """Score a request with the reward.
-
-        Cancelling takes the request out of the queue.
+        """Score a request with the reward; cancelling takes it out of the queue.
 
         Args:
             samples: n samples.
@@ -131,16 +129,9 @@ class RequestQueue:
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with one scorer; the first sample that it rejects fails all.
+        """Score a request with some scores, or parts of corpus scores, of one scorer.
 
-        Args:
-            scorer_id: Key of `scorers`.
-            samples: n samples.
-            names: Its scores or parts of its corpus scores.
-
-        Raises:
-            RejectedSamples: It has no such score, or rejects a sample.
-            Refusal: As in `score`.
+        The first sample that it rejects fails all. Refuses as `score`, and an unknown score.
         """
         scorer = self.scorers[scorer_id]
         wanted = tuple(dict.fromkeys(names))
