@@ -55,13 +55,9 @@ class CommandParser(ArgumentParser):
 def command_parser(
     command: str, usage: str, description: str, examples: Sequence[str]
 ) -> CommandParser:
-    """Return a parser without options.
+    """Return a parser without options for `"ctrlreward score"`, with its arguments in short.
 
-    Args:
-        command: The command as it is typed: `"ctrlreward score"`.
-        usage: Its arguments in short: `"INPUT OUTPUT --scorers NAME [NAME ...]"`.
-        description: Its purpose, in lines as they are to be shown.
-        examples: Complete command lines, which end the help.
+    The examples are complete command lines, which end the help.
     """
     return CommandParser(
         prog=command,

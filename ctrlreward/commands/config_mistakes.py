@@ -38,29 +38,18 @@ _LITERAL = re.compile(r"Literal\[(.*)\]")
 
 
 class _Mistake(NamedTuple):
-    """A line of a parser's error, and the way to it.
+    """A line of a parser's error, and the way to it."""
 
-    Attributes:
-        keys: Keys from the top, with `init_args` below each class.
-        path: Import path of the innermost class; "" for none.
-        text: What the parser says.
-    """
-
-    keys: tuple[str, ...]
-    path: str
-    text: str
+    keys: tuple[str, ...]  # from the top, with `init_args` below each class
+    path: str  # import path of the innermost class; "" for none
+    text: str  # what the parser says
 
 
 def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
     """Return what is wrong, in one line, out of an error of the parser.
 
     The parser describes all types that a value might have had, and repeats the value. The innermost
-    line of its message is about the mistake.
-
-    Args:
-        message: Error of the parser.
-        files: Files that were parsed, in the order in which they apply.
-        arguments: The command line.
+    line of its message is about the mistake. Files are in the order in which they apply.
     """
     if no_file := _NO_FILE.search(message):
         return missing(no_file[1], files)

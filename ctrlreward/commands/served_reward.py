@@ -41,12 +41,8 @@ class ServedReward:
     def app(self, file: ConfigFile | None = None) -> FastAPI:
         """Return the application; its lifespan loads the models.
 
-        Args:
-            file: File of the reward, for errors.
-
-        Raises:
-            ValueError: A class or an argument is wrong, the reward is that of another server, or
-                the routes can't serve it.
+        Raises a ValueError if a class or an argument of the file is wrong, the reward is on another
+        server, or the routes can't serve it.
         """
         from ctrlreward.serving.application import create_app
 
@@ -60,12 +56,7 @@ class ServedReward:
 
 
 def build_reward(path: Path, device: str | None = None) -> Reward:
-    """Return the reward of a YAML file.
-
-    Args:
-        path: The file: `class_path` and `init_args`, or `components`, bare, under `reward`, or
-            under `model.init_args.reward`.
-        device: Device of all scorers; None leaves each where the file says.
+    """Return the reward of a YAML file; see `serve`.
 
     Raises:
         ValueError: The file is not YAML, has no reward, or has a wrong class or argument.
@@ -78,13 +69,7 @@ def build_reward(path: Path, device: str | None = None) -> Reward:
 def reward_of(
     block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
 ) -> Reward:
-    """Return a reward; see `build_reward`.
-
-    Args:
-        block: The reward, as `reward_files.read_reward` returns it.
-        device: Device of all scorers; None leaves each where the block says.
-        file: File of the reward, for errors.
-    """
+    """Return the reward of a block; see `ServedReward`. Errors name the file."""
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
     else:

@@ -69,11 +69,6 @@ class TrainParser(LightningArgumentParser):
     """Lightning's parser, without abbreviations, whose errors are one line.
 
     The parser of each class that a configuration names is a `TrainParser`, too.
-
-    Args:
-        files: Files that will be parsed.
-        arguments: The command line.
-        options: Arguments of a `LightningArgumentParser`.
     """
 
     def __init__(

@@ -47,13 +47,7 @@ class ServerError(RuntimeError):
 
 
 class _Transient(Exception):
-    """An attempt that may be repeated.
-
-    Args:
-        reason: Message of the error if all attempts fail.
-        wait: Seconds that the server asks to wait; None if it does not say.
-        reached: Whether a server has replied.
-    """
+    """An attempt that may be repeated, after the seconds that the server asks for, if it does."""
 
     def __init__(self, reason: str, wait: float | None = None, reached: bool = True) -> None:
         super().__init__(reason)
@@ -65,19 +59,15 @@ class ServerConnection:
     """Requests to one server, over connections that are kept open.
 
     Threads share it. A pickled or forked copy opens connections of its own, and expects the reward
-    that the original was connected to.
+    that the original was connected to. A request is also repeated if a proxy before the server has
+    lost the one that held it.
 
     Args:
-        url: Address of the server.
-        token: Bearer token; None takes `$CTRLREWARD_TOKEN`, if set.
-        timeout: Seconds to wait for one reply.
-        patience: Seconds to repeat a request while the server can't be reached, is loading, or is
-            full, or a proxy before it has lost the server that held the request. None: 120, but 3
-            to reach a server that never replied.
+        url: As in `RemoteReward`; so are the others.
+        token: The same.
+        timeout: The same.
+        patience: The same.
         expect: Description that the server's must agree with, or a part of one; None for any.
-
-    Raises:
-        ValueError: The URL is not one of HTTP, or a number is not positive.
     """
 
     def __init__(
@@ -112,13 +102,7 @@ class ServerConnection:
         return self.connect() if self._description is None else self._description
 
     def connect(self) -> dict[str, Any]:
-        """Wait until the server is ready and return the description of its reward.
-
-        Raises:
-            ServerLost: It did not become ready in time.
-            OtherReward: Its reward is not what is expected.
-            ServerError: It refuses the request, or is no reward server.
-        """
+        """Wait until the server is ready and return the description of its reward; see `post`."""
         found = self._json(self._send("GET", "/reward"))
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
@@ -202,9 +186,8 @@ class ServerConnection:
         """Return the seconds for which a request is repeated after this failure."""
         if self.patience is not None:
             return self.patience
-        error = state.outcome.exception() if state.outcome is not None else None
-        unreached = isinstance(error, _Transient) and not error.reached
-        return _UNREACHED if unreached and self._description is None else _PATIENCE
+        unreached = not _error_of(state).reached and self._description is None
+        return _UNREACHED if unreached else _PATIENCE
 
     def _attempt(
         self, method: str, path: str, content: bytes | None, expected: str | None
@@ -242,8 +225,8 @@ class ServerConnection:
         raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
 
     def _announce(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 and state.outcome is not None:
-            log.warning("waiting for %s: %s", self.url, state.outcome.exception())
+        if state.attempt_number == 1:
+            log.warning("waiting for %s: %s", self.url, _error_of(state))
 
     def _json(self, response: httpx2.Response) -> Any:
         try:
@@ -275,9 +258,15 @@ _random = random.SystemRandom()
 
 def _wait(state: tenacity.RetryCallState) -> float:
     """Return the seconds that the server asks for, or more and more of them, with jitter."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    asked = error.wait if isinstance(error, _Transient) else None
+    asked = _error_of(state).wait
     return _backoff(state) * _random.uniform(0.5, 1.0) if asked is None else asked
+
+
+def _error_of(state: tenacity.RetryCallState) -> _Transient:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert isinstance(error, _Transient)
+    return error
 
 
 def _retry_after(response: httpx2.Response) -> float | None:

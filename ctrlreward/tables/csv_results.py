@@ -26,11 +26,7 @@ def split_selection(name: str) -> tuple[Path, dict[str, str]]:
 
 
 def read_selected_rows(path: Path, selection: Mapping[str, str]) -> tuple[list[str], list[CsvRow]]:
-    """Read the header of a CSV file and the rows that match a selection.
-
-    Args:
-        path: The file.
-        selection: Values that a row must have, by column.
+    """Read the header of a CSV file and the rows that have the selected values, by column.
 
     Raises:
         ValueError: The file is not CSV, lacks a column of the selection, or no row matches.
@@ -97,11 +93,7 @@ def to_studies(
 
 
 def parse_number(path: Path, line: int, column: str, text: str) -> float:
-    """Parse the number in a cell; an empty cell is NaN.
-
-    Raises:
-        ValueError: The cell is not a number.
-    """
+    """Parse the number in a cell, NaN if it is empty; raise a ValueError with its line."""
     try:
         return float(text) if text.strip() else nan
     except ValueError:

@@ -39,12 +39,7 @@ def no_such_file(path: Path) -> FileNotFoundError:
 
 
 def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
-    """Decode UTF-8 and drop a byte order mark at the start of the file.
-
-    Args:
-        content: The file, or a part of it that starts at `line`.
-        path: The file, for errors.
-        line: Line number of the first byte, from 1.
+    """Decode a UTF-8 file, or a part of it that starts at a line; drop a byte order mark.
 
     Raises:
         ValueError: The content is not UTF-8; names the line.
@@ -65,12 +60,7 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
-    """Parse one JSON value.
-
-    Args:
-        text: The value.
-        path: The file, for errors.
-        first_line: Line number of the text's first line in the file, from 1.
+    """Parse one JSON value, which starts at a line of a file.
 
     Raises:
         ValueError: The text is not JSON; names the line.
@@ -90,10 +80,6 @@ def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
 
 def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterator[CsvRow]]:
     """Read the header of a CSV file, and its rows one by one; blank lines are skipped.
-
-    Args:
-        lines: Lines with their line ends.
-        path: The file, for errors.
 
     Raises:
         ValueError: The header repeats a column, a row has more or fewer cells than the header, or

@@ -139,12 +139,7 @@ def parse_rows(content: bytes, path: Path) -> list[Row]:
 
 
 def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Row]]:
-    """Yield lines and contents of one or more rows; the values of a CSV file are strings.
-
-    Args:
-        file: The file, at its start.
-        path: The file, for errors.
-        suffix: Its format, one of `SUFFIXES`.
+    """Yield line and cells of each row of a file; the values of a CSV file are strings.
 
     Raises:
         ValueError: The file has no rows, or it is malformed; names the line.
@@ -164,16 +159,7 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Ro
 
 
 def _decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark.
-
-    Args:
-        file: The file, at its start.
-        path: The file, for errors.
-        newline: As in `open`: None for universal newlines, translated, "" for them as they are.
-
-    Raises:
-        ValueError: The content is not UTF-8; names the line.
-    """
+    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
     try:
         yield from text

@@ -104,11 +104,7 @@ def to_samples(
 
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
-    """Return the columns that scorers read: column of `Samples` → its name in the table.
-
-    Args:
-        columns: The columns to read.
-        present: Columns of the table.
+    """Return the columns that scorers read, of those present: column of `Samples` → its name.
 
     Raises:
         ValueError: The text column or a renamed column is missing; lists those of the table.
@@ -127,13 +123,9 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def explained_columns(present: Sequence[str]) -> Iterator[None]:
-    """Say how a file can have a column that a scorer lacks; `Samples` says it for Python.
+    """Say how a file with these columns can have one that a scorer lacks.
 
-    Args:
-        present: Columns of the file.
-
-    Raises:
-        ValueError: As raised inside, with this explanation if a column is absent.
+    A `MissingColumn` that is raised inside, which explains it for Python, becomes a ValueError.
     """
     try:
         yield

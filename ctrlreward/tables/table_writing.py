@@ -141,16 +141,9 @@ def encode_rows(
     scores: Mapping[str, Scores],
     shape: TableShape | None = None,
 ) -> bytes:
-    """Encode a table in memory; see `TableWriter`.
+    """Encode n rows and scores of shape (n,) by name in memory; see `TableWriter`.
 
-    Args:
-        suffix: The format, one of `SUFFIXES`.
-        rows: n rows.
-        scores: Arrays of shape (n,) by column name.
-        shape: The columns, if the rows are a part of a table.
-
-    Raises:
-        ValueError: The format can't hold a column; see `TableShape.add`.
+    The shape has the columns, if the rows are a part of a table. Raises as `TableShape.add`.
     """
     if shape is None:
         shape = TableShape(suffix)

@@ -59,16 +59,7 @@ def check_corpus(
 ) -> Manifest:
     """Read all rows, raise what would fail after hours of scoring, and cut them into shards.
 
-    Args:
-        corpus: The rows.
-        components: The scores to compute, by column of the output.
-        settings: JSON values that a resumed run must share.
-        chunk: Rows of a shard.
-        shapes: See `check_shard`.
-
-    Raises:
-        ValueError: See `check_shard`.
-        TypeError: See `check_shard`.
+    See `check_shard` and `Manifest`.
     """
     checksums: list[str] = []
     count = 0
