@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ctrlreward.adapters.conversion import (
+from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
     check_failed_score,

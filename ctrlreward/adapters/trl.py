@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters.conversion import build_samples, check_columns, plain_text
+from ctrlreward.adapters._conversion import build_samples, check_columns, plain_text
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
@@ -92,6 +92,12 @@ def as_async_reward_funcs(
     """Return the function of `as_reward_funcs` as a coroutine, which TRL runs concurrently.
 
     Worth it with several rewards, each on a device of its own.
+
+    Examples:
+        >>> from ctrlreward import Perplexity
+        >>> (function,) = as_async_reward_funcs(Perplexity()["log_likelihood"], name="fluency")
+        >>> function.__name__
+        'fluency'
     """
     return [_AsyncTotal(as_reward(reward), check_columns(columns), name)]
 

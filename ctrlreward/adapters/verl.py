@@ -29,7 +29,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ctrlreward.adapters.conversion import (
+from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
     check_failed_score,

@@ -134,7 +134,8 @@ def _unknown(
     keys: tuple[str, ...], path: str, names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str]:
     """Return the keys down to the first that does not exist, and the similar one that does."""
-    kind = _imported(path) if path else None
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name) if path else None
     known = list(signature(kind).parameters) if kind else []
     hint = did_you_mean(names[0], ("init_args", "class_path"))
     if hint and names[0] not in known and keys[-1:] == (f"={path}",):
@@ -164,11 +165,6 @@ def _type_of(owner: Any, argument: str) -> Any:
             if isinstance(kind, type) and is_dataclass(kind):
                 return kind
     return None
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
 
 
 def _located(node: yaml.Node, keys: Sequence[str]) -> tuple[int, list[str], int]:

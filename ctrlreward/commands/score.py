@@ -73,15 +73,11 @@ def run(arguments: list[str]) -> None:
 
 
 def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
-    """Write list options as the parser reads them: `--names a b` as `--names=["a", "b"]`.
+    """Write options that take lists as the parser reads them: `--names=["a", "b"]`.
 
     An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
     separate words too. An option that is given again adds to its list. A value in brackets or
     braces and `null` are left as they are.
-
-    Args:
-        arguments: Options and positional arguments of a command.
-        lists: The options that take lists: `{"--scorers", "--names"}`.
     """
     gathered: list[str] = []
     given: set[str] = set()
@@ -91,7 +87,7 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         words = [value] if equals else []
         if option in lists and not equals:
-            while rest and not _ends_words(rest[0]):
+            while rest and rest[0][:1] != "-" and Path(rest[0]).suffix not in _FILES:
                 words.append(rest.popleft())
         if option not in lists:
             gathered.append(argument)
@@ -102,10 +98,6 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
             gathered.append(f"{option}{'+' if option in given else ''}={json.dumps(items)}")
         given.add(option.removesuffix("+"))
     return gathered
-
-
-def _ends_words(argument: str) -> bool:
-    return argument.startswith("-") or Path(argument).suffix in _FILES
 
 
 def _singular(argument: str) -> str:

@@ -28,10 +28,9 @@ from ctrlreward.commands.shards.corpus_scoring import (
     scored_shards,
     write_output,
 )
-from ctrlreward.commands.shards.process_workers import ProcessWorkers
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.shard_store import Manifest, ShardStore, in_chunks
-from ctrlreward.commands.shards.workers import ScoreShards, in_process
+from ctrlreward.commands.shards.workers import ProcessWorkers, ScoreShards, in_process
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
 from ctrlreward.displays import write_line
 from ctrlreward.samples import Samples
@@ -126,7 +125,10 @@ def score_file(
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
         if number is not None and number < 1:
             raise ValueError(f"{name} = {number}: give a positive number")
-    labels = None if label_map is None else _label_map(label_map)
+    for pair in label_map or ():
+        if "=" not in pair:
+            raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
+    labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
     with ExitStack() as stack:
         source, target = Location(input), Location(output)
         partial = target.beside(f"{target.name}.partial")
@@ -215,14 +217,6 @@ def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Locat
         if str(target) == STANDARD:
             target = Location(folder / "stdout.jsonl", "stdout")
         yield source, target, Location(folder / "partial")
-
-
-def _label_map(pairs: Sequence[str]) -> dict[str, str]:
-    """Return labels of the file and those of the scorers from `["0=negative", "1=positive"]`."""
-    for pair in pairs:
-        if "=" not in pair:
-            raise ValueError(f"label_map = {list(pairs)}: {pair!r} is not OLD=NEW, 0=negative")
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def _resume(

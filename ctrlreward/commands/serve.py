@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.commands.reward_files import read_reward
+from ctrlreward.commands.config_files import read_reward
 from ctrlreward.extras import import_extra
 from ctrlreward.serving.limits import QueueOptions
 
@@ -175,7 +176,10 @@ def serve(
     block, file = read_reward(reward)
     served = ServedReward(block, device, options, trainers)
     app = served.app(file)
-    if token is None and not _is_loopback(host):
+    loopback = False
+    with suppress(OSError, ValueError):
+        loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    if token is None and not loopback:
         print(
             f"warning: {host} is reached by other machines and there is no token: give "
             "--token_file, or set CTRLREWARD_TOKEN",
@@ -218,13 +222,6 @@ def _listen(host: str, port: int) -> socket.socket:
 def url_of(host: str, port: int) -> str:
     """Return the URL of a server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        return False
 
 
 def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:

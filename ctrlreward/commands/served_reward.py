@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.commands.command_parser import CommandParser
-from ctrlreward.commands.config_files import ConfigFile
+from ctrlreward.commands.config_files import COMPONENT_KEYS, ConfigFile, read_reward
 from ctrlreward.commands.config_mistakes import one_line
-from ctrlreward.commands.reward_files import COMPONENT_KEYS, read_reward
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.remote_reward import RemoteReward
@@ -27,7 +26,7 @@ class ServedReward:
     """Recipe of a served reward: plain data, which may travel to other machines.
 
     Args:
-        block: The reward, as `reward_files.read_reward` returns it.
+        block: The reward, as `read_reward` returns it.
         device: Device of all scorers; None leaves each where the block says.
         options: Limits of the server.
         trainers: Options of the trainers' routes; None leaves these routes out.

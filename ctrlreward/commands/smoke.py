@@ -59,7 +59,11 @@ def shrink(config: Namespace) -> None:
     for group in _groups(config):
         for key, value in vars(group).items():
             if key in _FEWER:
-                setattr(group, key, _at_most(value, _FEWER[key]))
+                limit = _FEWER[key]
+                if isinstance(value, list):
+                    setattr(group, key, value[: int(limit)])
+                else:
+                    setattr(group, key, limit if value is None else min(value, limit))
         if "thresholds" in group and "classifier" in group:
             group.thresholds = _EVERY_GM
         folder = group.get("folder")
@@ -93,9 +97,3 @@ def _groups(value: Any) -> Iterator[Namespace]:
     if isinstance(value, Namespace | dict | list | tuple):
         for each in inner:
             yield from _groups(each)
-
-
-def _at_most(value: Any, limit: float) -> Any:
-    if isinstance(value, list):
-        return value[: int(limit)]
-    return limit if value is None else min(value, limit)

@@ -14,8 +14,7 @@ from shard_scorers import Length, Raises, Threads
 from warm_python import run_warm
 
 from ctrlreward import Samples
-from ctrlreward.commands.shards.process_workers import ProcessWorkers
-from ctrlreward.commands.shards.workers import ScoreShards, Shard, in_process
+from ctrlreward.commands.shards.workers import ProcessWorkers, ScoreShards, Shard, in_process
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
 

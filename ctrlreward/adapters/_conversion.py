@@ -136,8 +136,14 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
                 f"a message = {shortened(message)} is a {type(message).__name__}: give a text, or "
                 "a list of messages with role and content"
             )
-    contents = [_content(message) for message in chat if role is None or message["role"] == role]
-    return "\n".join(content for content in contents if content)
+    contents = []
+    for message in chat:
+        if role is None or message["role"] == role:
+            content = message.get("content") or ""
+            if not isinstance(content, str):
+                content = "".join(part["text"] for part in content if part.get("type") == "text")
+            contents.append(content)
+    return "\n".join(filter(None, contents))
 
 
 def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
@@ -156,10 +162,3 @@ def without(tokens: Sequence[str], text: str) -> str:
     for token in tokens:
         text = text.replace(token, "")
     return text
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] for part in content if part.get("type") == "text")
