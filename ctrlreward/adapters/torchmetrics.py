@@ -13,8 +13,10 @@ The scorer is not a submodule of its metric: it is neither moved nor copied with
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, Unpack
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Component, score
+from ctrlreward.scorers.base import Component, Scorer, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 
@@ -59,6 +61,12 @@ class _ScoreMetric(Metric):
         return self.component.spec.higher_is_better
 
 
+# A small number for each scorer, since torchmetrics compares states by `allclose`: it keeps apart
+# scorers whose sums happen to be equal.
+_scorer_ids: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
+_next_id: Iterator[int] = count(1)
+
+
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics computed from sums over the samples.
 
@@ -85,8 +93,9 @@ class _ScoreSums(_ScoreMetric):
         self.add_state("totals", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(k, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
-        # Keeps apart scorers whose sums happen to be equal.
-        self.add_state("scorer_id", torch.tensor(id(scorer)), dist_reduce_fx="max")
+        if scorer not in _scorer_ids:
+            _scorer_ids[scorer] = next(_next_id)
+        self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
     def update(
         self,
