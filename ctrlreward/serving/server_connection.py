@@ -35,7 +35,7 @@ _SHOWN = 12  # differences in an error
 
 
 class ServerLost(ConnectionError):
-    """A reward server that does not answer, or has no room for a request, in the time given."""
+    """A reward server that does not answer, or stays full, in the time given."""
 
 
 class OtherReward(RuntimeError):

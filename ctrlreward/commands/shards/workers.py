@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing import get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeAlias
@@ -145,7 +146,7 @@ class WorkerPool(ABC):
         content = self._pickled(components)
         unloaded, idle = set(self._alive), list(self._alive)
         remaining = iter(shards)
-        waiting = [shard for shard in [next(remaining, None)] if shard]  # one is read ahead
+        waiting = list(islice(remaining, 1))  # one is read ahead
         busy: dict[Future[dict[str, Scores]], tuple[Worker, Shard]] = {}
         deaths: Counter[int] = Counter()
 
@@ -166,7 +167,7 @@ class WorkerPool(ABC):
                     worker, shard = idle.pop(), waiting.pop()
                     busy[threads.submit(run, worker, shard)] = worker, shard
                     if not waiting:
-                        waiting += [shard for shard in [next(remaining, None)] if shard]
+                        waiting += islice(remaining, 1)
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
                     worker, shard = busy.pop(future)
                     try:
