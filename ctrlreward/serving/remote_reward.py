@@ -90,8 +90,12 @@ class RemoteReward(AnyReward):
     @property
     def components(self) -> dict[str, Component]:  # type: ignore[override]  # read-only
         """The components by name, scored by the server."""
+        scorers = self._scorers_by_id
+        for described in self.description["scorers"]:
+            id_ = described["id"]
+            scorers.setdefault(id_, RemoteScorer(self._connection, id_))
         return {
-            name: Component(self._scorer(given["scorer"]), given["score"])
+            name: Component(scorers[given["scorer"]], given["score"])
             for name, given in self.description["components"].items()
         }
 
@@ -132,10 +136,6 @@ class RemoteReward(AnyReward):
         body = {"samples": records(samples), "strict": True}
         reply = ScoreReply.model_validate(self._connection.post("/score", body))
         return reply.to_batch([*components], len(samples))
-
-    def _scorer(self, id_: str) -> RemoteScorer:
-        """Return the scorer of an id, the same object each time."""
-        return self._scorers_by_id.setdefault(id_, RemoteScorer(self._connection, id_))
 
 
 class RemoteScorer(Scorer):

@@ -162,7 +162,11 @@ class RequestQueue:
             raise RejectedSamples(str(error)) from None
         columns = samples.columns()
         characters = sum(len(item) for column in columns.values() for item in column)
-        self._check_capacity(characters)
+        held, requests = self.held_characters, len(self._waiting) + len(self._scoring)
+        above = held + characters > self.options.waiting_characters
+        if requests and (above or requests >= self.options.waiting_requests):
+            seconds = math.ceil(held / self._speed)
+            raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
         request = WaitingRequest(
             samples,
             components,
@@ -181,15 +185,6 @@ class RequestQueue:
             if request in self._waiting:  # cancelled
                 self._waiting.remove(request)
                 self._note_idle()
-
-    def _check_capacity(self, characters: int) -> None:
-        """Raise a `QueueFull` if a request is too much, which one alone never is."""
-        held, options = self.held_characters, self.options
-        requests = len(self._waiting) + len(self._scoring)
-        above = held + characters > options.waiting_characters
-        if requests and (above or requests >= options.waiting_requests):
-            seconds = math.ceil(held / self._speed)
-            raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
 
     async def _run(self) -> None:
         expected, ended = 0, -math.inf

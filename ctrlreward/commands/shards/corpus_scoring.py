@@ -160,7 +160,7 @@ def score_corpus(
         done = [len(manifest.range(i)) for i in numbers if pointwise and not missing[i]]
         with track(title, manifest.rows, done=sum(done)) as advance:
             if not pointwise:
-                for _, scores in score_shards(unit, _whole(corpus)):
+                for _, scores in score_shards(unit, _shards(corpus, manifest.rows, {0})):
                     for i in numbers:
                         rows = manifest.range(i)
                         part = {n: v[rows.start : rows.stop] for n, v in scores.items()}
@@ -230,11 +230,6 @@ def write_output(
         n: ScoreSummary(total[n] / valid[n] if valid[n] else np.nan, count, count - valid[n])
         for n in names
     }
-
-
-def _whole(corpus: Corpus) -> Iterator[Shard]:
-    """Yield all rows as one shard, which are read when a worker takes them."""
-    yield corpus.shard(0, list(corpus.rows.placed()))
 
 
 def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
