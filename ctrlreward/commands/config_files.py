@@ -44,45 +44,35 @@ class ConfigFile:
     Attributes:
         path: The file, as it was given.
         content: Its keys and values.
-        root: Its nodes.
+        lines: Line by the keys that lead there; those of a list are "0", "1", ….
     """
 
     path: str
     content: Mapping[str, Any]
-    root: yaml.Node
+    lines: Mapping[tuple[str, ...], int]
 
-    def error(self, keys: Sequence[str], problem: str) -> ValueError:
+    def error(self, keys: tuple[str, ...], problem: str) -> ValueError:
         """Return the error of a key: `FILE:LINE: KEY PROBLEM`."""
         return ValueError(f"{self.path}:{self.line(keys)}: {'.'.join(keys)} {problem}")
 
-    def line(self, keys: Sequence[str]) -> int:
+    def line(self, keys: tuple[str, ...]) -> int:
         """Return the line of a key, or of the last one above it that the file has."""
-        line, node = 1, self.root
-        for key in keys:
-            if isinstance(node, yaml.SequenceNode):
-                node = node.value[int(key)]
-                line = node.start_mark.line + 1
-                continue
-            found = [pair for pair in _pairs(node) if pair[0].value == key]
-            if not found:
-                break
-            name, node = found[-1]
-            line = name.start_mark.line + 1
-        return line
+        while keys and keys not in self.lines:
+            keys = keys[:-1]
+        return self.lines.get(keys, 1)
 
-    def below(self, keys: Sequence[str]) -> ConfigFile:
+    def below(self, keys: tuple[str, ...]) -> ConfigFile:
         """Return the part of the file below a key, with the same lines."""
-        content, root = self.content, self.root
+        content, n = self.content, len(keys)
         for key in keys:
             content = content[key]
-            root = next(value for name, value in _pairs(root) if name.value == key)
-        return ConfigFile(self.path, content, root)
+        lines = {each[n:]: line for each, line in self.lines.items() if each[:n] == keys}
+        return ConfigFile(self.path, content, lines)
 
     def under(self, key: str) -> ConfigFile:
         """Return a file that has this one under a key, with the same lines."""
-        name = yaml.ScalarNode("tag:yaml.org,2002:str", key, self.root.start_mark)
-        root = yaml.MappingNode("tag:yaml.org,2002:map", [(name, self.root)], self.root.start_mark)
-        return ConfigFile(self.path, {key: self.content}, root)
+        lines = {(key, *keys): line for keys, line in self.lines.items()}
+        return ConfigFile(self.path, {key: self.content}, lines)
 
     def values(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield the keys that lead to each value that is neither a mapping nor a list."""
@@ -109,7 +99,7 @@ def read_config(path: str | Path) -> ConfigFile:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} has no keys: it must be a YAML mapping")
-    return ConfigFile(str(path), content, root)
+    return ConfigFile(str(path), content, dict(_lines(root, ())))
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
@@ -306,8 +296,15 @@ def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
     yield file
 
 
-def _pairs(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
-    return node.value if isinstance(node, yaml.MappingNode) else []
+def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    yield keys, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _lines(value, (*keys, name.value))
+            yield (*keys, name.value), name.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            yield from _lines(item, (*keys, str(i)))
 
 
 def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -72,7 +72,7 @@ def reward_of(
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
     else:
-        own = file and file.below(["components"])
+        own = file and file.below(("components",))
         components = {
             name: _component(name, given, own) for name, given in block["components"].items()
         }
