@@ -87,7 +87,7 @@ def as_compute_score(
     """
     of_batch = _BatchComputeScore.of(reward, failed_score, columns)
     check_pointwise(of_batch.reward, "as_compute_score")
-    return _ComputeScore(of_batch)
+    return of_batch.compute_score
 
 
 def as_async_compute_score(
@@ -121,7 +121,7 @@ def as_async_compute_score(
     of_batch = _BatchComputeScore.of(reward, failed_score, columns)
     check_pointwise(of_batch.reward, "as_async_compute_score")
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
-    return _AsyncComputeScore(of_batch, _Batcher(of_batch.reward, wait)).__call__
+    return _Batcher(of_batch, wait).compute_score
 
 
 # Objects instead of closures, which don't pickle; compared by identity, as functions are.
@@ -150,7 +150,19 @@ class _BatchComputeScore:
         **_unused: Any,  # verl adds the reward_kwargs of its config
     ) -> list[Result]:
         samples = self.samples(data_sources, solution_strs, ground_truths, extra_infos)
-        return self.results(self.reward(samples))
+        batch = self.reward(samples)
+        return [self.result(batch, i) for i in range(len(samples))]
+
+    def compute_score(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+        **_unused: Any,
+    ) -> Result:
+        """Return the result of one sample."""
+        return self([data_source], [solution_str], [ground_truth], [extra_info])[0]
 
     def samples(
         self,
@@ -174,72 +186,37 @@ class _BatchComputeScore:
         table = {source: [row[source] for row in rows] for source in self.columns.values()}
         return build_samples(solution_strs, None, table, self.columns)
 
-    def results(self, batch: RewardBatch) -> list[Result]:
-        """Return the result of each sample."""
-        results: list[Result] = []
-        for i, failed in enumerate(batch.failed):
-            result: Result = {
-                "score": self.failed_score if failed else float(batch.total[i]),
-                "failed": float(failed),
-            }
-            for name, values in batch.components.items():
-                result[name] = None if np.isnan(values[i]) else float(values[i])
-            results.append(result)
-        return results
-
-
-@dataclass(frozen=True, eq=False)
-class _ComputeScore:
-    """Function of one sample."""
-
-    of_batch: _BatchComputeScore
-
-    def __call__(
-        self,
-        data_source: str,
-        solution_str: str,
-        ground_truth: Any,
-        extra_info: Mapping[str, Any] | None = None,
-        **_unused: Any,
-    ) -> Result:
-        return self.of_batch([data_source], [solution_str], [ground_truth], [extra_info])[0]
-
-
-@dataclass(frozen=True, eq=False)
-class _AsyncComputeScore:
-    """Coroutine function of one sample, scored together with those of concurrent calls."""
-
-    of_batch: _BatchComputeScore
-    batcher: _Batcher
-
-    async def __call__(
-        self,
-        data_source: str,
-        solution_str: str,
-        ground_truth: Any,
-        extra_info: Mapping[str, Any] | None = None,
-        **_unused: Any,
-    ) -> Result:
-        sample = self.of_batch.samples([data_source], [solution_str], [ground_truth], [extra_info])
-        batch, index = await self.batcher.submit(sample)
-        return self.of_batch.results(batch)[index]
+    def result(self, batch: RewardBatch, i: int) -> Result:
+        """Return the result of one sample of a batch."""
+        failed = bool(batch.failed[i])
+        result: Result = {
+            "score": self.failed_score if failed else float(batch.total[i]),
+            "failed": float(failed),
+        }
+        for name, values in batch.components.items():
+            result[name] = None if np.isnan(values[i]) else float(values[i])
+        return result
 
 
 class _Batcher:
-    """Scores in one call all samples that arrive in the `wait` seconds after the first."""
+    """Coroutine function of one sample, scored together with those of calls in the next seconds."""
 
-    def __init__(self, reward: AnyReward, wait: float) -> None:
-        self.reward = reward
+    def __init__(self, of_batch: _BatchComputeScore, wait: float) -> None:
+        self.of_batch = of_batch
         self.wait = wait
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings without the samples that wait: a copy starts with none."""
-        return {**self.__dict__, "queue": [], "scoring": None}
-
-    async def submit(self, sample: Samples) -> tuple[RewardBatch, int]:
-        """Return the scored batch and the sample's index in it."""
+    async def compute_score(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+        **_unused: Any,
+    ) -> Result:
+        """Return the result of one sample."""
+        sample = self.of_batch.samples([data_source], [solution_str], [ground_truth], [extra_info])
         # The task has ended before the queue is empty if its event loop was closed.
         if not self.queue or self.scoring is None or self.scoring.done():
             self.queue = []
@@ -247,9 +224,13 @@ class _Batcher:
         self.queue.append(sample)
         scoring, index = self.scoring, len(self.queue) - 1
         # A cancelled caller must not cancel the scoring for the others.
-        return await asyncio.shield(scoring), index
+        return self.of_batch.result(await asyncio.shield(scoring), index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings without the samples that wait: a copy starts with none."""
+        return {**self.__dict__, "queue": [], "scoring": None}
 
     async def _score_queue(self) -> RewardBatch:
         await asyncio.sleep(self.wait)
         samples, self.queue = Samples.concat(self.queue), []
-        return await asyncio.wrap_future(self.reward.submit(samples))
+        return await asyncio.wrap_future(self.of_batch.reward.submit(samples))

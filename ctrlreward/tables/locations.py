@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
@@ -95,15 +95,9 @@ class Location:
 
     @contextmanager
     def _whole_remote_file(self) -> Iterator[BinaryIO]:
-        unfinished = self.beside(f".{self.name}.unfinished")
         self._system.makedirs(self._system._parent(self._inner), exist_ok=True)
-        try:
-            with self._system.open(unfinished._inner, "wb") as file:
-                yield file
-            self._system.mv(unfinished._inner, self._inner)
-        finally:
-            with suppress(FileNotFoundError):
-                self._system.rm(unfinished._inner)
+        with self._system.transaction, self._system.open(self._inner, "wb") as file:
+            yield file
 
     def remove(self) -> None:
         """Delete a file, or a folder with all that is in it."""

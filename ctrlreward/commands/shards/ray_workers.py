@@ -11,13 +11,11 @@ from typing import Any
 from ctrlreward.commands.shards.workers import (
     LoadedComponents,
     ScoreShards,
-    Shard,
     WorkerDied,
     WorkerPool,
 )
 from ctrlreward.displays import write_line
 from ctrlreward.extras import import_extra
-from ctrlreward.scorers.base import Scores
 
 # Between two lines that say that the cluster has no free CPUs or GPUs.
 _PATIENCE = 60.0
@@ -140,48 +138,33 @@ class _ActorHandle:
         # Ray shows it no other GPUs than its own.
         self._actor = actor.remote(pool.threads, "cuda" if gpus else None)
 
-    def load(self, content: bytes) -> None:
-        """See `Worker.load`."""
-        loaded = self._actor.load.remote(content)
-        while not self._ray.wait([loaded], timeout=_PATIENCE)[0]:
+    def call(self, method: str, argument: object) -> Any:
+        """See `Worker.call`."""
+        returned = getattr(self._actor, method).remote(argument)
+        while method == "load" and not self._ray.wait([returned], timeout=_PATIENCE)[0]:
             self._pool.capacity()  # a cluster that has lost its nodes has none
             write_line("waiting until the cluster has CPUs and GPUs for an actor")
         try:
-            self._result(loaded)
-        except WorkerDied as death:
-            raise WorkerDied(
-                f"{death} before it had work; each node needs ctrlreward, and what your scorers "
-                "import, at the versions of this machine"
-            ) from None
-
-    def score(self, shard: Shard) -> dict[str, Scores]:
-        """See `Worker.score`."""
-        scores: dict[str, Scores] = self._result(self._actor.score.remote(shard))
-        return scores
+            return self._ray.get(returned)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:  # of the actor, its node, or its result
+            early = (
+                " before it had work; each node needs ctrlreward, and what your scorers import, at "
+                "the versions of this machine"
+            )
+            raise WorkerDied(f"{type(error).__name__}{early * (method == 'load')}") from error
 
     def end(self) -> None:
         """End the actor; where it is out of reach, it may still hold its CPUs."""
         self._ray.kill(self._actor)
-
-    def _result(self, reference: Any) -> Any:
-        try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except self._ray.exceptions.RayError as error:  # of the actor, its node, or its result
-            raise WorkerDied(type(error).__name__) from error
 
 
 def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> bool:
     """Join a cluster or start Ray on this machine, unless Ray is connected already.
 
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
-    statistics.
-
-    Args:
-        address: Address of a cluster, or None to start one.
-        own: Options of `ray.init` for a Ray that is started.
-        **options: Options of `ray.init` for both.
+    statistics; `ray.init` takes the options, and then its own ones too.
 
     Returns:
         Whether it was connected here, so that `ray.shutdown` is the caller's.

@@ -93,13 +93,10 @@ class WorkerDied(Exception):
 
 
 class Worker(Protocol):
-    """Another process; `WorkerPool` calls each method in a thread, one at a time."""
+    """Another process, which has `LoadedComponents`."""
 
-    def load(self, content: bytes) -> None:
-        """Replace the components by these pickled ones; raise `WorkerDied`, or why they fail."""
-
-    def score(self, shard: Shard) -> dict[str, Scores]:
-        """Return the scores of a shard; raise `WorkerDied`, or the error of a scorer."""
+    def call(self, method: str, argument: object) -> Any:
+        """Return what a method returns, or raise its error or `WorkerDied`; called in a thread."""
 
     def end(self) -> None:
         """End the process."""
@@ -152,9 +149,10 @@ class WorkerPool(ABC):
 
         def run(worker: Worker, shard: Shard) -> dict[str, Scores]:
             if worker in unloaded:
-                worker.load(content)
+                worker.call("load", content)
                 unloaded.remove(worker)
-            return worker.score(shard)
+            scores: dict[str, Scores] = worker.call("score", shard)
+            return scores
 
         threads = ThreadPoolExecutor(self.workers)
         try:
@@ -216,7 +214,7 @@ class LoadedComponents:
         self._components: dict[str, Component] = {}
 
     def load(self, content: bytes) -> None:
-        """See `Worker.load`."""
+        """Replace the components by pickled ones."""
         release(self._components)
         with _portable_errors():
             self._components = pickle.loads(content)
@@ -225,7 +223,7 @@ class LoadedComponents:
                 scorer.to(self._device)
 
     def score(self, shard: Shard) -> dict[str, Scores]:
-        """See `Worker.score`."""
+        """Return the scores of a shard."""
         with _portable_errors():
             return score_shard(self._components, shard)
 
@@ -263,21 +261,13 @@ class _Child:
         self._process.start()
         theirs.close()  # so that its death is an end of file
 
-    def load(self, content: bytes) -> None:
-        """See `Worker.load`."""
-        self._call("load", content)
-
-    def score(self, shard: Shard) -> dict[str, Scores]:
-        """See `Worker.score`."""
-        scores: dict[str, Scores] = self._call("score", shard)
-        return scores
-
     def end(self) -> None:
         """End the process. The pipe is closed when no thread reads it any more."""
         self._process.kill()
         self._process.join()
 
-    def _call(self, method: str, argument: object) -> Any:
+    def call(self, method: str, argument: object) -> Any:
+        """See `Worker.call`."""
         try:
             self._connection.send((method, argument))
             result = self._connection.recv()
