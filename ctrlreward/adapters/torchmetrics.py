@@ -265,7 +265,7 @@ def _decode(records: list[Tensor] | Tensor) -> Samples | None:
         return None
     updates: list[tuple[list[int] | None, dict[str, list[str]]]] = [*map(json.loads, lines)]
     samples = Samples.concat(Samples(**columns) for _, columns in updates)
-    ids = [i for given, _ in updates for i in given or ()]
+    ids = [i for each, _ in updates for i in each or ()]
     if ids and len(ids) < len(samples):
         raise ValueError(
             f"ids were given for {len(ids)} of {len(samples)} samples: give them in every update, "

@@ -190,4 +190,4 @@ class TrainerRoutes:
         return samples.replace(**constants)
 
     def _mapped_to(self, source: str) -> list[str]:
-        return [name for name, given in (self.columns or {}).items() if given == source]
+        return [name for name, mapped in (self.columns or {}).items() if mapped == source]

@@ -41,8 +41,8 @@ class CommandParser(ArgumentParser):
         if unknown:
             dashes, *names = unknown.groups(default="")
             options = [option.lstrip("-") for option in self._option_string_actions]
-            given = ".".join(filter(None, names))
-            message += did_you_mean(given, options, lambda option: f"{dashes}{option}")
+            option_typed = ".".join(filter(None, names))
+            message += did_you_mean(option_typed, options, lambda option: f"{dashes}{option}")
         elif re.search(r'Parser key "scorers"|required:.*\bscorers\b', message):
             unknown = re.search(r"import path string: (\S+)", message)
             meant = did_you_mean(unknown[1], SCORERS, str) if unknown else ""

@@ -24,7 +24,7 @@ from ctrlreward.functional.reproducibility import (
     compare_curves,
     compare_tables,
 )
-from ctrlreward.tables.runs import SINGLE_SYSTEM, Run, read_run
+from ctrlreward.tables.run_results import SINGLE_SYSTEM, Run, read_run
 
 _DESCRIPTION = """Measure how reproducible a result is. Compares runs of the same experiment by
 QRA++: CV* of each metric and its means, correlations, and the share of pairwise

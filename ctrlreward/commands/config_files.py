@@ -120,11 +120,11 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     rest = iter(arguments)
     for argument in rest:
         option, has_value, value = argument.partition("=")
-        given = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
-        if given is None:
+        path = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
+        if path is None:
             result.append(argument)
             continue
-        for file in _layers(given, ()):
+        for file in _layers(path, ()):
             files.append(file)
             own = {key: value for key, value in file.content.items() if key != _EXTENDS}
             # A file that extends another is not one that the parser reads.
@@ -154,12 +154,12 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
             continue
         option = argument[2:].partition("=")[0].rstrip("+")
         first, *others = option.split(".")
-        known, given = list(_OPTIONS), first
+        known, name = list(_OPTIONS), first
         if first == "trainer" and others:
-            known, given = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
-        if given not in known:
+            known, name = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
+        if name not in known:
             raise ValueError(
-                f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}"
+                f"--{option} is not an option{did_you_mean(name, known, '--{}'.format)}"
             )
 
 
@@ -221,16 +221,16 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
     components = block["components"]
     if not isinstance(components, Mapping) or not components:
         raise file.error(("components",), "must be names with a scorer each")
-    for name, given in components.items():
-        if isinstance(given, str) or (isinstance(given, Mapping) and "class_path" in given):
+    for name, component in components.items():
+        block = component if isinstance(component, Mapping) else {}
+        if isinstance(component, str) or "class_path" in block:
             continue
         keys = ("components", name)
-        if not isinstance(given, Mapping) or not isinstance(given.get("scorer"), str):
-            known = list(given) if isinstance(given, Mapping) else []
-            near = next((key for key in known if did_you_mean(key, ("scorer",))), None)
+        if not isinstance(block.get("scorer"), str):
+            near = next((key for key in block if did_you_mean(key, ("scorer",))), None)
             hint = f", not {near!r}" if near else ""
             raise file.error(keys, f"must have a scorer{hint}, such as scorer: CTRLEval")
-        weight = given.get("weight", 1.0)
+        weight = block.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise file.error((*keys, "weight"), f"must be a number, got {weight!r}")
 

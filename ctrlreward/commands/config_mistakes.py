@@ -118,12 +118,12 @@ def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, 
             names = dir(import_module(module))
         return (*keys, "class_path"), f"= {path}: {module} has no {name}{did_you_mean(name, names)}"
     if wrong := _TYPE.search(text):
-        expected, given = wrong[1] or wrong[2], wrong[3]
+        expected, found = wrong[1] or wrong[2], wrong[3]
         if choice := _LITERAL.match(expected):
             names = choice[1].replace("'", "").split(", ")
             expected = f"one of {', '.join(names)}"
-            return keys, f"must be {expected}, got {given!r}{did_you_mean(given, names)}"
-        return keys, f"must be {expected}, got {given!r}"
+            return keys, f"must be {expected}, got {found!r}{did_you_mean(found, names)}"
+        return keys, f"must be {expected}, got {found!r}"
     if text.startswith("the following arguments are required: "):
         return keys, f"lacks {text.partition(': ')[2]}"
     return keys, text[:1].lower() + text[1:]

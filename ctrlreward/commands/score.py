@@ -80,7 +80,7 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
     braces and `null` are left as they are.
     """
     gathered: list[str] = []
-    given: set[str] = set()
+    seen: set[str] = set()
     rest = deque(arguments)
     while rest:
         argument = rest.popleft()
@@ -95,8 +95,8 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
             gathered += [f"{option}={words[0]}", *words[1:]]
         else:
             items = [item for word in words for item in word.split(",") if item]
-            gathered.append(f"{option}{'+' if option in given else ''}={json.dumps(items)}")
-        given.add(option.removesuffix("+"))
+            gathered.append(f"{option}{'+' if option in seen else ''}={json.dumps(items)}")
+        seen.add(option.removesuffix("+"))
     return gathered
 
 
@@ -136,7 +136,7 @@ def _check(arguments: Sequence[str]) -> None:
     if "-h" in files:
         return
     required = {"input": files[:1], "output": files[1:2], "scorers": scorers is not None}
-    missing = [name for name, given in required.items() if not given]
+    missing = [name for name, there in required.items() if not there]
     if missing:
         hint = f"\n{SCORERS_HINT}" if scorers is None else ""
         raise ValueError(f"the following arguments are required: {', '.join(missing)}{hint}")

@@ -349,8 +349,8 @@ def _require_complete(
             f"{', '.join(problems)}. Give another output, or delete it"
         )
     existing = in_chunks(found, 256)
-    for number, (has, given) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
-        carried = parse_rows(encode_rows(output.suffix, given, {}, shape), Path(output.name))
+    for number, (has, unscored) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
+        carried = parse_rows(encode_rows(output.suffix, unscored, {}, shape), Path(output.name))
         for i, (row, expected) in enumerate(zip(has, carried, strict=True), 256 * number):
             for name, value in expected.items():
                 if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself

@@ -74,7 +74,8 @@ def reward_of(
     else:
         own = file and file.below(("components",))
         components = {
-            name: _component(name, given, own) for name, given in block["components"].items()
+            name: _component(name, component, own)
+            for name, component in block["components"].items()
         }
         reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
     if isinstance(reward, RemoteReward):
@@ -109,25 +110,25 @@ def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> An
     return parser.instantiate(config)[name]
 
 
-def _component(name: str, given: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
+def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
     """Return a component, with its weight if there is one, of the short form."""
-    if isinstance(given, str):
-        given = {"scorer": given}
-    if "class_path" in given:
-        return _parsed(name, Scorer, given, file)
-    options = {key: value for key, value in given.items() if key not in COMPONENT_KEYS}
-    path = given["scorer"] if "." in given["scorer"] else f"ctrlreward.scorers.{given['scorer']}"
+    if isinstance(block, str):
+        block = {"scorer": block}
+    if "class_path" in block:
+        return _parsed(name, Scorer, block, file)
+    options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
+    path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
     scorer = _parsed(
         name,
         Scorer,
-        {"class_path": path, "init_args": options | dict(given.get("options") or {})},
+        {"class_path": path, "init_args": options | dict(block.get("options") or {})},
         file,
     )
     component = scorer
-    if "score" in given:
+    if "score" in block:
         try:
-            component = scorer[given["score"]]
+            component = scorer[block["score"]]
         except (KeyError, ValueError) as error:
             message = error.args[0]
             raise file.error((name, "score"), f"= {message}") if file else error from None
-    return (component, given["weight"]) if "weight" in given else component
+    return (component, block["weight"]) if "weight" in block else component

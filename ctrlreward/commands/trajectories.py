@@ -21,7 +21,7 @@ from ctrlreward.plots.tradeoff import (
     draw_transfer_paths,
     transfer_path,
 )
-from ctrlreward.tables.runs import Run, read_run
+from ctrlreward.tables.run_results import Run, read_run
 
 _DESCRIPTION = """Show how style transfer develops over training (Pang & Gimpel 2019, Figure 1 and
 Table 2): accuracy, similarity, perplexity and GM of each run at its validation
@@ -196,13 +196,13 @@ def to_record(trajectories: Sequence[Trajectory], accuracy: float) -> dict[str, 
     return {"accuracy": accuracy, "runs": runs}
 
 
-def _key(run: Run, name: str, given: str | None) -> str:
+def _key(run: Run, name: str, named: str | None) -> str:
     """Return the key of a metric that the run has."""
-    wanted = (given,) if given else (f"score/corpus/{name}", f"score/{name}")
+    wanted = (named,) if named else (f"score/corpus/{name}", f"score/{name}")
     for key in wanted:
         if key in run.curves:
             return key
-    hint = did_you_mean(given or name, run.curves, str)
+    hint = did_you_mean(named or name, run.curves, str)
     raise ValueError(
         f"{run.name} has no {' or '.join(wanted)}{hint}: name its {name} by --metrics.{name}=KEY, "
         f"one of {', '.join(run.curves)}"

@@ -71,7 +71,7 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
     expects these weights, and any scorers. `fingerprint_id` is left out where another line says
     what it summarises.
     """
-    expected, found = (json.loads(json.dumps(dict(given))) for given in (expected, found))
+    expected, found = (json.loads(json.dumps(dict(each))) for each in (expected, found))
     ours = _flat(expected)
     theirs = _flat({key: value for key, value in found.items() if key in expected})
     lines = []

@@ -79,12 +79,12 @@ def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ..
     elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
         module = getattr(value, "__module__", None)
         found[key] = f"{module}.{getattr(value, '__qualname__', value.__name__)}"
-        given: list[object] = []
+        bound: list[object] = []
         if isinstance(value, types.FunctionType):
-            given.extend(cell.cell_contents for cell in value.__closure__ or ())
-            given.extend(value.__defaults__ or ())
-        if given:
-            _walk(given, f"{key}.given", found, (*above, id(value)))
+            bound.extend(cell.cell_contents for cell in value.__closure__ or ())
+            bound.extend(value.__defaults__ or ())
+        if bound:
+            _walk(bound, f"{key}.bound", found, (*above, id(value)))
     else:
         inner: dict[str, Plain] = {}
         for name, item in _parts(value):

@@ -123,10 +123,10 @@ class LimitsMiddleware:
             return
         reply = _Reply(send, self.headers)
         try:
-            given = dict(scope["headers"])
-            self._check_token(scope["path"], given)
+            headers = dict(scope["headers"])
+            self._check_token(scope["path"], headers)
             async with asyncio.timeout(self.options.body_seconds):
-                body = await self._body(given, receive)
+                body = await self._body(headers, receive)
             if body is not None:
                 # All bodies are JSON, and FastAPI reads one as such only if it is said to be.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
@@ -144,8 +144,8 @@ class LimitsMiddleware:
     def _check_token(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self.options.token is None or path in _OPEN:
             return
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        equal = hmac.compare_digest(given.strip(), self.options.token.encode())
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        equal = hmac.compare_digest(token.strip(), self.options.token.encode())
         if not equal or scheme.lower() != b"bearer":
             message = "give the server's token: Authorization: Bearer TOKEN"
             raise _Refused(401, message, {"www-authenticate": "Bearer"})

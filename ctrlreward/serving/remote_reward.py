@@ -91,12 +91,12 @@ class RemoteReward(AnyReward):
     def components(self) -> dict[str, Component]:  # type: ignore[override]  # read-only
         """The components by name, scored by the server."""
         scorers = self._scorers_by_id
-        for described in self.description["scorers"]:
-            id_ = described["id"]
+        for scorer in self.description["scorers"]:
+            id_ = scorer["id"]
             scorers.setdefault(id_, RemoteScorer(self._connection, id_))
         return {
-            name: Component(scorers[given["scorer"]], given["score"])
-            for name, given in self.description["components"].items()
+            name: Component(scorers[described["scorer"]], described["score"])
+            for name, described in self.description["components"].items()
         }
 
     @property
@@ -108,14 +108,14 @@ class RemoteReward(AnyReward):
     @property
     def thresholds(self) -> Thresholds | None:  # type: ignore[override]
         """t1 to t4 of `"gm"`; None with other aggregates."""
-        given = self.description["thresholds"]
-        return None if given is None else tuple(given)
+        thresholds = self.description["thresholds"]
+        return None if thresholds is None else tuple(thresholds)
 
     @property
     def accuracy_score(self) -> AccuracyScore | None:  # type: ignore[override]
         """The score that is the accuracy of `"gm"`; None with other aggregates."""
-        given: AccuracyScore | None = self.description["accuracy_score"]
-        return given
+        score: AccuracyScore | None = self.description["accuracy_score"]
+        return score
 
     def yield_cpu(self) -> None:
         """Do nothing: scoring takes no core of this process."""
@@ -217,23 +217,23 @@ class RemoteScorer(Scorer):
 
 
 def _expected(
-    given: Mapping[str, Any] | str | PathLike[str] | AnyReward | None,
+    expect: Mapping[str, Any] | str | PathLike[str] | AnyReward | None,
 ) -> Mapping[str, Any] | None:
     """Return the description of an expected reward."""
-    if isinstance(given, RemoteReward):
-        return given.description
-    if isinstance(given, Reward):
-        return describe(given)
-    if isinstance(given, str | PathLike):
+    if isinstance(expect, RemoteReward):
+        return expect.description
+    if isinstance(expect, Reward):
+        return describe(expect)
+    if isinstance(expect, str | PathLike):
         try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
+            expect = json.loads(Path(expect).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"expect = {str(given)!r} is not JSON ({error}): save what GET /reward returns"
+                f"expect = {str(expect)!r} is not JSON ({error}): save what GET /reward returns"
             ) from None
-    if given is not None and not isinstance(given, Mapping):
+    if expect is not None and not isinstance(expect, Mapping):
         raise TypeError(
-            f"expect is a {type(given).__name__}: give a Reward, a description, or the JSON file "
+            f"expect is a {type(expect).__name__}: give a Reward, a description, or the JSON file "
             "of one"
         )
-    return given
+    return expect

@@ -271,13 +271,13 @@ def _error_of(state: tenacity.RetryCallState) -> _Transient:
 
 def _retry_after(response: httpx2.Response) -> float | None:
     """Return the seconds of the header Retry-After, which may also be a date."""
-    given = response.headers.get("Retry-After", "")
+    value = response.headers.get("Retry-After", "")
     try:
-        return max(0.0, float(given))
+        return max(0.0, float(value))
     except ValueError:
         pass
     try:
-        date = email.utils.parsedate_to_datetime(given)
+        date = email.utils.parsedate_to_datetime(value)
     except ValueError:
         return None
     return max(0.0, date.timestamp() - time.time())

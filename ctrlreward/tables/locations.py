@@ -17,8 +17,8 @@ class Location:
     """A file or folder, which need not exist.
 
     Args:
-        given: Local path, or URL such as `s3://bucket/texts.jsonl`.
-        shown: Name for messages; None shows what was given.
+        address: Local path, or URL such as `s3://bucket/texts.jsonl`.
+        shown: Name for messages; None shows the address.
 
     Attributes:
         path: The local path; None for a URL.
@@ -30,12 +30,12 @@ class Location:
         ImportError: The protocol needs another package; names it.
     """
 
-    def __init__(self, given: str | Path, shown: str | None = None) -> None:
-        self._given = str(given)
-        self._shown = shown or self._given
-        self._system, self._inner = fsspec.core.url_to_fs(self._given)
+    def __init__(self, address: str | Path, shown: str | None = None) -> None:
+        self._address = str(address)
+        self._shown = shown or self._address
+        self._system, self._inner = fsspec.core.url_to_fs(self._address)
         local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
-        self.path = Path(self._given.removeprefix("file://")) if local else None
+        self.path = Path(self._address.removeprefix("file://")) if local else None
         self.name = PurePosixPath(self._inner).name
         self.suffix = PurePosixPath(self._inner).suffix
 
@@ -44,12 +44,12 @@ class Location:
 
     def beside(self, name: str) -> Location:
         """Return the location of another name in the same folder."""
-        folder, slash, _ = self._given.rstrip("/").rpartition("/")
+        folder, slash, _ = self._address.rstrip("/").rpartition("/")
         return Location(f"{folder}{slash}{name}")
 
     def child(self, name: str) -> Location:
         """Return the location of a name in this folder."""
-        return Location(f"{self._given.rstrip('/')}/{name}")
+        return Location(f"{self._address.rstrip('/')}/{name}")
 
     def exists(self) -> bool:
         """Return True for a file or folder that exists."""
@@ -63,7 +63,7 @@ class Location:
         """Return True if both are one file; this one exists."""
         if self.path is not None and other.path is not None:
             return other.path.exists() and self.path.samefile(other.path)
-        return self._given == other._given
+        return self._address == other._address
 
     def names(self) -> list[str]:
         """Return the sorted names of the files in a folder; none where it is missing."""

@@ -141,53 +141,50 @@ class WorkerPool(ABC):
             RuntimeError: The workers of one shard have died `MOST_DEATHS` times; names its rows.
         """
         content = self._pickled(components)
-        unloaded, idle = set(self._alive), list(self._alive)
         remaining = iter(shards)
-        waiting = list(islice(remaining, 1))  # one is read ahead
-        busy: dict[Future[dict[str, Scores]], tuple[Worker, Shard]] = {}
-        deaths: Counter[int] = Counter()
-
-        def run(worker: Worker, shard: Shard) -> dict[str, Scores]:
-            if worker in unloaded:
-                worker.call("load", content)
-                unloaded.remove(worker)
-            scores: dict[str, Scores] = worker.call("score", shard)
-            return scores
-
+        waiting = list(islice(remaining, 2))
+        wanted = self.workers if len(waiting) > 1 else 1
         threads = ThreadPoolExecutor(self.workers)
+        idle: list[Worker] = []
+        # Workers that load have no shard: where a cluster is full, others have scored all by then.
+        busy: dict[Future[Any], tuple[Worker, Shard | None]] = {}
+        deaths: Counter[int | None] = Counter()
+
+        def load(worker: Worker) -> None:
+            busy[threads.submit(worker.call, "load", content)] = worker, None
+
         try:
-            while waiting or busy:
-                while waiting and (idle or len(self._alive) < self.workers):
-                    if not idle:
-                        idle.append(self.start())
-                        self._alive.append(idle[0])
-                        unloaded.add(idle[0])
-                    worker, shard = idle.pop(), waiting.pop()
-                    busy[threads.submit(run, worker, shard)] = worker, shard
+            for worker in self._alive if waiting else ():
+                load(worker)
+            while waiting or any(shard for _, shard in busy.values()):
+                while len(self._alive) < wanted:
+                    self._alive.append(self.start())
+                    load(self._alive[-1])
+                while waiting and idle:
+                    worker, shard = idle.pop(), waiting.pop(0)
+                    busy[threads.submit(worker.call, "score", shard)] = worker, shard
                     if not waiting:
-                        waiting += islice(remaining, 1)
+                        waiting += islice(remaining, 1)  # one is read ahead
                 for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                    worker, shard = busy.pop(future)
+                    worker, scored = busy.pop(future)
                     try:
-                        scores = future.result()
+                        result = future.result()
                     except WorkerDied as death:
                         self._alive.remove(worker)
                         worker.end()
-                        deaths[shard.number] += 1
-                        if deaths[shard.number] == MOST_DEATHS:
-                            raise RuntimeError(
-                                f"{MOST_DEATHS} workers died while they scored {shard} ({death}): "
-                                "out of memory, or a text that ends the process; the last lines "
-                                "above say more. Use fewer workers, or a smaller --chunk to find "
-                                "the row"
-                            ) from None
-                        write_line(f"a worker died ({death}): {shard} are scored again")
-                        waiting.append(shard)
+                        number = scored.number if scored else None
+                        deaths[number] += 1
+                        if deaths[number] == MOST_DEATHS:
+                            raise _died_too_often(scored, death) from None
+                        again = f": {scored} are scored again" if scored else ""
+                        write_line(f"a worker died ({death}){again}")
+                        waiting += [scored] if scored else []
                     else:
                         idle.append(worker)
-                        yield shard.number, scores
+                        if scored:
+                            yield scored.number, result
         finally:
-            for future, (worker, _) in busy.items():  # after an error
+            for future, (worker, _) in busy.items():  # after an error, or still loading
                 if not future.done():
                     self._alive.remove(worker)
                     worker.end()
@@ -203,6 +200,16 @@ class WorkerPool(ABC):
                 "module, keep open files and locks out of it, or score with --workers 1 --engine "
                 "process"
             ) from error
+
+
+def _died_too_often(shard: Shard | None, death: WorkerDied) -> RuntimeError:
+    if shard is None:
+        return RuntimeError(f"{MOST_DEATHS} workers died ({death})")
+    return RuntimeError(
+        f"{MOST_DEATHS} workers died while they scored {shard} ({death}): out of memory, or a text "
+        "that ends the process; the last lines above say more. Use fewer workers, or a smaller "
+        "--chunk to find the row"
+    )
 
 
 class LoadedComponents:
