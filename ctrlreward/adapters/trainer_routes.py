@@ -27,7 +27,7 @@ from ctrlreward.adapters._conversion import completions_of, plain_text
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.serving.contract import QueueFull, Refusal, RejectedSamples
+from ctrlreward.serving.contract import QueueFull, RejectedSamples
 
 _MOST_HELD = 1024  # requests held while the queue is full
 
@@ -54,13 +54,6 @@ class _ClassifyRequest(BaseModel):
     input: str | list[str] = Field(description="Prompt and response in a chat template.")
     model: str | None = None
     use_activation: bool | None = None
-
-
-class _Busy(Refusal):
-    """The queue stayed full for the routes' patience."""
-
-    status = 503
-    retry_after = 1
 
 
 def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
@@ -93,7 +86,8 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
                 scored = await queue.score(samples, strict=options.strict)
             except QueueFull as full:
                 if time.monotonic() >= deadline or held >= _MOST_HELD:
-                    raise _Busy(str(full)) from full
+                    full.status, full.retry_after = 503, 1
+                    raise
                 held += 1
                 try:
                     await asyncio.sleep(min(1.0, options.patience))

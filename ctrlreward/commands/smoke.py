@@ -91,9 +91,8 @@ def _groups(value: Any) -> Iterator[Namespace]:
     """Yield a namespace and all that it holds."""
     if isinstance(value, Namespace):
         yield value
-    inner = vars(value).values() if isinstance(value, Namespace) else value
+        value = vars(value)
     if isinstance(value, dict):
-        inner = value.values()
-    if isinstance(value, Namespace | dict | list | tuple):
-        for each in inner:
-            yield from _groups(each)
+        value = list(value.values())
+    for each in value if isinstance(value, list | tuple) else ():
+        yield from _groups(each)
