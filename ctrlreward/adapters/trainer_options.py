@@ -19,7 +19,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import check_columns as check_present
 
-# What the requests of trainers hold, beside the completion.
+# What the requests of trainers hold apart from the completion.
 _SOURCES = ("prompt", "label")
 
 

@@ -199,7 +199,7 @@ class _BatchComputeScore:
 
 
 class _Batcher:
-    """Coroutine function of one sample, scored together with those of calls in the next seconds."""
+    """Coroutine function of one sample, scored with the calls of the next `wait` seconds."""
 
     def __init__(self, of_batch: _BatchComputeScore, wait: float) -> None:
         self.of_batch = of_batch

@@ -29,7 +29,7 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class CommandParser(ArgumentParser):
     """Parser without abbreviations, whose errors suggest the nearest option or scorer.
 
-    The parser of each scorer is a `CommandParser`, too.
+    The parser of each scorer is a `CommandParser` as well.
     """
 
     def __init__(self, **options: Any) -> None:

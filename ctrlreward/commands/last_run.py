@@ -66,7 +66,7 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
             held.enter_context(_hold(folder))
         for folder, aside in () if resumed else move_last_runs_aside(trainer):
             print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
-            held.enter_context(_hold(folder))  # a new one; the old one is held, too
+            held.enter_context(_hold(folder))  # a new one; the old one is still held
         yield
 
 
@@ -149,7 +149,7 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
     while (aside := place.with_name(f"{place.name}-{number}")).exists() or aside.is_symlink():
         number += 1
     place.rename(aside)
-    if folder.is_symlink():  # it goes on pointing to a folder
+    if folder.is_symlink():  # it still points to a folder
         place.mkdir()
         return aside
     return folder.with_name(aside.name)

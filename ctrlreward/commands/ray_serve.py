@@ -87,7 +87,7 @@ def serve_on_ray(
         False if the models can't be loaded; the cause is printed.
 
     Raises:
-        ValueError: The port is 0, the machine has not the resources, `max_replicas` is below
+        ValueError: The port is 0, the machine lacks the resources, `max_replicas` is below
             `replicas`, or the cluster serves a reward already.
         ConnectionError: There is no cluster at the address.
         ImportError: ray is not installed.

@@ -68,7 +68,7 @@ _KNOWN_MESSAGES = {
 class TrainParser(LightningArgumentParser):
     """Lightning's parser, without abbreviations, whose errors are one line.
 
-    The parser of each class that a configuration names is a `TrainParser`, too.
+    The parser of each class that a configuration names is a `TrainParser` as well.
     """
 
     def __init__(

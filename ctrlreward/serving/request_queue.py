@@ -201,7 +201,7 @@ class RequestQueue:
             ended = time.perf_counter()
             characters = sum(request.characters for request in self._scoring)
             self._speed = max(characters, 1) / max(ended - started, 1e-6)
-            # Those who have just been answered may ask again, beside those who are waiting.
+            # Clients that were just answered may ask again, apart from the ones that are waiting.
             expected = len(self._scoring) + len(self._waiting)
             self._scoring = []
             self._note_idle()

@@ -58,7 +58,7 @@ class _Transient(Exception):
 class ServerConnection:
     """Requests to one server, over connections that are kept open.
 
-    Threads share it. A pickled or forked copy opens connections of its own, and expects the reward
+    Threads share it. A pickled or forked copy opens new connections, and expects the reward
     that the original was connected to. A request is also repeated if a proxy before the server has
     lost the one that held it.
 
@@ -217,7 +217,7 @@ class ServerConnection:
         return response
 
     def _check_fingerprint(self, response: httpx2.Response, expected: str | None) -> None:
-        """Raise if a reply, even an error, is that of another reward."""
+        """Raise if a reply, even an error, comes from another reward."""
         found = response.headers.get(FINGERPRINT_HEADER)
         if expected is None or found == expected or (found is None and not response.is_success):
             return
@@ -232,7 +232,9 @@ class ServerConnection:
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"{self.url} is no reward server: malformed JSON ({error})") from None
+            raise ServerError(
+                f"{self.url} is not a reward server: malformed JSON ({error})"
+            ) from None
 
 
 def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:

@@ -32,9 +32,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def no_such_file(path: Path) -> FileNotFoundError:
-    """Return the error for a path that doesn't exist, with the most similar name beside it."""
-    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, beside, path.with_name)
+    """Return the error for a path that doesn't exist, with the most similar name in its folder."""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, names, path.with_name)
     return FileNotFoundError(f"there is no file or folder {path}{hint}")
 
 

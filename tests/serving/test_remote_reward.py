@@ -395,7 +395,7 @@ def test_no_reply_in_time_is_an_error_and_not_repeated(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"<html>", "is no reward server: malformed JSON"),
+        (b"<html>", "is not a reward server: malformed JSON"),
         ({"results": [], "seconds": 1.0}, "0 results for 1 samples"),
         ({"results": [{"total": 1.0, "failed": False}], "seconds": 1.0}, "components"),
     ],

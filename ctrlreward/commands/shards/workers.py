@@ -57,7 +57,7 @@ class Shard:
 
 # Yields number and scores of each shard once, in any order. Shards are taken as they are needed, so
 # that few are in memory. The models of the components are loaded once, and freed after the last.
-# An error is that of a scorer, and names the rows.
+# Errors come from a scorer, and name the rows.
 ScoreShards: TypeAlias = Callable[
     [Mapping[str, Component], Iterable[Shard]], Iterator[tuple[int, dict[str, Scores]]]
 ]
