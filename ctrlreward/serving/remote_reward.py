@@ -29,7 +29,7 @@ from ctrlreward.serving.server_connection import ServerConnection
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
 
-    `remote["relevance"]` is a component for callbacks and adapters, which the server scores as well.
+    `remote["relevance"]` is a component for callbacks and adapters; the server scores it.
     Building it opens no connection: names and weights are fetched at their first use, or by
     `load`, which waits until the server has loaded its models. Copies in other processes (DDP
     ranks, workers) share the server.
