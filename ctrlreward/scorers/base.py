@@ -222,7 +222,7 @@ class Scorer(ABC):
         Subclasses implement this, without random draws, as it may run on a thread. A second
         parameter, `names=None`, gets the names of the scores that are wanted, None for all; others
         may be returned, too. Written as a generator, it yields the requests to its model, which are
-        merged with the requests of other scorers to the same model (`engine.requests`).
+        merged with the requests of other scorers to the same model (`engine.sharing`).
 
         Args:
             samples: n samples; a pointwise scorer gets no sample twice.

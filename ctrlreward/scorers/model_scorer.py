@@ -55,7 +55,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     Subclasses implement `build_model`, which returns a model that other scorers may share
     (`engine.sharing.shared_model`). They call the model inside `exclusive_model()`, or send it
-    requests (`engine.requests`), so that only one thread at a time uses it.
+    requests (`engine.sharing`), so that only one thread at a time uses it.
 
     Args:
         model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass

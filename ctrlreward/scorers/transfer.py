@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -37,25 +36,6 @@ CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
 _FACTORS = ("label_probability", "similarity", "perplexity")
 
 
-@dataclass(frozen=True)
-class CorpusTransfer:
-    """Scores of one system over a corpus, as in the paper's tables.
-
-    Attributes:
-        accuracy: Share of texts that the classifier assigns to the target label, 0 to 1.
-        similarity: Mean cosine with the sources, -1 to 1.
-        perplexity: Perplexity of all texts as one corpus, 1 or more; lower is better.
-        gm: Adjusted geometric mean of these three; higher is better.
-        failed: Number of samples without accuracy or similarity, left out of the means.
-    """
-
-    accuracy: float
-    similarity: float
-    perplexity: float
-    gm: float
-    failed: int
-
-
 @checked_keywords(classifier="accuracy", fluency="perplexity")
 class TransferQuality(CompositeScorer):
     """Adjusted geometric mean of Pang & Gimpel (2019), eq. 1. Needs `labels` and `sources`.
@@ -66,7 +46,7 @@ class TransferQuality(CompositeScorer):
     - All scores of the three scorers, under their own names.
 
     The paper's tables report `corpus`, not the mean of `gm`. `GenerationScorer` logs the four
-    figures of a corpus beside the means; `corpus_transfer` also counts the failed samples.
+    figures of a corpus beside the means.
 
     Args:
         accuracy: Scores the style; None takes `Accuracy()`.
@@ -150,30 +130,6 @@ class TransferQuality(CompositeScorer):
         return {"gm": gm, **scores}
 
     def _figure(self, figure: str, *parts: Scores) -> float:
-        return float(getattr(corpus_transfer(*parts, thresholds=self.thresholds), figure))
-
-
-def corpus_transfer(
-    accuracy: Scores,
-    similarity: Scores,
-    log_likelihood: Scores,
-    tokens: Scores,
-    *,
-    thresholds: tuple[float, float, float, float] = GM_THRESHOLDS,
-) -> CorpusTransfer:
-    """Return the scores of a corpus from those of its n sentences.
-
-    Args:
-        accuracy: 1 for a sentence with the target label, 0 for another, shape (n,).
-        similarity: Cosine with the source, shape (n,).
-        log_likelihood: Mean token log-probability, shape (n,).
-        tokens: Number of tokens, shape (n,).
-        thresholds: t1 to t4 of eq. 1.
-
-    Returns:
-        Scores over the sentences without a NaN; NaN if there are none.
-    """
-    scores = SentenceScores(accuracy, similarity, log_likelihood, tokens)
-    figures = weighted_transfer(scores, np.ones((1, len(accuracy))), thresholds)
-    values = {name: value.item() for name, value in figures.items()}
-    return CorpusTransfer(**values, failed=int(scores.failed.sum()))
+        scores = SentenceScores(*parts)
+        weights = np.ones((1, len(scores.accuracy)))
+        return float(weighted_transfer(scores, weights, self.thresholds)[figure].item())

@@ -12,7 +12,6 @@ from ctrlreward.functional.transfer import (
     paired_transfer_bootstrap,
     weighted_transfer,
 )
-from ctrlreward.scorers.transfer import corpus_transfer
 
 FIGURES = ("accuracy", "similarity", "perplexity", "gm")
 THRESHOLDS = (10.0, -20.0, 300.0, -37.0)  # low enough for GM to be above 0 in most draws
@@ -34,8 +33,9 @@ def system(n: int, seed: int, failed: int = 0) -> SentenceScores:
 
 def resampled(scores: SentenceScores, rows: list[int]) -> list[float]:
     """Compute the figures of the rows as `TransferQuality` does those of a corpus."""
-    corpus = corpus_transfer(*(column[rows] for column in scores), thresholds=THRESHOLDS)
-    return [getattr(corpus, name) for name in FIGURES]
+    drawn = SentenceScores(*(column[rows] for column in scores))
+    corpus = weighted_transfer(drawn, np.ones((1, len(rows))), THRESHOLDS)
+    return [corpus[name].item() for name in FIGURES]
 
 
 @given(st.integers(0, 10_000), st.integers(0, 3), st.data())

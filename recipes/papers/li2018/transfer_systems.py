@@ -15,14 +15,13 @@ from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, score
-from ctrlreward.scorers.transfer import (
-    CORPUS_PARTS,
+from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     CorpusTransfer,
-    TransferQuality,
     corpus_transfer,
 )
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, score
+from ctrlreward.scorers.transfer import CORPUS_PARTS, TransferQuality
 
 COPYING = "copying the source"
 CONSTANT = "a constant sentence"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import SentenceScores, weighted_transfer
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import TransferQuality
-from ctrlreward.scorers.base import Component, score
+from ctrlreward.scorers.base import Component, Scores, score
 
 _CANDIDATES = 200
 _SOURCES = 50
@@ -89,3 +90,48 @@ def _best_constant(
     worst = ((gm, -1.0), (judged.accuracy, 0.0), (similarity, -2.0))
     ranks = zip(*(np.nan_to_num(values, nan=value) for values, value in worst), strict=True)
     return max(zip(ranks, candidates, strict=True), key=lambda pair: pair[0])[1]
+
+
+@dataclass(frozen=True)
+class CorpusTransfer:
+    """Scores of one system over a corpus, as in the paper's tables.
+
+    Attributes:
+        accuracy: Share of texts that the classifier assigns to the target label, 0 to 1.
+        similarity: Mean cosine with the sources, -1 to 1.
+        perplexity: Perplexity of all texts as one corpus, 1 or more; lower is better.
+        gm: Adjusted geometric mean of these three; higher is better.
+        failed: Number of samples without accuracy or similarity, left out of the means.
+    """
+
+    accuracy: float
+    similarity: float
+    perplexity: float
+    gm: float
+    failed: int
+
+
+def corpus_transfer(
+    accuracy: Scores,
+    similarity: Scores,
+    log_likelihood: Scores,
+    tokens: Scores,
+    *,
+    thresholds: tuple[float, float, float, float],
+) -> CorpusTransfer:
+    """Return the scores of a corpus from those of its n sentences.
+
+    Args:
+        accuracy: 1 for a sentence with the target label, 0 for another, shape (n,).
+        similarity: Cosine with the source, shape (n,).
+        log_likelihood: Mean token log-probability, shape (n,).
+        tokens: Number of tokens, shape (n,).
+        thresholds: t1 to t4 of eq. 1.
+
+    Returns:
+        Scores over the sentences without a NaN; NaN if there are none.
+    """
+    scores = SentenceScores(accuracy, similarity, log_likelihood, tokens)
+    figures = weighted_transfer(scores, np.ones((1, len(accuracy))), thresholds)
+    values = {name: value.item() for name, value in figures.items()}
+    return CorpusTransfer(**values, failed=int(scores.failed.sum()))

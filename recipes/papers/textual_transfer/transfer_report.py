@@ -30,6 +30,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     best_constants,
     constants,
     copies,
+    corpus_transfer,
     sentence_scores,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
@@ -37,7 +38,6 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plai
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import matching_key
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.transfer import corpus_transfer
 from ctrlreward.selection import StopRule
 
 # Names of the checkpoints in the report, and the scores that select them.

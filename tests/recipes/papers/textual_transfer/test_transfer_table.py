@@ -15,6 +15,7 @@ from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import adjusted_gm
+from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import corpus_transfer
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import (
     compare_at_equal_accuracy,
     trend,
@@ -24,7 +25,6 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
     read_transfer_run,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_table import TABLE_2, TABLE_6
-from ctrlreward.scorers.transfer import corpus_transfer
 
 THRESHOLDS = (10.0, 0.0, 97.0, -37.0)
 N = 50
