@@ -161,7 +161,7 @@ def refuse(callback: Callback, error: str) -> None:
 
 
 def mismatch(module: object, prompts: Samples) -> str:
-    """Return why `generate` refuses a module with its methods, "" if it does not."""
+    """Return why the methods of a module do not suit `generate` and samples, "" if they do."""
     name = type(module).__name__
     if isinstance(module, SampleGenerator):
         # Nearly always the sources or references of a data set, which nothing should continue.
