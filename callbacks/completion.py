@@ -128,7 +128,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         ('0', '0', '1', '1')
     """
     samples = as_samples(prompts)
-    error = _mismatch(module, samples) or unclear_input(module, samples)
+    error = mismatch(module, samples) or unclear_input(module, samples)
     if error:
         raise ValueError(error)
     starts = samples.as_prompts()
@@ -148,28 +148,20 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     return rows.completed(completions)
 
 
-def check_generator(
-    callback: Callback, module: object, prompts: Samples, complete: bool = True
-) -> None:
-    """Check that `generate` accepts a module and samples.
+def refuse(callback: Callback, error: str) -> None:
+    """Raise the error of `mismatch` or `unclear_input`, if there is one, for a callback.
 
-    Args:
-        callback: Callback that generates.
-        module: Module that completes.
-        prompts: Samples to complete.
-        complete: Whether all models of the module are built. In `setup` of training,
-            `configure_model` has not been called yet.
+    Lightning calls `configure_model` after `setup`, so the second is for `on_fit_start`.
 
     Raises:
-        MisconfigurationException: It does not; names the callback and the fix.
+        MisconfigurationException: There is an error; names the callback and the fix.
     """
-    error = _mismatch(module, prompts) or (unclear_input(module, prompts) if complete else "")
     if error:
         raise misconfigured(callback, f"{type(callback).__name__}: {error}")
 
 
-def _mismatch(module: object, prompts: Samples) -> str:
-    """Return why `generate` refuses a module and samples, "" if it does not."""
+def mismatch(module: object, prompts: Samples) -> str:
+    """Return why the methods of a module do not suit `generate` and samples, "" if they do."""
     name = type(module).__name__
     if isinstance(module, SampleGenerator):
         # Nearly always the sources or references of a data set, which nothing should continue.

@@ -13,9 +13,11 @@ from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
-    check_generator,
     fixed_randomness,
     generate_across_ranks,
+    mismatch,
+    refuse,
+    unclear_input,
 )
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.logged_scores import (
@@ -222,7 +224,7 @@ class GenerationScorerMixin(CallbackMixin):
         if stage == "predict":
             return
         self._loaded_step = None
-        check_generator(self, pl_module, self.samples, complete=False)
+        refuse(self, mismatch(pl_module, self.samples))
         if stage == "fit":
             self._check_fit(trainer)
         check_devices(self.components, trainer)
@@ -242,7 +244,7 @@ class GenerationScorerMixin(CallbackMixin):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
-        check_generator(self, pl_module, self.samples)
+        refuse(self, unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""

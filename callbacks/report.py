@@ -17,9 +17,11 @@ from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import (
     Generator,
-    check_generator,
     fixed_randomness,
     generate,
+    mismatch,
+    refuse,
+    unclear_input,
 )
 from ctrlreward.callbacks.judges import (
     AUC,
@@ -183,7 +185,7 @@ class BeforeAfterMixin(CallbackMixin):
             check_columns(self._all_components(), samples)
         check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_generator(self, pl_module, self.samples, complete=False)
+            refuse(self, mismatch(pl_module, self.samples))
             if selecting_checkpoint(trainer) is None:
                 raise misconfigured(
                     trainer,
@@ -194,7 +196,7 @@ class BeforeAfterMixin(CallbackMixin):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_generator(self, pl_module, self.samples)
+            refuse(self, unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""

@@ -140,8 +140,9 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
     """
 
     def decorate(target: Target) -> Target:
-        build: Callable[..., Any] = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
-        parameters = signature(build).parameters.values()
+        is_class, either = isinstance(target, type), cast(Any, target)
+        build: Callable[..., Any] = either.__init__ if is_class else either
+        parameters = [*signature(build).parameters.values()][1 if is_class else 0 :]
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         named = [p.name for p in parameters if p.kind not in variable]
         options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
@@ -154,7 +155,7 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
                 known = [*named, *(key for each in options for key in _options(build, each))]
                 if name in known:
                     continue
-                kind = type(arguments[0]) if isinstance(target, type) else target
+                kind = type(arguments[0]) if is_class else either
                 problem = f"{kind.__name__}() has no argument {name!r}"
                 if name in instead:
                     raise TypeError(f"{problem}: use {instead[name]}")
@@ -163,9 +164,9 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
             return build(*arguments, **keywords)
 
         checked.instead = instead  # type: ignore[attr-defined]  # for mistakes in YAML
-        if not isinstance(target, type):
+        if not is_class:
             return cast(Target, checked)
-        target.__init__ = checked  # type: ignore[misc]
+        either.__init__ = checked
         return target
 
     return decorate
