@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
@@ -271,8 +271,9 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     linear = _linear_layers(base)
     if isinstance(lora, LoraConfig):
         config = copy(lora)
-        if config.target_modules is not None:  # else peft chooses by the type of model
-            config.target_modules = _target_modules(_as_given(config.target_modules), linear)
+        if (targets := config.target_modules) is not None:  # else peft chooses by type of model
+            targets = targets if isinstance(targets, str) else sorted(targets)  # of a set
+            config.target_modules = _target_modules(targets, linear)
         config.inference_mode = False
     elif lora.adapter is not None:
         return _continued(base, model, lora, lora.adapter, linear).train()
@@ -308,11 +309,6 @@ def _linear_layers(base: PreTrainedModel) -> list[str]:
         for name, layer in base.named_modules()
         if isinstance(layer, nn.Linear | Conv1D) and layer is not base.get_output_embeddings()
     ]
-
-
-def _as_given(modules: str | Collection[str]) -> str | list[str]:
-    """Return the targets of a configuration of peft, which makes a set of a list, in order."""
-    return modules if isinstance(modules, str) else sorted(modules)
 
 
 def _target_modules(targets: str | Sequence[str] | None, linear: Sequence[str]) -> str | list[str]:
@@ -355,11 +351,13 @@ def _continued(
     config.base_model_name_or_path = resolve(model)
     try:
         policy = get_peft_model(base, config)
-        missing = _load_adapter(policy, folder, "default")
+        weights = load_file(Path(folder).expanduser() / "adapter_model.safetensors")
+        result: Any = set_peft_model_state_dict(policy, weights)
     except (RuntimeError, ValueError) as error:  # other shapes, or other names of layers
         raise ValueError(f"{fits} does not fit model = {model!r}: {error}") from error
-    if missing:
-        raise ValueError(f"{fits} does not fit model = {model!r}: it differs in {missing[:3]}")
+    lost = [key for key in result.missing_keys if "lora_" in key]
+    if differing := [*lost, *result.unexpected_keys]:
+        raise ValueError(f"{fits} does not fit model = {model!r}: it differs in {differing[:3]}")
     tuner: Any = policy.base_model
     adapted = set(tuner.targeted_module_names)
     if not adapted <= set(linear):
@@ -393,14 +391,6 @@ def _adapter_config(folder: str) -> LoraConfig:
     return config
 
 
-def _load_adapter(policy: PeftModel, folder: str, name: str) -> list[str]:
-    """Load the weights of an adapter; return the names that only model or file has."""
-    weights = load_file(Path(folder).expanduser() / "adapter_model.safetensors")
-    result: Any = set_peft_model_state_dict(policy, weights, adapter_name=name)
-    lost = [key for key in result.missing_keys if "lora_" in key and f".{name}" in key]
-    return [*lost, *result.unexpected_keys]
-
-
 def _check_agreement(
     lora: LoRA, config: LoraConfig, adapted: set[str], linear: Sequence[str]
 ) -> None:
@@ -423,8 +413,7 @@ def _check_agreement(
 
 def keep_start(policy: PeftModel, folder: str) -> None:
     """Add a frozen copy of the trained adapter, the reference policy of `reference_policy`."""
-    policy.add_adapter(_START, policy.peft_config["default"])
-    _load_adapter(policy, folder, _START)
+    policy.load_adapter(str(Path(folder).expanduser()), _START, is_trainable=True)
     policy.set_adapter("default")  # which also freezes every other adapter
 
 
@@ -440,8 +429,3 @@ def reference_policy(policy: PeftModel) -> Iterator[None]:
         yield
     finally:
         policy.set_adapter("default")
-
-
-def export_adapter(policy: PeftModel, folder: str) -> None:
-    """Write the adapter that is trained in peft's format."""
-    policy.save_pretrained(folder, selected_adapters=["default"])

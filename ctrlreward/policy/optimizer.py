@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -85,12 +86,12 @@ class OptimizerConfig:
                 )
         one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
 
-    @property
+    @cached_property
     def per_rollout(self) -> int:
         """Number of updates per rollout."""
         return self.num_iterations * self.minibatches
 
-    @property
+    @cached_property
     def off_policy(self) -> bool:
         """True if the policy may change between sampling a rollout and an update on it."""
         return self.overlap or self.per_rollout > 1
@@ -120,10 +121,6 @@ class OptimizerConfig:
             shuffled = self.minibatches > 1
             rows = torch.randperm(completions) if shuffled else torch.arange(completions)
             yield from rows.tensor_split(self.minibatches)
-
-    def microbatch_rows(self, completions: int) -> tuple[Tensor, ...]:
-        """Return the rows of each backward pass's completions, in order."""
-        return torch.arange(completions).split(self.microbatch_size or completions)
 
 
 def adamw(

@@ -127,24 +127,3 @@ def estimate_advantages(
         all_ranks, _ = gather_values(advantages[valid.bool()])
         advantages = formulas.whitened(advantages, valid, all_ranks)
     return advantages, estimates
-
-
-def add_value_loss(
-    critic: Critic,
-    terms: dict[str, Tensor],
-    values: Tensor,
-    estimates: Estimates,
-    weights: Tensor,
-) -> dict[str, Tensor]:
-    """Add the value loss to `loss`, and report it as `value_loss`, without gradients.
-
-    Args:
-        critic: Provides the loss weight and the clip.
-        terms: Terms of the policy loss, from `objectives.loss_terms`.
-        values: Current predictions, with gradients, shape (n, tokens).
-        estimates: Values at sampling and returns of the same tokens.
-        weights: Weight of each token, shape (n, tokens).
-    """
-    costs = losses.value_loss(values, estimates.values, estimates.returns, critic.clip)
-    loss = (weights * costs).sum()
-    return {**terms, "loss": terms["loss"] + critic.coef * loss, "value_loss": loss.detach()}

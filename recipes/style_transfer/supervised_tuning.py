@@ -15,9 +15,7 @@ from torch import Tensor
 
 from ctrlreward.files import whole_folder
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.assembly import load_with_tokenizer
 from ctrlreward.policy.model import LoRA
-from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates
 from ctrlreward.policy.rollouts import Generation, given, log_probs
 from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
@@ -52,14 +50,6 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
     ) -> None:
         super().__init__(model, generation, optimizer, lora)
         self.folder = Path(folder).expanduser()
-
-    def configure_model(self) -> None:
-        """Load the base model with its adapter; only once."""
-        if "policy" in dict(self.named_children()):
-            return
-        options = (Objective(), self.generation, self.optimizer, self.lora)
-        device = str(self.device)
-        self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *options)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW on the adapter, with its learning-rate schedule."""
