@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ctrlreward.engine.batching import pad_rows, run_batched, to_device, token_budget
+from ctrlreward.engine.batching import pad_rows, run_batched, to_device
 from ctrlreward.engine.output_layer import (
     Targets,
     check_output_layer,
@@ -25,9 +25,9 @@ from ctrlreward.engine.output_layer import (
     target_log_probs,
 )
 from ctrlreward.models.control_tokens import real_ids, text_reader
+from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.tasks import Continuation, TokenScores, empty_scores
 from ctrlreward.models.tokenization import start_token, warn_truncated
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -110,27 +110,12 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 _MAX_UNSHARED = 512
 
 
-class CausalLM:
-    """Frozen decoder-only model that scores continuations.
+class CausalLM(FrozenModel):
+    """Frozen decoder-only model that scores continuations."""
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-    """
+    auto_class = AutoModelForCausalLM
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
+    def _prepare(self) -> None:
         check_output_layer(self.model)
         self._start = start_token(self.tokenizer)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)

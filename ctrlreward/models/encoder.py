@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
-from ctrlreward.models.tokenization import encode_texts, max_tokens
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct
+from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.models.tokenization import encode_texts
 
 Vectors = npt.NDArray[np.float64]
 Row = TypeVar("Row")
@@ -34,29 +34,10 @@ class SentenceEncoder(Protocol):
         """
 
 
-class Encoder:
-    """Frozen encoder, read at its last layer.
+class Encoder(FrozenModel):
+    """Frozen encoder, read at its last layer."""
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-    """
-
-    def __init__(
-        self,
-        model: str = "minilm-l6",
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModel, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
-        self.width = int(self.model.config.hidden_size)
-        self.max_tokens = max_tokens(self.tokenizer, self.model.config)
+    auto_class = AutoModel
 
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
@@ -80,7 +61,9 @@ class Encoder:
             means = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
             return list(normalize(means, dim=-1).cpu().double().numpy())
 
-        return np.array(self._run(texts, name, pool), dtype=np.float64).reshape(-1, self.width)
+        return np.array(self._run(texts, name, pool), dtype=np.float64).reshape(
+            -1, self.model.config.hidden_size
+        )
 
     def token_embeddings(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched, runs, token_budget
+from ctrlreward.engine.batching import Ids, pad_rows, run_batched, runs
 from ctrlreward.engine.output_layer import (
     Targets,
     check_output_layer,
@@ -20,9 +20,9 @@ from ctrlreward.engine.output_layer import (
 )
 from ctrlreward.engine.sharing import Request, Requests
 from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
+from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.tasks import Blank, TokenScores, empty_scores
-from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_truncated
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.models.tokenization import encode_texts, warn_truncated
 
 
 def conditional_log_probs(
@@ -40,8 +40,8 @@ def conditional_log_probs(
         targets: n texts by name, in the order of their sources.
     """
     start = model.model.config.decoder_start_token_id
-    fillings = _encode(model, targets, model.decoder_limit or model.source_limit)
-    rows = _encode(model, sources, model.source_limit)
+    fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
+    rows = _encode(model, sources, model.max_tokens)
     scored = model.fill(rows, [[Filling((start,), ids)] for ids in fillings])
     return [scores for (scores,) in scored]
 
@@ -77,36 +77,21 @@ class Filling(NamedTuple):
         return Filling(given, self.scored[: limit + 1 - len(given)])
 
 
-class Seq2SeqInfiller:
+class Seq2SeqInfiller(FrozenModel):
     """Infiller over an encoder-decoder that was pretrained to fill masks.
 
     Each distinct masked text is encoded once. Targets share a decoder row where the input of one is
     a prefix of another's: all one-token words are scored by a single decoder step.
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-
     Raises:
         ValueError: The mask of the model's family is unknown.
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
+    auto_class = AutoModelForSeq2SeqLM
+
+    def _prepare(self) -> None:
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
-        self.source_limit = max_tokens(self.tokenizer, self.model.config)
         # Positions of the decoder; T5 has no limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
@@ -129,7 +114,7 @@ class Seq2SeqInfiller:
         fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
         lengths = [len(ids) for ids in sources]
         read = [len(filling.read) for group in fillings for filling in group]
-        warn_truncated("patterns", lengths, self.source_limit, "tokens farthest from the blank")
+        warn_truncated("patterns", lengths, self.max_tokens, "tokens farthest from the blank")
         warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
         return self.fill(
             [self._around_mask(tuple(ids), self._mask) for ids in sources],
@@ -138,10 +123,10 @@ class Seq2SeqInfiller:
 
     def _around_mask(self, ids: Ids, mask: int) -> Ids:
         """Truncate a masked text around its mask to the model's context."""
-        if len(ids) <= self.source_limit:
+        if len(ids) <= self.max_tokens:
             return ids
-        start = min(max(0, ids.index(mask) - self.source_limit // 2), len(ids) - self.source_limit)
-        return (*ids[start : start + self.source_limit - 1], ids[-1])
+        start = min(max(0, ids.index(mask) - self.max_tokens // 2), len(ids) - self.max_tokens)
+        return (*ids[start : start + self.max_tokens - 1], ids[-1])
 
     def fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
         """Score the fillings of each masked text; equal texts are encoded once."""
