@@ -8,12 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_distinct
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
-from ctrlreward.models.tokenization import encode_texts
 from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_config
 
@@ -78,14 +77,10 @@ class Classifier(FrozenModel):
         Texts longer than the model's context are truncated, with a warning.
         """
 
-        def forward(rows: list[Ids]) -> list[Probabilities]:
-            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
-            logits = self.model(input_ids=ids, attention_mask=mask).logits
-            return list(logits.cpu().double().softmax(dim=-1).numpy())
+        def softmax(output: Any, mask: Tensor) -> list[Probabilities]:
+            return list(output.logits.cpu().double().softmax(dim=-1).numpy())
 
-        rows = encode_texts(self.tokenizer, texts, self.max_tokens, lambda i: shortened(texts[i]))
-        description = f"{self.name}: {len(rows)} texts"
-        values = run_distinct(rows, self.batch_tokens, forward, description)
+        values = self.read_texts(texts, lambda i: shortened(texts[i]), softmax)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
-from ctrlreward.engine.batching import token_budget
-from ctrlreward.models.tokenization import max_tokens
+from torch import Tensor
+
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
+from ctrlreward.models.tokenization import encode_texts, max_tokens
 from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
+
+Row = TypeVar("Row")
 
 
 class FrozenModel:
@@ -47,3 +52,24 @@ class FrozenModel:
 
     def _prepare(self) -> None:
         """Check the model, and set what else its family needs."""
+
+    def read_texts(
+        self,
+        texts: Sequence[str],
+        name: Callable[[int], str],
+        read: Callable[[Any, Tensor], list[Row]],
+    ) -> list[Row]:
+        """Return the result of `read` for each text; equal texts are read once.
+
+        Args:
+            texts: Texts; longer ones than the model's context are truncated, with a warning.
+            name: Names the text at an index in warnings.
+            read: Returns a result per row of the model's output and of the attention mask.
+        """
+
+        def forward(rows: list[Ids]) -> list[Row]:
+            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
+            return read(self.model(input_ids=ids, attention_mask=mask), mask)
+
+        rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
+        return run_distinct(rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts")
