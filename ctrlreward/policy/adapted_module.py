@@ -16,7 +16,7 @@ from ctrlreward.lightning_package import LightningModule
 from ctrlreward.placement import reserve_core
 from ctrlreward.policy.chat import end_of_turn, model_texts
 from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy
-from ctrlreward.policy.optimizer import OptimizerConfig
+from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.progress import part
@@ -93,6 +93,14 @@ class AdaptedModuleMixin(LightningModule):
         if self.optimizer.gradient_checkpointing:
             checkpoint_gradients(model, policy)
         self.policy, self.tokenizer = policy, tokenizer
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW on all that is trained, with its learning-rate schedule.
+
+        Raises:
+            MisconfigurationException: The schedule needs a number of steps that is unknown.
+        """
+        return adamw(self, self.optimizer)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
         """Return the batch; text needs no device."""

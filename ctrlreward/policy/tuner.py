@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.completion import unclear_input
+from ctrlreward.functional.policy import explained_variance
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -32,7 +33,7 @@ from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.learner import Learner
 from ctrlreward.policy.model import LoRA, check_config, keep_start
 from ctrlreward.policy.objectives import Experience, Objective, check_sampling
-from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates, step_optimizer
+from ctrlreward.policy.optimizer import OptimizerConfig, step_optimizer
 from ctrlreward.policy.prompt_batches import Prompt, read_batch
 from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout
 from ctrlreward.policy.value import Critic, ValueHead
@@ -273,14 +274,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "would take for batches: use trainer.fit(tuner, DataLoader(prompts, batch_size=8))",
             )
 
-    def configure_optimizers(self) -> Any:
-        """Return AdamW on the adapter and the value head, with its learning-rate schedule.
-
-        Raises:
-            MisconfigurationException: The schedule needs a number of steps that is unknown.
-        """
-        return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
-
     def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
         """Sample completions, score them, and return the loss or update the policy.
 
@@ -428,6 +421,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 for rows in self.optimizer.minibatch_rows(len(experience.mask))
             ]
             terms = {name: torch.stack([t[name] for t in each]).mean() for name in each[0]}
-        if experience.estimates is not None:
-            terms["explained_variance"] = experience.estimates.explained_variance
+        if (made := experience.estimates) is not None:
+            explained = explained_variance(made.values, made.returns, made.mask)
+            terms["explained_variance"] = explained
         return terms

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.functional import advantages as formulas
-from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.keywords import CRITIC
 
@@ -93,11 +92,6 @@ class Estimates:
     def __getitem__(self, rows: Tensor) -> Estimates:
         """Select completions by row."""
         return Estimates(self.values[rows], self.returns[rows], self.mask[rows])
-
-    @property
-    def explained_variance(self) -> Tensor:
-        """Share of the returns' variance that the values explain, at most 1, a scalar."""
-        return losses.explained_variance(self.values, self.returns, self.mask)
 
 
 def estimate_advantages(
