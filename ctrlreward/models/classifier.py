@@ -68,8 +68,6 @@ class Classifier(FrozenModel):
     ) -> None:
         super().__init__(model, device, dtype, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)
-        if self.model.config.pad_token_id is None:  # decoders pool the last token before padding
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         """Return the softmax over the outputs, float64, shape (texts, labels).

@@ -46,6 +46,9 @@ class FrozenModel:
         self.name = model
         self.model = load_frozen(self.auto_class, model, device, dtype)
         self.tokenizer = load_tokenizer(model)
+        # Decoders with a classification head pool the last token before padding.
+        if getattr(self.model.config, "pad_token_id", None) is None:
+            self.model.config.pad_token_id = self.tokenizer.pad_token_id
         self.batch_tokens = token_budget(self.model, batch_tokens)
         self.max_tokens = max_tokens(self.tokenizer, self.model.config)
         self._prepare()

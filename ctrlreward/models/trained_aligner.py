@@ -88,8 +88,6 @@ class RegressionAligner(FrozenModel):
                 f"model = {self.name!r} has {self.model.config.num_labels} outputs: "
                 "give a regression model, which has 1"
             )
-        if self.model.config.pad_token_id is None:  # decoders pool the last token before padding
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield one span, the whole of a, and its value for each pair (a, b).

@@ -260,15 +260,8 @@ class Experience:
 
     def __getitem__(self, rows: Tensor) -> Experience:
         """Select completions by row."""
-        rollout, rows = self.rollout[rows], rows.to(self.mask.device)
-        return Experience(
-            rollout,
-            self.advantages[rows],
-            self.mask[rows],
-            self.reference[rows],
-            None if self.old is None else self.old[rows],
-            None if self.estimates is None else self.estimates[rows],
-        )
+        rows = rows.to(self.mask.device)
+        return Experience(**{n: v if v is None else v[rows] for n, v in vars(self).items()})
 
 
 def loss_weights(choices: Choices, experience: Experience, max_length: int) -> dict[str, Tensor]:

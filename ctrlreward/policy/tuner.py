@@ -306,10 +306,10 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             greedy = self._shape(pending.greedy, greedy_scored, baseline=True)
         experience = self.learner.experience(sampled.rollout, rewards, greedy, pending.output)
         terms = self._learn(experience)
-        self._log(sampled, of_all_ranks, rewards, terms, waited, time.perf_counter() - started)
+        self._log_step(sampled, of_all_ranks, rewards, terms, waited, time.perf_counter() - started)
         return terms["loss"]
 
-    def _log(
+    def _log_step(
         self,
         sampled: PendingRollout,
         of_all_ranks: RewardBatch,
