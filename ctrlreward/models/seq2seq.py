@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -130,24 +130,24 @@ class Seq2SeqInfiller(FrozenModel):
 
     def fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
         """Score the fillings of each masked text; equal texts are encoded once."""
-        indices: dict[Ids, list[int]] = {}
-        for i, ids in enumerate(sources):
-            indices.setdefault(ids, []).append(i)
-        distinct = list(indices)
-        merged = [[filling for i in rows for filling in fillings[i]] for rows in indices.values()]
-        states = [sum(len(filling.scored) for filling in group) for group in merged]
-        scored: list[list[TokenScores]] = []
-        for run in runs(range(len(distinct)), states, _STATES_PER_CALL):
-            scored += self._score([distinct[i] for i in run], [merged[i] for i in run])
-        results: dict[int, list[TokenScores]] = {}
-        for rows, scores in zip(indices.values(), scored, strict=True):
-            remaining = iter(scores)
-            results.update({i: [next(remaining) for _ in fillings[i]] for i in rows})
-        return [results[i] for i in range(len(sources))]
+        wanted: dict[Ids, dict[Filling, None]] = {}
+        for source, group in zip(sources, fillings, strict=True):
+            wanted.setdefault(source, {}).update(dict.fromkeys(group))
+        groups = list(wanted.items())
+        states = [sum(len(filling.scored) for filling in group) for _, group in groups]
+        scores: dict[tuple[Ids, Filling], TokenScores] = {}
+        for run in runs(range(len(groups)), states, _STATES_PER_CALL):
+            scores |= self._score([groups[i] for i in run])
+        return [
+            [scores[source, filling] for filling in group]
+            for source, group in zip(sources, fillings, strict=True)
+        ]
 
-    def _score(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
+    def _score(
+        self, groups: list[tuple[Ids, dict[Filling, None]]]
+    ) -> dict[tuple[Ids, Filling], TokenScores]:
         """Score the fillings of each source with one call of the output layer."""
-        rows = [_decoder_rows(group) for group in fillings]
+        rows = [_decoder_rows(fillings) for _, fillings in groups]
         sizes = [row.states for group in rows for row in group]
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
@@ -158,28 +158,25 @@ class Seq2SeqInfiller(FrozenModel):
         views = iter(states.split(sizes))
         kept = [[next(views) for _ in group] for group in rows]
         run_batched(
-            [len(source) for source in sources],
+            [len(source) for source, _ in groups],
             self.batch_tokens,
-            lambda batch: self._read([(sources[i], rows[i], kept[i]) for i in batch]),
-            f"{self.name}: {len(sources)} blanks",
+            lambda batch: self._read([(groups[i][0], rows[i], kept[i]) for i in batch]),
+            f"{self.name}: {len(groups)} blanks",
         )
-        keys: list[tuple[int, Filling]] = []
-        targets = []
-        first = 0
-        for k, group in enumerate(rows):
+        keys, targets, first = [], [], 0
+        for (source, _), group in zip(groups, rows, strict=True):
             for row in group:
                 for filling in row.fillings:
                     start = first + len(filling.given) - 1 - row.unused
                     predicting = range(start, start + len(filling.scored))
                     targets.append(Targets(predicting, filling.scored))
-                    keys.append((k, filling))
+                    keys.append((source, filling))
                 first += row.states
         scores = empty_scores([filling.scored for _, filling in keys])
         log_probs = target_log_probs(self.model, states, targets)
         for score, values in zip(scores, log_probs, strict=True):
             score.log_probs[:] = values
-        by_key = dict(zip(keys, scores, strict=True))
-        return [[by_key[k, filling] for filling in fills] for k, fills in enumerate(fillings)]
+        return dict(zip(keys, scores, strict=True))
 
     def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:
         """Run sources and their decoder rows; copy each row's predicting states to its view."""
@@ -229,10 +226,10 @@ class _DecoderRow(NamedTuple):
         return len(self.read) - self.unused
 
 
-def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:
+def _decoder_rows(fillings: Iterable[Filling]) -> list[_DecoderRow]:
     """Merge fillings into decoder rows: an input may be a prefix of another."""
     rows: list[_DecoderRow] = []
-    for filling in sorted(set(fillings), key=lambda f: -len(f.read)):
+    for filling in sorted(fillings, key=lambda f: -len(f.read)):
         for row in rows:
             if row.read[: len(filling.read)] == filling.read:
                 row.fillings.append(filling)

@@ -261,7 +261,8 @@ class Experience:
     def __getitem__(self, rows: Tensor) -> Experience:
         """Select completions by row."""
         rows = rows.to(self.mask.device)
-        return Experience(**{n: v if v is None else v[rows] for n, v in vars(self).items()})
+        parts: dict[str, Any] = {n: v if v is None else v[rows] for n, v in vars(self).items()}
+        return Experience(**parts)
 
 
 def loss_weights(choices: Choices, experience: Experience, max_length: int) -> dict[str, Tensor]:
