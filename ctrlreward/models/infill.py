@@ -141,14 +141,13 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
     except (TemplateError, ValueError) as error:
         begun, whole = "", f"({error})"
     start = "".join(map(mark, start_token(tokenizer)))
-    turn = whole.removeprefix(begun).removeprefix(
-        start
-    )  # the start token is added to every text anyway
+    # The start token is added to every text anyway.
+    turn = whole.removeprefix(begun).removeprefix(start)
     before, separator, after = turn.partition(slot)
     if not separator or slot in after or not begun or not whole.startswith(begun):
         log.warning(
-            "the chat template of %s does not render a user's text as a separate turn: %s",
-            *(tokenizer.name_or_path, whole),
+            f"the chat template of {tokenizer.name_or_path} does not render a user's text as a "
+            f"separate turn: {whole}"
         )
         return None
     return lambda left, right: f"{before}{right}{after}{left}"

@@ -147,12 +147,11 @@ def checkpoint_gradients(model: str, policy: PeftModel) -> None:
 
 _ALL_LINEAR = "all-linear"
 # Options of peft that are passed to it. All others have to be at their defaults.
-_HONOURED = {
-    *("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("rank_pattern", "alpha_pattern", "fan_in_fan_out", "task_type", "inference_mode"),
-    *("base_model_name_or_path", "peft_type", "peft_version", "auto_mapping"),
-}
+_HONOURED = set(
+    "r lora_alpha lora_dropout use_rslora use_dora init_lora_weights target_modules "
+    "exclude_modules layers_to_transform layers_pattern rank_pattern alpha_pattern fan_in_fan_out "
+    "task_type inference_mode base_model_name_or_path peft_type peft_version auto_mapping".split()
+)
 _INITIAL = (True, False, "gaussian", "orthogonal")
 _WEIGHTS = "adapter_model.safetensors"
 _START = "start"  # name of the frozen copy of the adapter that training starts from
