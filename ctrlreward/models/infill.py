@@ -46,11 +46,7 @@ def load_infiller(
 
     Encoder-decoders fill their pretrained mask token; decoder-only models are prompted.
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+    Arguments are those of `FrozenModel`.
     """
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)

@@ -40,19 +40,13 @@ Quantization: TypeAlias = Literal["nf4", "int8"]
 def load_base(
     model: str, dtype: str | None, quantization: Quantization | None, device: str
 ) -> PreTrainedModel:
-    """Load a causal or encoder-decoder language model, without dropout and with plain generation.
+    """Load the base model of `load_policy`, without dropout and with plain generation.
 
     Args:
-        model: Local folder, Hugging Face id or short name.
+        model: As in `load_policy`.
         dtype: As in `pick_dtype`; that of the computations if the weights are quantised.
         quantization: See `LoRA`.
-        device: Device that the model will run on, as in torch. Quantised weights are loaded to it,
-            others to the CPU.
-
-    Raises:
-        ValueError: An encoder-decoder does not define the token that its decoder starts with; or
-            see `load_weights`.
-        ImportError: bitsandbytes is needed and not installed.
+        device: As in `load_policy`.
     """
     torch_dtype = pick_dtype(dtype, device)
     config = _quantization_config(quantization, torch_dtype)

@@ -212,17 +212,14 @@ def _decode(
     """Return new tokens, inference tensor of shape (n, new); `padding` after an end token.
 
     Args:
-        model: As in `sample`.
+        model: As in `sample`, like `options` and `temperature`.
         ids: Distinct prompts, shape (prompts, length).
         attention: 1 where `ids` is not padding, shape (prompts, length).
         rows: Prompt of each of n rows.
-        options: Longest completion, and the truncation of the divided logits.
-        temperature: Divisor of the logits; 0 decodes greedily.
+        options: Longest completion and truncation.
+        temperature: 0 decodes greedily.
         end: Tokens that end a row.
         padding: Token after the end.
-
-    Raises:
-        RuntimeError: The model's logits are NaN or infinite.
     """
     truncate: Any = LogitsProcessorList()  # its types are those of `generate`
     if options.top_k:
