@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -109,6 +110,18 @@ class Generation:
                 raise ValueError(
                     f"generation.{name} = {given!r} is part of a chat: set generation.chat to True"
                 )
+
+    @cached_property
+    def truncate(self) -> Any:
+        """Function from ids, which it ignores, and logits to logits with -inf for what is cut."""
+        steps = LogitsProcessorList()
+        if self.top_k:
+            steps.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1:
+            steps.append(TopPLogitsWarper(self.top_p))
+        if self.min_p:
+            steps.append(MinPLogitsWarper(self.min_p))
+        return steps
 
 
 @dataclass(frozen=True)
@@ -221,13 +234,6 @@ def _decode(
         end: Tokens that end a row.
         padding: Token after the end.
     """
-    truncate: Any = LogitsProcessorList()  # its types are those of `generate`
-    if options.top_k:
-        truncate.append(TopKLogitsWarper(options.top_k))
-    if options.top_p < 1:
-        truncate.append(TopPLogitsWarper(options.top_p))
-    if options.min_p:
-        truncate.append(MinPLogitsWarper(options.min_p))
     row_of = torch.tensor(rows, device=ids.device)
     positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
     if has_encoder:
@@ -252,7 +258,9 @@ def _decode(
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
             (values,) = logits(states)
-            drawn = values.argmax(dim=-1) if temperature == 0 else draw(truncate(ids, values))
+            drawn = (
+                values.argmax(dim=-1) if temperature == 0 else draw(options.truncate(ids, values))
+            )
             tokens.append(drawn.masked_fill(done, padding))
             done = done | torch.isin(drawn, end)
             advance(token)
