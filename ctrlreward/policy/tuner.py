@@ -42,6 +42,7 @@ from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
 
+# Argument → class of its options, and other names of these.
 GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
     "objective": (Objective, keywords.OBJECTIVE),
     "generation": (Generation, keywords.GENERATION),
@@ -226,7 +227,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices
             for name, c in self.reward.components.items()
         }
-        kind, trainer = self.trainer.strategy.root_device.type, self.trainer
+        trainer, kind = self.trainer, self.trainer.strategy.root_device.type
         clash = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
         if clash is not None:
             raise misconfigured(self, clash)
