@@ -17,7 +17,7 @@ from side_by_side import compare, parse_options, print_header
 from ctrlreward import Samples
 from ctrlreward.policy import LoRA
 from ctrlreward.policy.model import load_policy
-from ctrlreward.policy.rollouts import sample
+from ctrlreward.policy.rollouts import Generation, sample
 from ctrlreward.recipes.controlled_generation import build_prompts
 from ctrlreward.weights.loading import load_tokenizer
 
@@ -41,6 +41,7 @@ def main() -> None:
     config = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
     given, data = config["model"]["init_args"], config["data"]["init_args"]
     tokens, temperature = (given["generation"][k] for k in ("max_completion_length", "temperature"))
+    sampling = Generation(max_completion_length=tokens, temperature=temperature)
     tokenizer = load_tokenizer(given["model"])
     policy = load_policy(
         given["model"], LoRA(given["lora"]["r"], dtype=options.dtype), "cpu"
@@ -54,7 +55,7 @@ def main() -> None:
     policy.get_output_embeddings().register_forward_pre_hook(lambda _, a: (a[0].contiguous(),))
 
     def ours(rows: list[str]) -> None:
-        sample(policy, tokenizer, rows, tokens, temperature)
+        sample(policy, tokenizer, rows, sampling)
 
     @torch.no_grad()
     def peer(rows: list[str]) -> None:

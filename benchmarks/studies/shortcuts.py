@@ -23,13 +23,13 @@ from unittest.mock import patch
 import numpy as np
 from step_phases import machine, phases
 
-from ctrlreward.policy import decoding
+from ctrlreward.policy import rollouts
 from ctrlreward.processor import onednn
 
 # Shortcut → context without it, and the phases that it takes part in.
 SHORTCUTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "packed weights": (
-        partial(patch.object, decoding, "packed_products", lambda *_: nullcontext(onednn.linear)),
+        partial(patch.object, rollouts, "packed_products", lambda *_: nullcontext(onednn.linear)),
         ("sampling",),
     ),
     # Only where MKL lacks AVX-512 kernels; models keep their layers, which then multiply plainly.

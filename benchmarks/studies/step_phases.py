@@ -63,8 +63,8 @@ def phases(dtype: str) -> dict[str, Callable[[], Any]]:
             tuner.learner.evaluate(rollout)
 
     def update() -> None:
-        weights = tuner.learner.weights(experience)
-        tuner.learner.terms(experience, weights, tuner.beta)["loss"].backward()
+        (terms,) = tuner.learner.terms(experience, tuner.beta)
+        terms["loss"].backward()
         tuner.zero_grad()
 
     return {

@@ -88,12 +88,13 @@ class EmbeddingAligner:
                 return_offsets_mapping=True,
                 return_special_tokens_mask=True,
             )
-        return [
-            _own_tokens(*row)
-            for row in zip(
-                embedded, encoded.offset_mapping, encoded.special_tokens_mask, strict=True
-            )
-        ]
+        tokens = []
+        for i, vectors in enumerate(embedded):
+            own = [j for j, added in enumerate(encoded.special_tokens_mask[i]) if not added]
+            offsets = encoded.offset_mapping[i]
+            spans = tuple((offsets[j][0], offsets[j][1]) for j in own)
+            tokens.append(_Tokens(spans, vectors[own]))
+        return tokens
 
 
 def group_shared_texts(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -106,11 +107,3 @@ def group_shared_texts(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]
 class _Tokens(NamedTuple):
     spans: Spans
     vectors: npt.NDArray[np.float32]
-
-
-def _own_tokens(
-    vectors: npt.NDArray[np.float32], offsets: list[tuple[int, int]], special: list[int]
-) -> _Tokens:
-    own = [place for place, added in enumerate(special) if not added]
-    spans = tuple((offsets[i][0], offsets[i][1]) for i in own)
-    return _Tokens(spans, vectors[own])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ctrlreward.engine.batching import pad_rows, run_batched, to_device, token_budget
+from ctrlreward.engine.batching import pad_rows, run_batched, to_device
 from ctrlreward.engine.output_layer import (
     check_output_layer,
     hidden_states,
@@ -24,9 +24,9 @@ from ctrlreward.engine.output_layer import (
     token_log_probs,
 )
 from ctrlreward.models.control_tokens import real_ids, text_reader
+from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import start_token, warn_truncated
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 
 class PrefixTree(NamedTuple):
@@ -85,27 +85,12 @@ def build_prefix_trees(sequences: Sequence[Sequence[int]], max_unshared: int) ->
 _MAX_UNSHARED = 512
 
 
-class CausalLM:
-    """Frozen decoder-only model that scores continuations.
+class CausalLM(FrozenModel):
+    """Frozen decoder-only model that scores continuations."""
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-    """
+    auto_class = AutoModelForCausalLM
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForCausalLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
+    def _prepare(self) -> None:
         check_output_layer(self.model)
         self._start = start_token(self.tokenizer)
         self._limit: int | None = getattr(self.model.config, "max_position_embeddings", None)

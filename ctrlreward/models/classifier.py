@@ -8,13 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
+from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.text_cnn import MODEL_TYPE, TextCNNClassifier, read_config
-from ctrlreward.models.tokenization import encode_texts, max_tokens
 from ctrlreward.samples import shortened
-from ctrlreward.weights.loading import load_config, load_frozen, load_tokenizer
+from ctrlreward.weights.loading import load_config
 
 Probabilities = npt.NDArray[np.float64]
 
@@ -31,7 +31,7 @@ class LabelProbabilities(Protocol):
         """Return float64 of shape (texts, labels); NaN for a text that cannot be classified."""
 
 
-class Classifier:
+class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
     Args:
@@ -56,6 +56,8 @@ class Classifier:
         array([1., 1.])
     """
 
+    auto_class = AutoModelForSequenceClassification
+
     def __init__(
         self,
         model: str,
@@ -64,14 +66,8 @@ class Classifier:
         batch_tokens: int | None = None,
         labels: Sequence[str] | None = None,
     ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForSequenceClassification, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
+        super().__init__(model, device, dtype, batch_tokens)
         self.labels = _labels(model, self.model.config, labels)
-        self.max_tokens = max_tokens(self.tokenizer, self.model.config)
-        if self.model.config.pad_token_id is None:  # decoders pool the last token before padding
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
         """Return the softmax over the outputs, float64, shape (texts, labels).
@@ -79,14 +75,10 @@ class Classifier:
         Texts longer than the model's context are truncated, with a warning.
         """
 
-        def forward(rows: list[Ids]) -> list[Probabilities]:
-            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
-            logits = self.model(input_ids=ids, attention_mask=mask).logits
-            return list(logits.cpu().double().softmax(dim=-1).numpy())
+        def softmax(output: Any, mask: Tensor) -> list[Probabilities]:
+            return list(output.logits.cpu().double().softmax(dim=-1).numpy())
 
-        rows = encode_texts(self.tokenizer, texts, self.max_tokens, lambda i: shortened(texts[i]))
-        description = f"{self.name}: {len(rows)} texts"
-        values = run_distinct(rows, self.batch_tokens, forward, description)
+        values = self.read_texts(texts, lambda i: shortened(texts[i]), softmax)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
 
 
@@ -97,16 +89,15 @@ def load_classifier(
 
     Args:
         model: Folder written by the text_cnn recipe, or a model that `Classifier` takes.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        device: As in `FrozenModel`, like the next two.
+        dtype: See `FrozenModel`.
+        batch_tokens: See `FrozenModel`.
 
     Raises:
         ValueError: The model cannot be loaded; see `Classifier` and `TextCNNClassifier`.
         OSError: The hub cannot be reached.
     """
-    config = Path(model).expanduser() / "config.json"
-    if config.is_file() and read_config(config).get("model_type") == MODEL_TYPE:
+    if _text_cnn_config(model) is not None:
         return TextCNNClassifier(model, device, dtype, batch_tokens)
     return Classifier(model, device, dtype, batch_tokens)
 
@@ -118,10 +109,16 @@ def classifier_labels(model: str) -> tuple[str, ...]:
         ValueError: The model is not a classifier.
         OSError: The hub cannot be reached.
     """
-    file = Path(model).expanduser() / "config.json"
-    if file.is_file() and (config := read_config(file)).get("model_type") == MODEL_TYPE:
+    if (config := _text_cnn_config(model)) is not None:
         return tuple(config["labels"])
     return _labels(model, load_config(model), None)
+
+
+def _text_cnn_config(model: str) -> dict[str, Any] | None:
+    """Return the configuration of a folder of the text_cnn recipe; None for another model."""
+    file = Path(model).expanduser() / "config.json"
+    config = read_config(file) if file.is_file() else {}
+    return config if config.get("model_type") == MODEL_TYPE else None
 
 
 def _labels(name: str, config: Any, given: Sequence[str] | None) -> tuple[str, ...]:

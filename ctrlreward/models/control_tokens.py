@@ -135,16 +135,12 @@ def rendered_chat(
     rest = re.sub(f"{_OPEN}{_DRAWN}:\\d+{_CLOSE}", "", text)
     given = "".join(turn["content"] for turn in messages)
     if any(part in rest and part not in given for part in (_OPEN, _DRAWN, _CLOSE)):
+        found = sorted({repr(match[0]) for match in literals.finditer(given)})
         raise ValueError(
             f"the chat template of {tokenizer.name_or_path} changes a message that has a control "
-            f"token: remove {' and '.join(_found(literals, messages))} from the message"
+            f"token: remove {' and '.join(found)} from the message"
         )
     return text
-
-
-def _found(literals: re.Pattern[str], messages: Sequence[Mapping[str, str]]) -> list[str]:
-    texts = [turn["content"] for turn in messages]
-    return sorted({repr(found[0]) for text in texts for found in literals.finditer(text)})
 
 
 class _Readers(NamedTuple):

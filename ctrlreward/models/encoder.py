@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +11,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
-from ctrlreward.models.tokenization import encode_texts, max_tokens
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.models.frozen import FrozenModel
 
 Vectors = npt.NDArray[np.float64]
-Row = TypeVar("Row")
 
 
 @runtime_checkable
@@ -34,29 +31,10 @@ class SentenceEncoder(Protocol):
         """
 
 
-class Encoder:
-    """Frozen encoder, read at its last layer.
+class Encoder(FrozenModel):
+    """Frozen encoder, read at its last layer."""
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-    """
-
-    def __init__(
-        self,
-        model: str = "minilm-l6",
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModel, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
-        self.width = int(self.model.config.hidden_size)
-        self.max_tokens = max_tokens(self.tokenizer, self.model.config)
+    auto_class = AutoModel
 
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
@@ -75,12 +53,15 @@ class Encoder:
             Float64, shape (texts, width); NaN for a text without tokens.
         """
 
-        def pool(hidden: Tensor, mask: Tensor) -> list[Vectors]:
+        def pool(output: Any, mask: Tensor) -> list[Vectors]:
+            hidden = output.last_hidden_state.float()
             weights = mask.unsqueeze(-1).to(hidden.dtype)
             means = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
             return list(normalize(means, dim=-1).cpu().double().numpy())
 
-        return np.array(self._run(texts, name, pool), dtype=np.float64).reshape(-1, self.width)
+        return np.array(self.read_texts(texts, name, pool), dtype=np.float64).reshape(
+            -1, self.model.config.hidden_size
+        )
 
     def token_embeddings(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
@@ -97,24 +78,8 @@ class Encoder:
             For each text float32, shape (tokens, width).
         """
 
-        def split(hidden: Tensor, mask: Tensor) -> list[npt.NDArray[np.float32]]:
-            values = hidden.cpu().numpy()
+        def split(output: Any, mask: Tensor) -> list[npt.NDArray[np.float32]]:
+            values = output.last_hidden_state.float().cpu().numpy()
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
-        return self._run(texts, name, split)
-
-    def _run(
-        self,
-        texts: Sequence[str],
-        name: Callable[[int], str],
-        read: Callable[[Tensor, Tensor], list[Row]],
-    ) -> list[Row]:
-        """Return the result of `read` on the last hidden states and the mask, for each text."""
-
-        def forward(rows: list[Ids]) -> list[Row]:
-            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
-            hidden = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-            return read(hidden.float(), mask)
-
-        rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
-        return run_distinct(rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts")
+        return self.read_texts(texts, name, split)

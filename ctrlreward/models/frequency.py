@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
@@ -101,7 +101,8 @@ class InverseFrequency:
             raise TypeError("sentences is a str: give an iterable of sentences")
         counts = np.zeros(len(tokenizer), dtype=np.int64)
         total = 0
-        for chunk in _chunks(sentences):
+        rest = iter(sentences)
+        while chunk := list(islice(rest, _CHUNK)):
             reader = text_reader(tokenizer, chunk)
             ids = reader(chunk, add_special_tokens=False, verbose=False)["input_ids"]
             for row in ids:
@@ -142,7 +143,9 @@ class InverseFrequency:
         # Decoding removes the marker of word starts, but not WordPiece's of continuations.
         words = [piece.strip().removeprefix("##") for piece in pieces]
         share = np.array([wordfreq.word_frequency(w, language) if w else 0.0 for w in words])
-        share[_special(tokenizer)] = 0.0
+        added = tokenizer.added_tokens_decoder
+        special = {*tokenizer.all_special_ids, *(i for i in added if added[i].special)}
+        share[sorted(special)] = 0.0
         return cls(log_inverse_frequency(share * _SENTENCES, _SENTENCES))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -173,14 +176,3 @@ class InverseFrequency:
             ids: Token ids of the sentence; without any the weight is 0.0.
         """
         return float(self.weights[np.asarray(ids, dtype=np.int64)].max(initial=0.0))
-
-
-def _chunks(sentences: Iterable[str]) -> Iterator[list[str]]:
-    rest = iter(sentences)
-    while chunk := list(islice(rest, _CHUNK)):
-        yield chunk
-
-
-def _special(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    added = tokenizer.added_tokens_decoder
-    return sorted({*tokenizer.all_special_ids, *(i for i in added if added[i].special)})

@@ -46,11 +46,7 @@ def load_infiller(
 
     Encoder-decoders fill their pretrained mask token; decoder-only models are prompted.
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+    Arguments are those of `FrozenModel`.
     """
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)
@@ -129,14 +125,13 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> str | None:
     except (TemplateError, ValueError) as error:
         begun, whole = "", f"({error})"
     start = "".join(map(mark, start_token(tokenizer)))
-    turn = whole.removeprefix(begun).removeprefix(
-        start
-    )  # the start token is added to every text anyway
+    # The start token is added to every text anyway.
+    turn = whole.removeprefix(begun).removeprefix(start)
     before, separator, after = turn.partition(slot)
     if not separator or slot in after or not begun or not whole.startswith(begun):
         log.warning(
-            "the chat template of %s does not render a user's text as a separate turn: %s",
-            *(tokenizer.name_or_path, whole),
+            f"the chat template of {tokenizer.name_or_path} does not render a user's text as a "
+            f"separate turn: {whole}"
         )
         return None
     before, after = (text.replace("{", "{{").replace("}", "}}") for text in (before, after))

@@ -90,22 +90,19 @@ def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], 
         encoded: Result of `encode_pairs`.
         limit: Longest input of the model in tokens.
     """
-    for consequence, indices in {
-        "a leaves no room for b and is truncated": [
-            i for i, pair in enumerate(encoded) if pair.dropped[0]
-        ],
-        "the end of b is dropped": [
-            i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]
-        ],
-    }.items():
+    cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
+    without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
+    for consequence, indices in (
+        ("a leaves no room for b and is truncated", cut),
+        ("the end of b is dropped", without_end),
+    ):
         if indices:
             first = encoded[indices[0]]
             a, b = (shortened(text) for text in pairs[indices[0]])
             others = f" (and {len(indices) - 1} more pairs)" if len(indices) > 1 else ""
             tokens = len(first.ids) + sum(first.dropped)
             log.warning(
-                "(%s, %s) has %d tokens and the model reads %d: %s%s",
-                *(a, b, tokens, limit, consequence, others),
+                f"({a}, {b}) has {tokens} tokens and the model reads {limit}: {consequence}{others}"
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched, token_budget
+from ctrlreward.engine.batching import Ids, pad_rows, run_batched
 from ctrlreward.engine.output_layer import check_output_layer, hidden_states, token_log_probs
 from ctrlreward.engine.sharing import Request, Requests
 from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
+from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.tasks import Blank, TokenScores
-from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_truncated
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
+from ctrlreward.models.tokenization import encode_texts, warn_truncated
 
 
 def conditional_log_probs(
@@ -37,8 +37,8 @@ def conditional_log_probs(
         targets: n texts by name, in the order of their sources.
     """
     start = model.model.config.decoder_start_token_id
-    fillings = _encode(model, targets, model.decoder_limit or model.source_limit)
-    rows = _encode(model, sources, model.source_limit)
+    fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
+    rows = _encode(model, sources, model.max_tokens)
     scored = model.fill(rows, [[Filling((start,), ids)] for ids in fillings])
     return [scores for (scores,) in scored]
 
@@ -74,36 +74,21 @@ class Filling(NamedTuple):
         return Filling(given, self.scored[: limit + 1 - len(given)])
 
 
-class Seq2SeqInfiller:
+class Seq2SeqInfiller(FrozenModel):
     """Infiller over an encoder-decoder that was pretrained to fill masks.
 
     Each distinct masked text is encoded once. Targets share a decoder row where the input of one is
     a prefix of another's: all one-token words are scored by a single decoder step.
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-
     Raises:
         ValueError: The mask of the model's family is unknown.
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.name = model
-        self.model = load_frozen(AutoModelForSeq2SeqLM, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
+    auto_class = AutoModelForSeq2SeqLM
+
+    def _prepare(self) -> None:
         check_output_layer(self.model)
         self._mask, self._filling = _family(self.model.config, self.tokenizer)
-        self.source_limit = max_tokens(self.tokenizer, self.model.config)
         # Positions of the decoder; T5 has no limit.
         self.decoder_limit: int | None = getattr(self.model.config, "max_position_embeddings", None)
 
@@ -126,7 +111,7 @@ class Seq2SeqInfiller:
         fillings = [[self._filling(blank, t) for t in blank.targets] for blank in blanks]
         lengths = [len(ids) for ids in sources]
         read = [len(filling.read) for group in fillings for filling in group]
-        warn_truncated("patterns", lengths, self.source_limit, "tokens farthest from the blank")
+        warn_truncated("patterns", lengths, self.max_tokens, "tokens farthest from the blank")
         warn_truncated("fillings", read, self.decoder_limit, "their last tokens", "decoder")
         return self.fill(
             [self._around_mask(tuple(ids), self._mask) for ids in sources],
@@ -135,32 +120,31 @@ class Seq2SeqInfiller:
 
     def _around_mask(self, ids: Ids, mask: int) -> Ids:
         """Truncate a masked text around its mask to the model's context."""
-        if len(ids) <= self.source_limit:
+        if len(ids) <= self.max_tokens:
             return ids
-        start = min(max(0, ids.index(mask) - self.source_limit // 2), len(ids) - self.source_limit)
-        return (*ids[start : start + self.source_limit - 1], ids[-1])
+        start = min(max(0, ids.index(mask) - self.max_tokens // 2), len(ids) - self.max_tokens)
+        return (*ids[start : start + self.max_tokens - 1], ids[-1])
 
     def fill(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
         """Score the fillings of each masked text; equal texts are encoded once."""
-        indices: dict[Ids, list[int]] = {}
-        for i, ids in enumerate(sources):
-            indices.setdefault(ids, []).append(i)
-        distinct = list(indices)
-        merged = [[filling for i in rows for filling in fillings[i]] for rows in indices.values()]
-        states = np.cumsum([sum(len(filling.scored) for filling in group) for group in merged])
-        scored: list[list[TokenScores]] = []
-        for _, group in groupby(range(len(distinct)), lambda i: states[i] // _STATES_PER_CALL):
-            run = list(group)
-            scored += self._score([distinct[i] for i in run], [merged[i] for i in run])
-        results: dict[int, list[TokenScores]] = {}
-        for rows, scores in zip(indices.values(), scored, strict=True):
-            remaining = iter(scores)
-            results.update({i: [next(remaining) for _ in fillings[i]] for i in rows})
-        return [results[i] for i in range(len(sources))]
+        wanted: dict[Ids, dict[Filling, None]] = {}
+        for source, group in zip(sources, fillings, strict=True):
+            wanted.setdefault(source, {}).update(dict.fromkeys(group))
+        groups = list(wanted.items())
+        ends = np.cumsum([sum(len(filling.scored) for filling in group) for _, group in groups])
+        scores: dict[tuple[Ids, Filling], TokenScores] = {}
+        for _, run in groupby(range(len(groups)), lambda i: ends[i] // _STATES_PER_CALL):
+            scores |= self._score([groups[i] for i in run])
+        return [
+            [scores[source, filling] for filling in group]
+            for source, group in zip(sources, fillings, strict=True)
+        ]
 
-    def _score(self, sources: list[Ids], fillings: list[list[Filling]]) -> list[list[TokenScores]]:
+    def _score(
+        self, groups: list[tuple[Ids, dict[Filling, None]]]
+    ) -> dict[tuple[Ids, Filling], TokenScores]:
         """Score the fillings of each source with one call of the output layer."""
-        rows = [_decoder_rows(group) for group in fillings]
+        rows = [_decoder_rows(fillings) for _, fillings in groups]
         sizes = [row.states for group in rows for row in group]
         # One allocation: small ones between the batches would fragment the heap.
         states = torch.empty(
@@ -171,28 +155,27 @@ class Seq2SeqInfiller:
         views = iter(states.split(sizes))
         kept = [[next(views) for _ in group] for group in rows]
         run_batched(
-            [len(source) for source in sources],
+            [len(source) for source, _ in groups],
             self.batch_tokens,
-            lambda batch: self._read([(sources[i], rows[i], kept[i]) for i in batch]),
-            f"{self.name}: {len(sources)} blanks",
+            lambda batch: self._read([(groups[i][0], rows[i], kept[i]) for i in batch]),
+            f"{self.name}: {len(groups)} blanks",
         )
-        keys: list[tuple[int, Filling]] = []
+        keys: list[tuple[Ids, Filling]] = []
         predicting: list[int] = []
         first = 0
-        for k, group in enumerate(rows):
+        for (source, _), group in zip(groups, rows, strict=True):
             for row in group:
                 for filling in row.fillings:
                     start = first + len(filling.given) - 1 - row.unused
                     predicting += range(start, start + len(filling.scored))
-                    keys.append((k, filling))
+                    keys.append((source, filling))
                 first += row.states
         scored = [token for _, filling in keys for token in filling.scored]
         tokens, places = torch.tensor([scored, predicting], dtype=torch.long)
         log_probs = token_log_probs(self.model, states, places, tokens)
         ends = np.cumsum([len(filling.scored) for _, filling in keys])[:-1]
         parts = (np.split(x, ends) for x in (tokens.numpy(), log_probs.cpu().double().numpy()))
-        by_key = dict(zip(keys, map(TokenScores, *parts), strict=True))
-        return [[by_key[k, filling] for filling in fills] for k, fills in enumerate(fillings)]
+        return dict(zip(keys, map(TokenScores, *parts), strict=True))
 
     def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:
         """Run sources and their decoder rows; copy each row's predicting states to its view."""
@@ -242,10 +225,10 @@ class _DecoderRow(NamedTuple):
         return len(self.read) - self.unused
 
 
-def _decoder_rows(fillings: Sequence[Filling]) -> list[_DecoderRow]:
+def _decoder_rows(fillings: Iterable[Filling]) -> list[_DecoderRow]:
     """Merge fillings into decoder rows: an input may be a prefix of another."""
     rows: list[_DecoderRow] = []
-    for filling in sorted(set(fillings), key=lambda f: -len(f.read)):
+    for filling in sorted(fillings, key=lambda f: -len(f.read)):
         for row in rows:
             if row.read[: len(filling.read)] == filling.read:
                 row.fillings.append(filling)

@@ -63,8 +63,8 @@ def encode_texts(
     if long:
         others = f" (and {len(long) - 1} more texts)" if len(long) > 1 else ""
         log.warning(
-            "%s has %d tokens and is truncated to the %d that the model reads%s",
-            *(name(long[0]), len(rows[long[0]]), limit, others),
+            f"{name(long[0])} has {len(rows[long[0]])} tokens and is truncated to the {limit} that "
+            f"the model reads{others}"
         )
         # The tokenizer puts the special tokens of a truncated text where they belong.
         truncated = reader([texts[i] for i in long], truncation=True, max_length=limit)

@@ -8,19 +8,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from ctrlreward.engine.batching import run_batched, token_budget, windows
+from ctrlreward.engine.batching import run_batched, windows
 from ctrlreward.models.aligner import TokenAlignment
+from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_truncated_pairs
-from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
 Values = npt.NDArray[np.float64]
 
@@ -28,7 +21,7 @@ Values = npt.NDArray[np.float64]
 ALIGNED = "aligned"
 
 
-class TokenAligner:
+class TokenAligner(FrozenModel):
     """Discriminative aligner: the probability that b supports each token of a.
 
     The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
@@ -37,28 +30,25 @@ class TokenAligner:
     released package has one per word, from the sum of its tokens' features, so that long words
     weigh no more than short ones.
 
-    Args:
-        model: Local folder or hub id of a token classifier with a label "aligned". Unnamed labels
-            are refused: "aligned" is the first of two in the paper's models, the second in others.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+    Its arguments are those of `FrozenModel`; the model is a token classifier with a label
+    "aligned". Unnamed labels are refused: "aligned" is the first of two in the paper's models, the
+    second in others.
 
     Raises:
         ValueError: The model has no trained head, or no label of that name.
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.model = load_frozen(AutoModelForTokenClassification, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
-        self._aligned = _aligned_label(model, self.model.config)
+    auto_class = AutoModelForTokenClassification
+
+    def _prepare(self) -> None:
+        labels = {int(i): str(label) for i, label in (self.model.config.id2label or {}).items()}
+        aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
+        if not aligned:
+            raise ValueError(
+                f"model = {self.name!r} has the labels {', '.join(labels.values())}: rename the "
+                f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json"
+            )
+        self._aligned = aligned[0]
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield the probabilities of the tokens of a for each pair (a, b).
@@ -72,11 +62,11 @@ class TokenAligner:
             values = logits.float().cpu().double().softmax(dim=-1)[..., self._aligned].numpy()
             return [row[list(pair.places)] for row, pair in zip(values, batch, strict=True)]
 
-        for pair, values in _run(self.model, self.tokenizer, self.batch_tokens, pairs, read):
+        for pair, values in _run(self, pairs, read):
             yield TokenAlignment(pair.spans, values if pair.has_b else np.full(len(values), np.nan))
 
 
-class RegressionAligner:
+class RegressionAligner(FrozenModel):
     """Regression aligner: one value for how well b supports the whole of a.
 
     The aligner R of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5. It estimates
@@ -84,33 +74,20 @@ class RegressionAligner:
     Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
     aligned tokens, 0 or more for their number.
 
-    Args:
-        model: Local folder or hub id of a sequence classifier with one output.
-        device: Where it runs.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+    Its arguments are those of `FrozenModel`; the model is a sequence classifier with one output.
 
     Raises:
         ValueError: The model has no trained head, or more outputs than one.
     """
 
-    def __init__(
-        self,
-        model: str,
-        device: str = "cpu",
-        dtype: str | None = None,
-        batch_tokens: int | None = None,
-    ) -> None:
-        self.model = load_frozen(AutoModelForSequenceClassification, model, device, dtype)
-        self.tokenizer = load_tokenizer(model)
-        self.batch_tokens = token_budget(self.model, batch_tokens)
+    auto_class = AutoModelForSequenceClassification
+
+    def _prepare(self) -> None:
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"model = {model!r} has {self.model.config.num_labels} outputs: "
+                f"model = {self.name!r} has {self.model.config.num_labels} outputs: "
                 "give a regression model, which has 1"
             )
-        if self.model.config.pad_token_id is None:  # decoders pool the last token before padding
-            self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield one span, the whole of a, and its value for each pair (a, b).
@@ -122,7 +99,7 @@ class RegressionAligner:
         def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
             return list(logits.float().cpu().double().numpy())
 
-        results = _run(self.model, self.tokenizer, self.batch_tokens, pairs, read)
+        results = _run(self, pairs, read)
         for (a, _), (pair, value) in zip(pairs, results, strict=True):
             if pair.places:
                 whole = value if pair.has_b else np.full(1, np.nan)
@@ -132,9 +109,7 @@ class RegressionAligner:
 
 
 def _run(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    batch_tokens: int,
+    aligner: FrozenModel,
     pairs: Sequence[Pair],
     read: Callable[[Tensor, list[EncodedPair]], list[Values]],
 ) -> Iterator[tuple[EncodedPair, Values]]:
@@ -142,29 +117,18 @@ def _run(
 
     def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
         chosen = [rows[i] for i in batch]
-        inputs = pad_pairs(chosen, tokenizer.pad_token_id or 0, model.device)
-        return read(model(**inputs).logits, chosen)
+        inputs = pad_pairs(chosen, aligner.tokenizer.pad_token_id or 0, aligner.model.device)
+        return read(aligner.model(**inputs).logits, chosen)
 
-    limit = max_tokens(tokenizer, model.config)
+    limit = aligner.max_tokens
     for window in windows([a + b for a, b in pairs]):
         chosen = [pairs[i] for i in window]
-        encoded = encode_pairs(tokenizer, chosen, limit)
+        encoded = encode_pairs(aligner.tokenizer, chosen, limit)
         warn_truncated_pairs(chosen, encoded, limit)
         values = run_batched(
             [len(pair.ids) for pair in encoded],
-            batch_tokens,
+            aligner.batch_tokens,
             partial(forward, encoded),
-            f"{model.name_or_path}: {len(chosen)} pairs",
+            f"{aligner.name}: {len(chosen)} pairs",
         )
         yield from zip(encoded, values, strict=True)
-
-
-def _aligned_label(name: str, config: PretrainedConfig) -> int:
-    labels = {int(place): str(label) for place, label in (config.id2label or {}).items()}
-    for place, label in labels.items():
-        if label.lower() == ALIGNED:
-            return place
-    raise ValueError(
-        f"model = {name!r} has the labels {', '.join(labels.values())}: rename the one for aligned "
-        f"tokens to {ALIGNED!r} in id2label of its config.json"
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from math import inf, isfinite
+from math import inf
 from os import PathLike
 from pathlib import Path
 
@@ -16,14 +16,18 @@ from ctrlreward.items import item_logger
 from ctrlreward.samples import shortened
 from ctrlreward.text.words import split_words_and_marks
 from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
-from ctrlreward.weights.vector_folder import (
-    StoredVectors,
-    holds_vectors,
-    read_vectors,
-    write_vectors,
-)
+from ctrlreward.weights.vector_folder import holds_vectors, read_vectors, write_vectors
 
 Matrix = npt.NDArray[np.float32]
+
+
+log = item_logger(__name__)
+
+Vectors = npt.NDArray[np.float64]
+Split = Callable[[str], Sequence[str]]
+
+# Length of a centred unit vector that is rounding alone.
+_ROUNDING = 1e-9
 
 
 class WordMatrix(Mapping[str, Matrix]):
@@ -34,64 +38,18 @@ class WordMatrix(Mapping[str, Matrix]):
         matrix: Their vectors, float32 of shape (words, width), finite.
     """
 
-    def __init__(self, words: Sequence[str], matrix: Matrix) -> None:
+    def __init__(self, words: Iterable[str], matrix: Matrix) -> None:
         self.matrix = matrix
-        self._row = {word: row for row, word in enumerate(words)}
-
-    @classmethod
-    def of(cls, vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
-        """Copy the vectors of a mapping.
-
-        Raises:
-            ValueError: There are no vectors, their widths differ, or one is not finite.
-        """
-        rows = {word: np.asarray(vector, dtype=np.float32) for word, vector in vectors.items()}
-        if not rows:
-            raise ValueError("vectors is empty: give at least one")
-        (width,) = next(iter(rows.values())).shape
-        for word, row in rows.items():
-            if row.shape != (width,):
-                raise ValueError(
-                    f"vectors[{word!r}] has shape {row.shape}, the first one ({width},): "
-                    "give vectors of the same width"
-                )
-            if not np.isfinite(row).all():
-                raise ValueError(f"vectors[{word!r}] has a value that is not finite")
-        return cls([*rows], np.stack([*rows.values()]))
-
-    @property
-    def width(self) -> int:
-        """Width of the vectors."""
-        return int(self.matrix.shape[1])
-
-    def rows(self, words: Sequence[str]) -> Matrix:
-        """Return the vectors of some words, a copy of shape (words, width)."""
-        return self.matrix[[self._row[word] for word in words]].reshape(-1, self.width)
+        self.row_of = {word: row for row, word in enumerate(words)}
 
     def __getitem__(self, word: str) -> Matrix:
-        """Return the vector of a word, shape (width,)."""
-        return self.matrix[self._row[word]]
-
-    def __contains__(self, word: object) -> bool:
-        """Return true for a word that has a vector."""
-        return word in self._row
+        return self.matrix[self.row_of[word]]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the words."""
-        return iter(self._row)
+        return iter(self.row_of)
 
     def __len__(self) -> int:
-        """Return the number of words."""
-        return len(self._row)
-
-
-log = item_logger(__name__)
-
-Vectors = npt.NDArray[np.float64]
-Split = Callable[[str], Sequence[str]]
-
-# Length of a centred unit vector that is rounding alone.
-_ROUNDING = 1e-9
+        return len(self.row_of)
 
 
 class WordVectors:
@@ -143,12 +101,23 @@ class WordVectors:
                 "{word: vector}, or read a file with WordVectors.from_file, or a name with "
                 "WordVectors.load"
             )
-        self.vectors = vectors if isinstance(vectors, WordMatrix) else WordMatrix.of(vectors)
-        self.width = self.vectors.width
+        self.vectors = vectors if isinstance(vectors, WordMatrix) else _matrix_of(vectors)
+        self.width = int(self.vectors.matrix.shape[1])
+        if idf is not None and not idf:
+            raise ValueError("idf is empty: give the weights of a corpus, or None")
         self.idf = idf or {}
-        self.unseen = _rarest(idf)
+        for word, weight in self.idf.items():
+            if not 0 <= weight < inf:
+                raise ValueError(f"idf[{word!r}] = {weight}: give finite weights of 0 or more")
+        self.unseen = max(self.idf.values(), default=1.0)
         self.split = split
-        self.centre = None if centre is None else _centre(centre, self.width)
+        self.centre = None if centre is None else np.asarray(centre, dtype=np.float64)
+        if self.centre is not None and (
+            self.centre.shape != (self.width,) or not np.isfinite(self.centre).all()
+        ):
+            raise ValueError(
+                f"centre has shape {self.centre.shape}: give {self.width} finite numbers"
+            )
 
     @classmethod
     def load(
@@ -180,13 +149,12 @@ class WordVectors:
                 f"has written, or {' or '.join(VECTOR_NAMES)}; read a text file with "
                 "WordVectors.from_file"
             )
-        stored = read_vectors(folder)
-        if idf is not None and stored.centre is not None:
+        words, matrix, own_idf, centre = read_vectors(folder)
+        if idf is not None and centre is not None:
             raise ValueError(
                 f"idf is given, but {name} is centred under its own: load the uncentred vectors"
             )
-        vectors = WordMatrix(stored.words, stored.matrix)
-        return cls(vectors, stored.idf if idf is None else idf, split, stored.centre)
+        return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split, centre)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write vectors, idf and centre as a folder that `load` and `Similarity` take by name.
@@ -199,11 +167,9 @@ class WordVectors:
         path = Path(folder).expanduser()
         if path.exists() and not holds_vectors(path) and (path.is_file() or [*path.iterdir()]):
             raise ValueError(f"folder = {str(folder)!r} holds something else: give a new one")
-        stored = StoredVectors(
-            list(self.vectors), self.vectors.matrix, self.idf or None, self.centre
-        )
         with whole_folder(path) as unfinished:
-            write_vectors(unfinished, stored)
+            matrix = self.vectors.matrix
+            write_vectors(unfinished, [*self.vectors], matrix, self.idf or None, self.centre)
 
     @classmethod
     def from_file(
@@ -229,10 +195,15 @@ class WordVectors:
             ValueError: A line is not a word and as many numbers as in the other lines, the number
                 of lines differs from the header, or none of `words` is in the file.
         """
-        vectors: dict[str, npt.NDArray[np.float32]] = {}
+        vectors: dict[str, Matrix] = {}
         for place, word, numbers in _entries(Path(path).expanduser()):
             if word not in vectors and (words is None or word in words):
-                vectors[word] = _parse(place, numbers)
+                try:
+                    vectors[word] = np.array(numbers, dtype=np.float32)
+                except ValueError as error:
+                    raise ValueError(f"{place}: {error}, expected finite numbers") from error
+                if not np.isfinite(vectors[word]).all():
+                    raise ValueError(f"{place} has {numbers}, expected finite numbers")
         if not vectors:
             raise ValueError(f"{path} has no vector for any of the words: give other words or None")
         return cls(vectors, idf, split)
@@ -292,9 +263,11 @@ class WordVectors:
 
     def _sum(self, text: str) -> Vectors:
         """Return Σ idf(w) · v(w) over the words of a text, shape (width,)."""
-        words = [word for word in self.split(text) if word in self.vectors]
+        row_of = self.vectors.row_of
+        words = [word for word in self.split(text) if word in row_of]
         weights = np.array([self.idf.get(word, self.unseen) for word in words])
-        return weights @ self.vectors.rows(words)
+        rows = self.vectors.matrix[[row_of[word] for word in words]]
+        return weights @ rows.reshape(-1, self.width)
 
 
 def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
@@ -303,11 +276,21 @@ def _unit(vector: Vectors, shortest: float = 0.0) -> Vectors | None:
     return vector / length if length > shortest else None
 
 
-def _centre(centre: npt.ArrayLike, width: int) -> Vectors:
-    vector = np.asarray(centre, dtype=np.float64)
-    if vector.shape != (width,) or not np.isfinite(vector).all():
-        raise ValueError(f"centre has shape {vector.shape}: give {width} finite numbers")
-    return vector
+def _matrix_of(vectors: Mapping[str, npt.ArrayLike]) -> WordMatrix:
+    """Copy the vectors of a mapping, after checking them."""
+    rows = {word: np.asarray(vector, dtype=np.float32) for word, vector in vectors.items()}
+    if not rows:
+        raise ValueError("vectors is empty: give at least one")
+    (width,) = next(iter(rows.values())).shape
+    for word, row in rows.items():
+        if row.shape != (width,):
+            raise ValueError(
+                f"vectors[{word!r}] has shape {row.shape}, the first one ({width},): "
+                "give vectors of the same width"
+            )
+        if not np.isfinite(row).all():
+            raise ValueError(f"vectors[{word!r}] has a value that is not finite")
+    return WordMatrix(rows, np.stack([*rows.values()]))
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
@@ -316,8 +299,10 @@ def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
     # matches no text and does no harm.
     with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
         first = file.readline()
-        announced, width = _shape(first)
-        count = 0
+        fields = first.rstrip(" \r\n").split(" ")
+        announced, width, count = None, max(1, len(fields) - 1), 0
+        if len(fields) == 2 and all(field.isdigit() for field in fields):  # a word2vec header
+            announced, width = int(fields[0]), int(fields[1])
         for line in chain([first] if announced is None else [], file):
             count += 1
             place = f"{path}:{count if announced is None else count + 1}"
@@ -331,34 +316,3 @@ def _entries(path: Path) -> Iterator[tuple[str, str, list[str]]]:
         raise ValueError(
             f"{path}:1 announces {announced} words, but {count} follow: download the file again"
         )
-
-
-def _shape(first: str) -> tuple[int | None, int]:
-    """Return the number of words in a word2vec header, else None, and the width of the vectors."""
-    fields = first.rstrip(" \r\n").split(" ")
-    if len(fields) == 2 and all(field.isdigit() for field in fields):
-        return int(fields[0]), int(fields[1])
-    return None, max(1, len(fields) - 1)
-
-
-def _parse(place: str, numbers: list[str]) -> npt.NDArray[np.float32]:
-    for number in numbers:
-        try:
-            finite = isfinite(float(number))
-        except ValueError:
-            finite = False
-        if not finite:
-            raise ValueError(f"{place} has {number!r}, expected a finite number")
-    return np.array(numbers, dtype=np.float32)
-
-
-def _rarest(idf: Mapping[str, float] | None) -> float:
-    """Return the weight of words without idf: the largest one."""
-    if idf is None:
-        return 1.0
-    for word, weight in idf.items():
-        if not 0 <= weight < inf:
-            raise ValueError(f"idf[{word!r}] = {weight}: give finite weights of 0 or more")
-    if not idf:
-        raise ValueError("idf is empty: give the weights of a corpus, or None")
-    return max(idf.values())

@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.lightning_package import LightningModule
 from ctrlreward.placement import reserve_core
-from ctrlreward.policy.chat import conversations, strings
-from ctrlreward.policy.model import LoRA, export_adapter
-from ctrlreward.policy.optimizer import OptimizerConfig
+from ctrlreward.policy.chat import end_of_turn, model_texts
+from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy
+from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompt_batches import Prompt
-from ctrlreward.policy.rollouts import Generation, Rollout, sample
+from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
 from ctrlreward.progress import part
 from ctrlreward.ranks import rank_and_ranks
+from ctrlreward.weights.loading import load_tokenizer
 
 _PROMPTS_PER_BATCH = 128  # in `complete`
 
@@ -28,8 +29,8 @@ _PROMPTS_PER_BATCH = 128  # in `complete`
 class AdaptedModuleMixin(LightningModule):
     """Language model with a LoRA adapter that completes prompts.
 
-    Checkpoints hold what is trained, without the frozen base weights. A subclass defines
-    `configure_model`, which sets `policy` and `tokenizer`, and the training.
+    Checkpoints hold what is trained, without the frozen base weights. A subclass defines the
+    training.
 
     The random numbers of a batch follow from the seed of the run (`seed_everything`, or
     `torch.manual_seed`; random without one), the rank, the epoch and the batch. The seed is in the
@@ -65,8 +66,41 @@ class AdaptedModuleMixin(LightningModule):
         self.lora = lora
         # A checkpoint has the adapter only; the base weights are loaded from `model`.
         self.strict_loading = False
+        self._training_device: torch.device | None = None
         self._seed = 0  # of the run
         self._resumed_seed: int | None = None
+
+    def setup(self, stage: str) -> None:
+        """Remember the device: `configure_model` runs before Lightning moves the module there."""
+        self._training_device = self.trainer.strategy.root_device
+
+    def configure_model(self) -> None:
+        """Load the base model with its adapter, and its tokenizer; only once.
+
+        Raises:
+            ValueError: An option does not fit the model; see `LoRA` and `Generation`.
+            ImportError: The base weights are to be quantised, without bitsandbytes.
+        """
+        if "policy" not in dict(self.named_children()):
+            self._load()
+
+    def _load(self) -> None:
+        model, options = self.base_model, self.generation
+        tokenizer = load_tokenizer(model)
+        turn = end_of_turn(tokenizer, options, model) if options.chat else []
+        policy = load_policy(model, self.lora, str(self._training_device or self.device))
+        add_end_tokens(policy, tokenizer, options.stop, turn)
+        if self.optimizer.gradient_checkpointing:
+            checkpoint_gradients(model, policy)
+        self.policy, self.tokenizer = policy, tokenizer
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW on all that is trained, with its learning-rate schedule.
+
+        Raises:
+            MisconfigurationException: The schedule needs a number of steps that is unknown.
+        """
+        return adamw(self, self.optimizer)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
         """Return the batch; text needs no device."""
@@ -109,7 +143,7 @@ class AdaptedModuleMixin(LightningModule):
     def export_adapter(self, folder: str | PathLike[str]) -> None:
         """Write the adapter in peft's format, for `PeftModel.from_pretrained`."""
         self.configure_model()
-        export_adapter(self.policy, str(folder))
+        self.policy.save_pretrained(str(folder), selected_adapters=["default"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Remove the frozen base model from the checkpoint, and add the seed of the run."""
@@ -126,14 +160,7 @@ class AdaptedModuleMixin(LightningModule):
     def _sample(self, prompts: Sequence[Prompt], temperature: float | None = None) -> Rollout:
         self.configure_model()
         self.policy.eval()  # no dropout; checkpointed layers would keep no key-value cache
-        options = self.generation
-        if options.chat:
-            texts = conversations(self.tokenizer, options, prompts)
-        else:
-            texts = strings(prompts)
-        temperature = options.temperature if temperature is None else temperature
+        texts = model_texts(self.tokenizer, self.generation, prompts)
         shares_cores = self.optimizer.overlap and self.device.type == "cpu"
-        length, truncation = options.max_completion_length, options.truncation
-        limits = (length, temperature, not options.chat, truncation)
         with reserve_core() if shares_cores else nullcontext():
-            return sample(self.policy, self.tokenizer, texts, *limits)
+            return sample(self.policy, self.tokenizer, texts, self.generation, temperature)

@@ -20,16 +20,29 @@ if TYPE_CHECKING:
 _ANSWER = "Answer"
 
 
-def conversations(
+def model_texts(
     tokenizer: PreTrainedTokenizerBase, options: Generation, prompts: Sequence[Prompt]
 ) -> list[str]:
     """Return the texts that the model reads for some prompts.
 
-    A string is one user message, after the system message if there is one; a conversation may have
-    its own system message. The template's start of an answer follows. The texts have the marks of
-    all control tokens (`rendered_chat`).
+    In a chat a string is one user message, after the system message if there is one; a conversation
+    may have its own system message. The template's start of an answer follows, and its control
+    tokens have marks (`rendered_chat`).
+
+    Raises:
+        ValueError: A prompt is a conversation, and there is no chat template to make a text of it.
     """
-    return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
+    if options.chat:
+        return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
+    texts = []
+    for i, prompt in enumerate(prompts):
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f"prompts[{i}] = {shortened(prompt)} is a conversation: set "
+                "generation=Generation(chat=True), with an instruction-tuned model"
+            )
+        texts.append(prompt)
+    return texts
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: str) -> list[int]:
@@ -75,23 +88,6 @@ def check_beginnings(prompts: Samples) -> None:
                 "beginning of the text that is scored: give Samples(texts=[''], prefixes=[''], "
                 "prompts=[...]), whose texts are the answers alone"
             )
-
-
-def strings(prompts: Sequence[Prompt]) -> list[str]:
-    """Return prompts that are no conversations, which only a chat template can turn into texts.
-
-    Raises:
-        ValueError: Names the first conversation.
-    """
-    texts = []
-    for i, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise ValueError(
-                f"prompts[{i}] = {shortened(prompt)} is a conversation: set "
-                "generation=Generation(chat=True), with an instruction-tuned model"
-            )
-        texts.append(prompt)
-    return texts
 
 
 def _messages(options: Generation, prompt: Prompt) -> Conversation:

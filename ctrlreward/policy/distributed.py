@@ -1,4 +1,4 @@
-"""Collectives of the training step: rewards, statistics and token counts over all ranks.
+"""Collectives of the training step: statistics and token counts over all ranks.
 
 Each rank samples, scores and learns from its own prompts, and gradients are averaged. Batch
 statistics are computed over the batches of all ranks here, so that two ranks learn the same as one
@@ -8,33 +8,10 @@ are local.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from ctrlreward.ranks import on_every_rank, rank_and_ranks
-from ctrlreward.reward import RewardBatch
-
-
-def gather_rewards(score: Callable[[], RewardBatch]) -> tuple[RewardBatch, RewardBatch]:
-    """Return the rewards of this rank's batch, and those of all ranks as one batch.
-
-    Args:
-        score: Returns this rank's rewards.
-
-    Raises:
-        Exception: The exception that `score` raised on this rank.
-        RuntimeError: `score` failed on another rank, or every sample of every rank failed.
-    """
-    batches = on_every_rank(score)
-    gathered = RewardBatch.concat(batches)
-    if gathered.failed.all():
-        raise RuntimeError(
-            f"all {len(gathered.total)} samples of this step got NaN as reward: there is nothing "
-            "to learn from; see the scorers' warnings for the reason"
-        )
-    return batches[rank_and_ranks()[0]], gathered
 
 
 def gather_values(values: Tensor) -> tuple[Tensor, slice]:

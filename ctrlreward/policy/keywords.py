@@ -1,7 +1,7 @@
 """Old keywords, and those of TRL and peft, with what to type in their place.
 
-A plain name stands for the argument of that name; anything else is written out. `assembly` puts the
-groups together for `PolicyTuner`.
+A plain name stands for the argument of that name; anything else is written out. `tuner` puts the
+groups together.
 """
 
 from __future__ import annotations

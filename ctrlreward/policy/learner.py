@@ -9,19 +9,19 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from ctrlreward.functional.policy import token_weights
-from ctrlreward.policy.distributed import share_of_mean
-from ctrlreward.policy.experience import Experience, PolicyOutput
+from ctrlreward.functional.policy import value_loss
+from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.model import reference_policy
 from ctrlreward.policy.objectives import (
+    Experience,
     Objective,
-    advantages_over_ranks,
+    completion_advantages,
     loss_terms,
     loss_weights,
 )
 from ctrlreward.policy.optimizer import OptimizerConfig
-from ctrlreward.policy.rollouts import Generation, Rollout, log_probs_from_states, states_before
-from ctrlreward.policy.value import Critic, ValueHead, add_value_loss, estimate_advantages
+from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout, policy_output
+from ctrlreward.policy.value import Critic, ValueHead, estimate_advantages
 
 
 @dataclass(frozen=True)
@@ -46,26 +46,17 @@ class Learner:
     optimizer: OptimizerConfig
     generation: Generation
 
-    def forward(self, rollout: Rollout) -> PolicyOutput:
-        """Compute log-probabilities and values in one forward pass, with gradients if enabled."""
-        states = states_before(self.policy, rollout)
-        values = None if self.value_head is None else self.value_head(states)
-        temperature = self.generation.temperature
-        return PolicyOutput(
-            log_probs_from_states(self.policy, states, rollout, temperature), values
-        )
-
     @torch.no_grad()
     def evaluate(self, rollout: Rollout) -> PolicyOutput:
-        """Compute the same without gradients and dropout, a microbatch at a time."""
+        """Compute log-probabilities and values without dropout, a microbatch at a time."""
         self.policy.eval()
-        batches = self.optimizer.microbatch_rows(len(rollout.completions))
-        outputs = [self.forward(rollout[rows]) for rows in batches]
-        values = [output.values for output in outputs if output.values is not None]
-        return PolicyOutput(
-            torch.cat([output.log_probs for output in outputs]),
-            torch.cat(values) if values else None,
-        )
+        n, temperature = len(rollout.completions), self.generation.temperature
+        outputs = [
+            policy_output(self.policy, rollout[rows], temperature, self.value_head)
+            for rows in torch.arange(n).split(self.optimizer.microbatch_size or n)
+        ]
+        log_probs, values = zip(*outputs, strict=True)
+        return PolicyOutput(torch.cat(log_probs), torch.cat(values) if self.value_head else None)
 
     def experience(
         self,
@@ -76,6 +67,8 @@ class Learner:
     ) -> Experience:
         """Compute advantages and everything else that stays fixed during the updates.
 
+        Baselines and deviations are those of the completions of all ranks.
+
         Args:
             rollout: n completions; those of one prompt are consecutive.
             rewards: NaN where a sample failed, shape (n,).
@@ -83,64 +76,54 @@ class Learner:
                 baseline.
             output: Output of the policy that sampled; None if it is the current policy.
         """
-        choices = self.objective.choices
+        choices, mask = self.objective.choices, rollout.mask
         with reference_policy(self.policy):
             reference = self.evaluate(rollout).log_probs
         if output is None and (self.optimizer.off_policy or self.value_head):
             output = self.evaluate(rollout)
-        device = rollout.mask.device
         estimates = None
         if output is None or output.values is None:
-            num_generations = self.generation.num_generations
-            advantages = advantages_over_ranks(choices, rewards, num_generations, greedy)
+            all_rewards, own = gather_values(rewards)
+            groups = torch.arange(len(all_rewards)) // self.generation.num_generations
+            all_greedy = None if greedy is None else gather_values(greedy)[0]
+            advantages = completion_advantages(choices, all_rewards, groups, all_greedy)[own]
         else:
             whiten = choices.scale == "batch"
             advantages, estimates = estimate_advantages(
-                self.critic, rewards.to(device), output.values, rollout.mask, whiten
+                self.critic, rewards.to(mask.device), output.values, mask, whiten
             )
-        mask = rollout.mask
         if self.objective.mask_truncated_completions:
             mask = mask * rollout.ended[:, None]
         old = output.log_probs if output is not None and self.optimizer.off_policy else None
-        return Experience(rollout, advantages.to(device), mask, reference, old, estimates)
+        return Experience(rollout, advantages.to(mask.device), mask, reference, old, estimates)
 
-    def weights(self, experience: Experience) -> dict[str, Tensor]:
-        """Compute the token weights of an update, each of shape (n, tokens).
+    def terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
+        """Yield the loss and the logged terms of each microbatch of an update.
 
-        Returns:
-            Those of `objectives.loss_weights`, and `"value"` with a value head.
-        """
-        share = share_of_mean(experience.mask.sum())
-        longest = self.generation.max_completion_length
-        weights = loss_weights(self.objective.choices, experience.mask, longest, share)
-        if experience.estimates is not None:
-            valued = experience.mask * experience.estimates.mask
-            weights["value"] = share_of_mean(valued.sum()) * token_weights(valued)
-        return weights
-
-    def terms(
-        self, experience: Experience, weights: dict[str, Tensor], beta: float
-    ) -> dict[str, Tensor]:
-        """Compute the loss and the logged terms of an update, or of one of its microbatches.
+        They sum to those of the update: weights of tokens are computed for the whole of it.
 
         Args:
-            experience: n completions.
-            weights: The rows of `weights` that belong to them.
+            experience: The update's completions.
             beta: Weight of the KL term.
 
-        Returns:
-            See `objectives.loss_terms`; with a value head also `value_loss`.
+        Yields:
+            See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
+            gradient reaches the adapter too, and `value_loss` is that loss without gradients.
         """
-        self.policy.train()  # the adapter's dropout, and gradient checkpointing
-        log_probs, values = self.forward(experience.rollout)
-        terms = loss_terms(self.objective.choices, log_probs, experience, weights, beta)
-        if values is None or experience.estimates is None:
-            return terms
-        return add_value_loss(self.critic, terms, values, experience.estimates, weights["value"])
-
-    def microbatch_terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
-        """Yield the `terms` of each microbatch of an update; they sum to those of the update."""
-        weights = self.weights(experience)
-        for rows in self.optimizer.microbatch_rows(len(experience)):
-            part = {name: weight[rows.to(weight.device)] for name, weight in weights.items()}
-            yield self.terms(experience[rows], part, beta)
+        choices, options, n = self.objective.choices, self.generation, len(experience.mask)
+        weights = loss_weights(choices, experience, options.max_completion_length)
+        for rows in torch.arange(n).split(self.optimizer.microbatch_size or n):
+            part = experience[rows]
+            of_part = {name: weight[rows.to(weight.device)] for name, weight in weights.items()}
+            self.policy.train()  # the adapter's dropout, and gradient checkpointing
+            log_probs, values = policy_output(
+                self.policy, part.rollout, options.temperature, self.value_head
+            )
+            terms = loss_terms(choices, log_probs, part, of_part, beta)
+            if values is not None and part.estimates is not None:
+                given = part.estimates
+                costs = value_loss(values, given.values, given.returns, self.critic.clip)
+                loss = (of_part["value"] * costs).sum()
+                terms["loss"] = terms["loss"] + self.critic.coef * loss
+                terms["value_loss"] = loss.detach()
+            yield terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, fields
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
@@ -39,19 +40,13 @@ Quantization: TypeAlias = Literal["nf4", "int8"]
 def load_base(
     model: str, dtype: str | None, quantization: Quantization | None, device: str
 ) -> PreTrainedModel:
-    """Load a causal or encoder-decoder language model, without dropout and with plain generation.
+    """Load the base model of `load_policy`, without dropout and with plain generation.
 
     Args:
-        model: Local folder, Hugging Face id or short name.
+        model: As in `load_policy`.
         dtype: As in `pick_dtype`; that of the computations if the weights are quantised.
         quantization: See `LoRA`.
-        device: Device that the model will run on, as in torch. Quantised weights are loaded to it,
-            others to the CPU.
-
-    Raises:
-        ValueError: An encoder-decoder does not define the token that its decoder starts with; or
-            see `load_weights`.
-        ImportError: bitsandbytes is needed and not installed.
+        device: As in `load_policy`.
     """
     torch_dtype = pick_dtype(dtype, device)
     config = _quantization_config(quantization, torch_dtype)
@@ -146,13 +141,13 @@ def checkpoint_gradients(model: str, policy: PeftModel) -> None:
 
 _ALL_LINEAR = "all-linear"
 # Options of peft that are passed to it. All others have to be at their defaults.
-_HONOURED = {
-    *("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern"),
-    *("rank_pattern", "alpha_pattern", "fan_in_fan_out", "task_type", "inference_mode"),
-    *("base_model_name_or_path", "peft_type", "peft_version", "auto_mapping"),
-}
+_HONOURED = set(
+    "r lora_alpha lora_dropout use_rslora use_dora init_lora_weights target_modules "
+    "exclude_modules layers_to_transform layers_pattern rank_pattern alpha_pattern fan_in_fan_out "
+    "task_type inference_mode base_model_name_or_path peft_type peft_version auto_mapping".split()
+)
 _INITIAL = (True, False, "gaussian", "orthogonal")
+_WEIGHTS = "adapter_model.safetensors"
 _START = "start"  # name of the frozen copy of the adapter that training starts from
 
 
@@ -266,16 +261,25 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
             model, or contradicts the other options.
         ImportError: bitsandbytes is needed and not installed.
     """
-    base_options = (None, None) if isinstance(lora, LoraConfig) else (lora.dtype, lora.quantization)
-    base = load_base(model, *base_options, device)
-    linear = _linear_layers(base)
+    options = LoRA() if isinstance(lora, LoraConfig) else lora
+    base = load_base(model, options.dtype, options.quantization, device)
+    # The product of the output layer is computed from its own weights (`engine.output_layer`), past
+    # any adapter.
+    output = base.get_output_embeddings()
+    linear = {
+        name
+        for name, layer in base.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not output
+    }
+    if options.adapter is not None:
+        folder = str(Path(options.adapter).expanduser())
+        return _continued(base, model, options, folder, linear).train()
     if isinstance(lora, LoraConfig):
         config = copy(lora)
-        if config.target_modules is not None:  # else peft chooses by the type of model
-            config.target_modules = _target_modules(_as_given(config.target_modules), linear)
+        if (targets := config.target_modules) is not None:  # else peft chooses by type of model
+            targets = targets if isinstance(targets, str) else sorted(targets)  # of a set
+            config.target_modules = _target_modules(targets, linear)
         config.inference_mode = False
-    elif lora.adapter is not None:
-        return _continued(base, model, lora, lora.adapter, linear).train()
     else:
         config = LoraConfig(
             r=lora.r or 16,
@@ -287,39 +291,25 @@ def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     # Lets plain peft find the base model of an exported adapter.
     config.base_model_name_or_path = resolve(model)
     policy = get_peft_model(base, config)
-    tuner: Any = policy.base_model
-    others = sorted(set(tuner.targeted_module_names) - set(linear))
-    if others:
+    if others := _adapted(policy) - linear:
         raise ValueError(
-            f"lora.target_modules = {lora.target_modules!r} adapts {', '.join(others)}: give "
-            "linear layers other than the output layer"
+            f"lora.target_modules = {lora.target_modules!r} adapts {', '.join(sorted(others))}: "
+            "give linear layers other than the output layer"
         )
     return policy.train()
 
 
-def _linear_layers(base: PreTrainedModel) -> list[str]:
-    """Return the full names of the linear layers, except the output layer.
-
-    The output layer's product is computed from its own weights (`engine.output_layer`), past any
-    adapter.
-    """
-    return [
-        name
-        for name, layer in base.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and layer is not base.get_output_embeddings()
-    ]
+def _adapted(policy: PeftModel) -> set[str]:
+    """Return the full names of the layers that an adapter changes."""
+    tuner: Any = policy.base_model
+    return set(tuner.targeted_module_names)
 
 
-def _as_given(modules: str | Collection[str]) -> str | list[str]:
-    """Return the targets of a configuration of peft, which makes a set of a list, in order."""
-    return modules if isinstance(modules, str) else sorted(modules)
-
-
-def _target_modules(targets: str | Sequence[str] | None, linear: Sequence[str]) -> str | list[str]:
+def _target_modules(targets: str | Sequence[str] | None, linear: Set[str]) -> str | list[str]:
     """Return the targets of an adapter as peft takes them, after checking each."""
     if targets is None or targets == _ALL_LINEAR:
         return _ALL_LINEAR
-    if isinstance(targets, str) and any(_is_full_match(targets, name) for name in linear):
+    if isinstance(targets, str) and _matching(targets, linear):
         return targets
     names = [targets] if isinstance(targets, str) else list(targets)
     known = sorted({name.rpartition(".")[2] for name in linear})
@@ -329,25 +319,20 @@ def _target_modules(targets: str | Sequence[str] | None, linear: Sequence[str]) 
     return names
 
 
-def _is_full_match(pattern: str, name: str) -> bool:
+def _matching(targets: str | list[str], linear: Set[str]) -> set[str]:
+    """Return the layers that peft adapts for some targets."""
+    config = LoraConfig(target_modules=targets)
     try:
-        return re.fullmatch(pattern, name) is not None
+        return {name for name in linear if check_target_module_exists(config, name)}
     except re.error as error:
         raise ValueError(
-            f"lora.target_modules = {pattern!r} is not a regular expression ({error}): give names "
+            f"lora.target_modules = {targets!r} is not a regular expression ({error}): give names "
             "of linear layers in a list, or a regular expression that matches full names"
         ) from error
 
 
-def _matching(targets: str | Sequence[str], linear: Sequence[str]) -> set[str]:
-    """Return the layers that peft adapts for some checked targets."""
-    if isinstance(targets, str):
-        return {name for name in linear if targets == _ALL_LINEAR or _is_full_match(targets, name)}
-    return {name for name in linear for t in targets if f".{name}".endswith(f".{t}")}
-
-
 def _continued(
-    base: PreTrainedModel, model: str, lora: LoRA, folder: str, linear: Sequence[str]
+    base: PreTrainedModel, model: str, lora: LoRA, folder: str, linear: Set[str]
 ) -> PeftModel:
     """Add a trained adapter, to be trained further."""
     config = _adapter_config(folder)
@@ -355,32 +340,43 @@ def _continued(
     config.base_model_name_or_path = resolve(model)
     try:
         policy = get_peft_model(base, config)
-        missing = _load_adapter(policy, folder, "default")
+        result: Any = set_peft_model_state_dict(policy, load_file(Path(folder, _WEIGHTS)))
     except (RuntimeError, ValueError) as error:  # other shapes, or other names of layers
         raise ValueError(f"{fits} does not fit model = {model!r}: {error}") from error
-    if missing:
-        raise ValueError(f"{fits} does not fit model = {model!r}: it differs in {missing[:3]}")
-    tuner: Any = policy.base_model
-    adapted = set(tuner.targeted_module_names)
-    if not adapted <= set(linear):
+    lost = [key for key in result.missing_keys if "lora_" in key]
+    if differing := [*lost, *result.unexpected_keys]:
+        raise ValueError(f"{fits} does not fit model = {model!r}: it differs in {differing[:3]}")
+    adapted = _adapted(policy)
+    if others := adapted - linear:
         raise ValueError(
-            f"{fits} adapts {', '.join(sorted(adapted - set(linear)))}: give one of linear layers "
-            "other than the output layer"
+            f"{fits} adapts {', '.join(sorted(others))}: give one of linear layers other than the "
+            "output layer"
         )
-    _check_agreement(lora, config, adapted, linear)
+    for name in ("r", "lora_alpha", "lora_dropout"):
+        given, value = getattr(lora, name), getattr(config, name)
+        if given is not None and given != value:
+            raise ValueError(
+                f"lora.{name} = {given}, but lora.adapter = {folder!r} has {value}: leave "
+                f"lora.{name} out"
+            )
+    if lora.target_modules is not None:
+        targets = _target_modules(lora.target_modules, linear)
+        if adapted != (set(linear) if targets == _ALL_LINEAR else _matching(targets, linear)):
+            raise ValueError(
+                f"lora.target_modules = {lora.target_modules!r}, but lora.adapter = {folder!r} "
+                f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
+            )
     return policy
 
 
 def _adapter_config(folder: str) -> LoraConfig:
-    path = Path(folder).expanduser()
-    needed = [path / "adapter_config.json", path / "adapter_model.safetensors"]
-    absent = [file.name for file in needed if not file.is_file()]
+    absent = [n for n in ("adapter_config.json", _WEIGHTS) if not Path(folder, n).is_file()]
     if absent:
         raise ValueError(
             f"lora.adapter = {folder!r} has no {' and no '.join(absent)}: give a folder written by "
             "PolicyTuner.export_adapter or by peft's save_pretrained, which has both"
         )
-    config = PeftConfig.from_pretrained(str(path))
+    config = PeftConfig.from_pretrained(folder)
     if not isinstance(config, LoraConfig):
         raise ValueError(f"lora.adapter = {folder!r} is of type {config.peft_type}: give a LoRA")
     if config.modules_to_save or config.bias != "none":
@@ -393,38 +389,9 @@ def _adapter_config(folder: str) -> LoraConfig:
     return config
 
 
-def _load_adapter(policy: PeftModel, folder: str, name: str) -> list[str]:
-    """Load the weights of an adapter; return the names that only model or file has."""
-    weights = load_file(Path(folder).expanduser() / "adapter_model.safetensors")
-    result: Any = set_peft_model_state_dict(policy, weights, adapter_name=name)
-    lost = [key for key in result.missing_keys if "lora_" in key and f".{name}" in key]
-    return [*lost, *result.unexpected_keys]
-
-
-def _check_agreement(
-    lora: LoRA, config: LoraConfig, adapted: set[str], linear: Sequence[str]
-) -> None:
-    """Raise if options of a new adapter differ from those of the trained one."""
-    for name in ("r", "lora_alpha", "lora_dropout"):
-        given, value = getattr(lora, name), getattr(config, name)
-        if given is not None and given != value:
-            raise ValueError(
-                f"lora.{name} = {given}, but lora.adapter = {lora.adapter!r} has {value}: leave "
-                f"lora.{name} out"
-            )
-    if lora.target_modules is None:
-        return
-    if adapted != _matching(_target_modules(lora.target_modules, linear), linear):
-        raise ValueError(
-            f"lora.target_modules = {lora.target_modules!r}, but lora.adapter = {lora.adapter!r} "
-            f"adapts {', '.join(sorted({n.rpartition('.')[2] for n in adapted}))}: leave it out"
-        )
-
-
 def keep_start(policy: PeftModel, folder: str) -> None:
     """Add a frozen copy of the trained adapter, the reference policy of `reference_policy`."""
-    policy.add_adapter(_START, policy.peft_config["default"])
-    _load_adapter(policy, folder, _START)
+    policy.load_adapter(str(Path(folder).expanduser()), _START, is_trainable=True)
     policy.set_adapter("default")  # which also freezes every other adapter
 
 
@@ -440,8 +407,3 @@ def reference_policy(policy: PeftModel) -> Iterator[None]:
         yield
     finally:
         policy.set_adapter("default")
-
-
-def export_adapter(policy: PeftModel, folder: str) -> None:
-    """Write the adapter that is trained in peft's format."""
-    policy.save_pretrained(folder, selected_adapters=["default"])

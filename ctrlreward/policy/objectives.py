@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
-import torch
 from torch import Tensor
 
 from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.functional import advantages as formulas
 from ctrlreward.functional import policy as losses
-from ctrlreward.policy.distributed import gather_values
-from ctrlreward.policy.experience import Experience
+from ctrlreward.policy.distributed import share_of_mean
 from ctrlreward.policy.keywords import OBJECTIVE
 from ctrlreward.policy.optimizer import OptimizerConfig
+from ctrlreward.policy.rollouts import Rollout
+from ctrlreward.policy.value import Estimates
 
 Algorithm = Literal[
     "grpo", "rloo", "reinforce", "dr_grpo", "dapo", "gspo", "reinforce++", "self_critical", "ppo"
@@ -186,7 +187,7 @@ class Objective:
                 one_of(f"objective.{name}", choice, names)
         _ = self.choices  # raises if they cannot be combined
 
-    @property
+    @cached_property
     def choices(self) -> Choices:
         """The algorithm's choices, with the given ones in their place."""
         given: dict[str, Any] = {name: getattr(self, name) for name in (*_NAMES, "clip")}
@@ -235,49 +236,63 @@ def completion_advantages(
     return centred / (_DEVIATIONS[choices.scale](rewards, groups) + _EPSILON)
 
 
-def advantages_over_ranks(
-    choices: Choices, rewards: Tensor, num_generations: int, greedy: Tensor | None
-) -> Tensor:
-    """Compute the advantages of this rank's completions with the statistics of all ranks.
+@dataclass(frozen=True)
+class Experience:
+    """Completions with everything that stays fixed while the policy is updated on them.
 
-    Args:
-        choices: Any baseline except `"value"`.
-        rewards: NaN where a sample failed, shape (n,); those of one prompt are consecutive.
-        num_generations: Completions per prompt.
-        greedy: Reward of each prompt's greedy completion, if that is the baseline.
-
-    Returns:
-        Shape (n,).
+    Attributes:
+        rollout: n completions.
+        advantages: Shape (n,), or (n, tokens) if each token has its own.
+        mask: 1 on the tokens to learn from, shape (n, tokens).
+        reference: Log-probabilities under the reference policy (`Objective.reference`), shape
+            (n, tokens).
+        old: Log-probabilities under the policy that sampled, shape (n, tokens); None if the only
+            update is made by that same policy.
+        estimates: Values at sampling and their targets; None without a value head.
     """
-    all_rewards, own = gather_values(rewards)
-    groups = torch.arange(len(all_rewards)) // num_generations
-    all_greedy = None if greedy is None else gather_values(greedy)[0]
-    return completion_advantages(choices, all_rewards, groups, all_greedy)[own]
+
+    rollout: Rollout
+    advantages: Tensor
+    mask: Tensor
+    reference: Tensor
+    old: Tensor | None
+    estimates: Estimates | None = None
+
+    def __getitem__(self, rows: Tensor) -> Experience:
+        """Select completions by row."""
+        rows = rows.to(self.mask.device)
+        parts: dict[str, Any] = {n: v if v is None else v[rows] for n, v in vars(self).items()}
+        return Experience(**parts)
 
 
-def loss_weights(
-    choices: Choices, mask: Tensor, max_length: int, share: float = 1.0
-) -> dict[str, Tensor]:
+def loss_weights(choices: Choices, experience: Experience, max_length: int) -> dict[str, Tensor]:
     """Compute the weight of each token of an update in the loss and in the logged means.
+
+    A collective if there are several ranks: means over tokens are over those of all ranks.
 
     Args:
         choices: Provides the aggregation.
-        mask: 1 on the tokens to learn from, shape (n, tokens).
+        experience: n completions.
         max_length: Longest possible completion, in tokens.
-        share: Factor of the weights that normalise by the number of tokens; see
-            `distributed.share_of_mean`.
 
     Returns:
-        `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, each (n, tokens).
+        `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there
+        are values to train, each (n, tokens).
     """
-    sequence, token = losses.sequence_weights(mask), share * losses.token_weights(mask)
+    mask = experience.mask
+    sequence = losses.sequence_weights(mask)
+    token = share_of_mean(mask.sum()) * losses.token_weights(mask)
     by_aggregation = {
         "sequence": sequence,
         "token": token,
         "constant": losses.constant_weights(mask, max_length),
         "sum": losses.constant_weights(mask, 1),
     }
-    return {"loss": by_aggregation[choices.aggregation], "sequence": sequence, "token": token}
+    weights = {"loss": by_aggregation[choices.aggregation], "sequence": sequence, "token": token}
+    if experience.estimates is not None:
+        valued = mask * experience.estimates.mask
+        weights["value"] = share_of_mean(valued.sum()) * losses.token_weights(valued)
+    return weights
 
 
 def loss_terms(

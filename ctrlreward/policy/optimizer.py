@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -85,12 +86,12 @@ class OptimizerConfig:
                 )
         one_of("optimizer.lr_scheduler_type", self.lr_scheduler_type, get_args(Schedule))
 
-    @property
+    @cached_property
     def per_rollout(self) -> int:
         """Number of updates per rollout."""
         return self.num_iterations * self.minibatches
 
-    @property
+    @cached_property
     def off_policy(self) -> bool:
         """True if the policy may change between sampling a rollout and an update on it."""
         return self.overlap or self.per_rollout > 1
@@ -121,28 +122,21 @@ class OptimizerConfig:
             rows = torch.randperm(completions) if shuffled else torch.arange(completions)
             yield from rows.tensor_split(self.minibatches)
 
-    def microbatch_rows(self, completions: int) -> tuple[Tensor, ...]:
-        """Return the rows of each backward pass's completions, in order."""
-        return torch.arange(completions).split(self.microbatch_size or completions)
 
+def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
+    """Return AdamW on a module's trainable parameters with its schedule, in Lightning's format.
 
-def adamw(
-    parameters: Iterable[torch.nn.Parameter], config: OptimizerConfig, steps: int | None
-) -> dict[str, Any]:
-    """Return AdamW on the trainable parameters with its schedule, in Lightning's format.
-
-    Args:
-        parameters: All parameters; frozen ones are skipped.
-        config: Learning rate, weight decay, warm-up and schedule.
-        steps: Number of updates of the whole training; None if the schedule is constant.
+    Raises:
+        MisconfigurationException: The schedule needs a number of steps that is unknown.
     """
-    trainable = [p for p in parameters if p.requires_grad]
+    steps = _number_of_updates(module, config)
+    trainable = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         trainable, lr=config.learning_rate, weight_decay=config.weight_decay
     )
     kind, warmup = config.lr_scheduler_type, config.warmup_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: rate(kind, step, warmup, steps or 0)
+        optimizer, lambda step: rate(kind, step, warmup, steps)
     )
     return {
         "optimizer": optimizer,
@@ -179,17 +173,14 @@ def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
     return 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
-def number_of_updates(module: LightningModule, config: OptimizerConfig) -> int | None:
+def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
     """Return the number of updates of the whole training, from the trainer's limits.
 
-    None for a constant schedule, which needs none. With `optimizer.overlap` one rollout fewer is
+    0 for a constant schedule, which needs none. With `optimizer.overlap` one rollout fewer is
     learned from.
-
-    Raises:
-        MisconfigurationException: The number of batches is unknown, and there is no `max_steps`.
     """
     if config.lr_scheduler_type.startswith("constant"):
-        return None
+        return 0
     trainer = module.trainer
     rollouts = trainer.estimated_stepping_batches  # does not know of several updates per rollout
     if not 0 <= rollouts < math.inf:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -96,45 +97,61 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
         yield linear
         return
     kept = _kept.setdefault(model, {}) if weights_in_all <= _MOST_KEPT else {}
-    weights, adapted = _weights(model), _adapted(model)
-    for layer, weight in weights.items():
-        layer.forward = _Packed(layer, weight, rows, layer in adapted, kept)
     output = model.get_output_embeddings()
-    packed_output = _Packed(output, lambda: output.weight, rows, output in adapted, kept)
+    packed_output = _Packed(output, None, output.forward, rows, kept)
+    adapters: dict[Any, Any] = {
+        layer.get_base_layer(): layer
+        for layer in model.modules()
+        if isinstance(layer, BaseTunerLayer)
+    }
+    packed: list[Any] = []
+    for name, layer in model.named_modules():
+        # Exact types: a subclass may compute something else.
+        if type(layer) is not nn.Linear or layer is output or ".lora_" in name:
+            continue
+        adapter = adapters.get(layer)
+        merged = (
+            type(adapter) is lora.Linear
+            and layer.weight.dtype == torch.float32
+            and not (adapter.merged or adapter.lora_variant or any(adapter.lora_bias.values()))
+        )
+        outer: Any = adapter if merged else layer
+        outer.forward = _Packed(layer, adapter, outer.forward, rows, kept, merged)
+        packed.append(outer)
     try:
         yield lambda hidden, weight, bias: packed_output(hidden)
     finally:
-        for layer in weights:
-            del layer.forward
+        for outer in packed:
+            del outer.forward
 
 
+@dataclass(eq=False)
 class _Packed:
     """Forward pass of a linear layer, by packed weights for one number of rows.
 
-    Args:
-        layer: The layer, whose own forward pass takes all other inputs.
-        weight: Returns the weights to pack.
-        rows: That number of rows.
-        adapted: Whether the layer has an adapter. peft merges it by changes of `weight.data`, which
+    Attributes:
+        layer: The layer.
+        adapter: Its adapter, if it has one. peft merges adapters by changes of `weight.data`, which
             leave no trace in the version of the weights.
+        plain: Forward pass of all other inputs: the layer's, or the adapter's if that is merged.
+        rows: That number of rows.
         kept: Products of earlier calls by layer, each with what it was packed from.
+        merged: Whether the adapter is merged into the packed weights.
     """
 
-    def __init__(
-        self, layer: Any, weight: Callable[[], Tensor], rows: int, adapted: bool, kept: _Kept
-    ) -> None:
-        self.layer = layer
-        self.adapted = adapted
-        self.kept = kept
-        self.plain: Callable[[Tensor], Tensor] = layer.forward
-        self.bias: Tensor | None = layer.bias
-        self.dtype: torch.dtype = layer.weight.dtype
-        self.weight = weight
-        self.rows = rows
-        self.product: Product | None = None
+    layer: Any
+    adapter: Any
+    plain: Callable[[Tensor], Tensor]
+    rows: int
+    kept: _Kept
+    merged: bool = False
+    product: Product | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        if hidden.numel() != self.rows * hidden.shape[-1] or hidden.dtype != self.dtype:
+        if (
+            hidden.numel() != self.rows * hidden.shape[-1]
+            or hidden.dtype != self.layer.weight.dtype
+        ):
             return self.plain(hidden)
         if self.product is None:
             self.product = self._pack()
@@ -142,70 +159,24 @@ class _Packed:
                 self.rows = 0  # never again
                 return self.plain(hidden)
         flat = hidden.reshape(self.rows, -1)
-        return self.product(flat, self.bias).view(*hidden.shape[:-1], -1)
+        return self.product(flat, self.layer.bias).view(*hidden.shape[:-1], -1)
 
     def _pack(self) -> Product | None:
-        weight = self.weight()
-        source = None if self.adapted else _source(weight, self.rows)
+        weight: Tensor = self.layer.weight
+        source: _Source | None = None  # tells frozen weights from changed ones; None: they learn
+        if self.adapter is None and not (weight.requires_grad or weight.is_inference()):
+            source = weight, weight.data_ptr(), weight._version, self.rows
         before, product = self.kept.pop(self.layer, (None, None))
         if source is None or before is None or before[0] is not weight or before[1:] != source[1:]:
             product = None  # first, so that the new one takes its memory
+            if self.merged and not self.adapter.disable_adapters:
+                # In one pass over the weights; peft's `get_delta_weight` and a sum take three.
+                for name in self.adapter.active_adapters:
+                    if name in self.adapter.lora_A:
+                        up, down = self.adapter.lora_B[name], self.adapter.lora_A[name]
+                        scale = self.adapter.scaling[name]
+                        weight = torch.addmm(weight, up.weight, down.weight, alpha=scale)
             product = pack(weight, self.rows)
         if product is not None:
             self.kept[self.layer] = source, product
         return product
-
-
-def _source(weight: Tensor, rows: int) -> _Source | None:
-    """Return what tells frozen weights from changed ones; None for weights that learn."""
-    if not isinstance(weight, nn.Parameter) or weight.requires_grad or weight.is_inference():
-        return None
-    return weight, weight.data_ptr(), weight._version, rows
-
-
-def _weights(model: nn.Module) -> dict[nn.Module, Callable[[], Tensor]]:
-    """Return the linear layers to pack, except the output layer, each with its weights."""
-    adapters = [layer for layer in model.modules() if type(layer) is lora.Linear]
-    merged = {layer.get_base_layer(): layer for layer in adapters if _can_merge(layer)}
-    small = {
-        part
-        for layer in adapters
-        for parts in (layer.lora_A, layer.lora_B)
-        for part in parts.values()
-    }
-    weights: dict[nn.Module, Callable[[], Tensor]] = {}
-    for layer in model.modules():  # exact types: a subclass may compute something else
-        if layer in merged:
-            weights[merged[layer]] = partial(_merged_weight, merged[layer])
-        elif type(layer) is nn.Linear and layer not in small:
-            weights[layer] = partial(getattr, layer, "weight")
-    weights.pop(model.get_output_embeddings(), None)  # type: ignore[operator]
-    return weights
-
-
-def _adapted(model: nn.Module) -> set[nn.Module]:
-    """Return the layers of adapters and the layers that they adapt."""
-    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
-    return {*layers, *(layer.get_base_layer() for layer in layers)}
-
-
-def _can_merge(layer: Any) -> bool:
-    """Return True for a plain LoRA layer on float32 weights."""
-    base = layer.get_base_layer()
-    plain = type(base) is nn.Linear and base.weight.dtype == torch.float32
-    return plain and not (layer.merged or layer.lora_variant or any(layer.lora_bias.values()))
-
-
-def _merged_weight(layer: Any) -> Tensor:
-    """Return the weights of a layer with its active adapters.
-
-    In one pass over the weights; peft's `get_delta_weight` and a sum take three.
-    """
-    weight: Tensor = layer.get_base_layer().weight
-    if layer.disable_adapters:
-        return weight
-    for name in layer.active_adapters:
-        if name in layer.lora_A:
-            low_rank = layer.lora_B[name].weight, layer.lora_A[name].weight
-            weight = torch.addmm(weight, *low_rank, alpha=layer.scaling[name])
-    return weight

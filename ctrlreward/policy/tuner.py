@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks.completion import unclear_input
+from ctrlreward.functional.policy import explained_variance
 from ctrlreward.lightning_package import (
     Callback,
     LightningModule,
@@ -24,22 +26,77 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.placement import shared_device
+from ctrlreward.policy import keywords
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.assembly import check_types, instead, load_with_tokenizer
 from ctrlreward.policy.chat import check_beginnings
-from ctrlreward.policy.distributed import gather_rewards, gather_values
-from ctrlreward.policy.experience import Experience, PendingExperience, PendingRollout
+from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.learner import Learner
-from ctrlreward.policy.model import LoRA
-from ctrlreward.policy.objectives import Objective, check_sampling
-from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates, step_optimizer
-from ctrlreward.policy.prompt_batches import read_batch
-from ctrlreward.policy.rollouts import Generation
+from ctrlreward.policy.model import LoRA, check_config, keep_start
+from ctrlreward.policy.objectives import Experience, Objective, check_sampling
+from ctrlreward.policy.optimizer import OptimizerConfig, step_optimizer
+from ctrlreward.policy.prompt_batches import Prompt, read_batch
+from ctrlreward.policy.rollouts import Generation, PolicyOutput, Rollout
 from ctrlreward.policy.value import Critic, ValueHead
-from ctrlreward.ranks import fail_together
+from ctrlreward.ranks import fail_together, on_every_rank, rank_and_ranks
 from ctrlreward.reward import Reward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import JSON_KEYS, Samples, shortened
 from ctrlreward.scorers.base import Scores
+
+# Argument → class of its options, and other names of these.
+GROUPS: dict[str, tuple[type[Any], dict[str, str]]] = {
+    "objective": (Objective, keywords.OBJECTIVE),
+    "generation": (Generation, keywords.GENERATION),
+    "optimizer": (OptimizerConfig, keywords.OPTIMIZER),
+    "critic": (Critic, keywords.CRITIC),
+    "lora": (LoRA, keywords.LORA),
+}
+
+
+def instead() -> dict[str, str]:
+    """Return what to type in place of options that are given to `PolicyTuner` without their group.
+
+    Example:
+        >>> instead()["num_generations"], instead()["kl_coef"]
+        ('generation=Generation(num_generations=...)', 'objective=Objective(beta=...)')
+    """
+    lines: dict[str, list[str]] = {}
+    for group, (kind, renamed) in GROUPS.items():
+        own = {field.name: field.name for field in fields(kind)}
+        for name, argument in (own | renamed).items():
+            argument = argument if "=" in argument else f"{argument}=..."
+            lines.setdefault(name, []).append(f"{group}={kind.__name__}({argument})")
+    return {name: " or ".join(each) for name, each in lines.items()} | keywords.TUNER
+
+
+class PendingRollout(NamedTuple):
+    """A rollout whose rewards may still be computing.
+
+    Attributes:
+        samples: The n texts, with all columns.
+        rollout: The completions' tokens.
+        wait_for_scores: Returns the rewards, or raises the scorer's exception.
+        seconds: Duration of sampling.
+    """
+
+    samples: Samples
+    rollout: Rollout
+    wait_for_scores: Callable[[], RewardBatch]
+    seconds: float
+
+
+class PendingExperience(NamedTuple):
+    """A step's experience before its rewards have arrived.
+
+    Attributes:
+        sampled: The completions to learn from.
+        greedy: The greedy completion of each prompt, if that is the baseline.
+        output: Outputs of the policy that sampled; None if the policy cannot change before the
+            rewards arrive.
+    """
+
+    sampled: PendingRollout
+    greedy: PendingRollout | None
+    output: PolicyOutput | None
 
 
 class _ReleaseMixin(Callback):
@@ -130,13 +187,15 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         critic: Critic = Critic(),
         lora: LoRA | LoraConfig = LoRA(),
     ) -> None:
-        check_types(
-            objective=objective,
-            generation=generation,
-            optimizer=optimizer,
-            critic=critic,
-            lora=lora,
-        )
+        given = (objective, generation, optimizer, critic, lora)
+        for (name, (kind, _)), value in zip(GROUPS.items(), given, strict=True):
+            if isinstance(value, LoraConfig) and kind is LoRA:
+                check_config(value)
+            elif not isinstance(value, kind):
+                raise TypeError(
+                    f"{name} = {shortened(value)} is a {type(value).__name__}: give "
+                    f"{kind.__name__}(...)"
+                )
         check_sampling(objective, generation.num_generations, optimizer)
         super().__init__(model, generation, optimizer, lora)
         self.reward = as_reward(reward)
@@ -148,7 +207,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         self.shape_rewards: Callable[[Samples, RewardBatch, Tensor, bool], Scores] | None = None
         self._ignored: set[str] = set()
         self._waiting: PendingExperience | None = None
-        self._training_device: torch.device | None = None  # of training
         self.learner: Learner  # set by configure_model, as the next one
         self.value_head: ValueHead | None = None
 
@@ -164,33 +222,32 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 several training devices.
         """
         check_strategy(self.trainer)
-        # configure_model runs before Lightning moves the module there.
-        self._training_device = self.trainer.strategy.root_device
+        super().setup(stage)
         devices = {
             f"{type(c.scorer).__name__}, of the reward's component {name!r},": c.scorer.devices
             for name, c in self.reward.components.items()
         }
-        placed = (self._training_device.type, self.trainer.device_ids, self.trainer.world_size)
-        clash = shared_device(devices, *placed)
+        trainer, kind = self.trainer, self.trainer.strategy.root_device.type
+        clash = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
         if clash is not None:
             raise misconfigured(self, clash)
 
-    def configure_model(self) -> None:
-        """Load the base model with its adapter and, if needed, a value head; only once.
-
-        Raises:
-            ValueError: An option does not fit the model; see `LoRA` and `Generation`.
-            ImportError: The base weights are to be quantised, without bitsandbytes.
-        """
-        if "policy" in dict(self.named_children()):
-            return
-        device = str(self._training_device or self.device)
-        groups = (self.objective, self.generation, self.optimizer, self.lora)
-        self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *groups)
+    def _load(self) -> None:
+        """Load the policy, the reference policy and, if needed, a value head."""
+        super()._load()
+        trained = None if isinstance(self.lora, LoraConfig) else self.lora.adapter
+        if trained is not None and self.objective.reference == "start":
+            keep_start(self.policy, trained)
         if self.objective.choices.baseline == "value":
             self.value_head = ValueHead(self.policy.get_output_embeddings().weight.shape[1])
-        options = (self.objective, self.critic, self.optimizer, self.generation)
-        self.learner = Learner(self.policy, self.value_head, *options)
+        self.learner = Learner(
+            self.policy,
+            self.value_head,
+            self.objective,
+            self.critic,
+            self.optimizer,
+            self.generation,
+        )
 
     def train_dataloader(self) -> Any:
         """Raise an error that says how to give prompts; a trainer's dataloader comes first.
@@ -218,14 +275,6 @@ class PolicyTunerMixin(AdaptedModuleMixin):
                 "would take for batches: use trainer.fit(tuner, DataLoader(prompts, batch_size=8))",
             )
 
-    def configure_optimizers(self) -> Any:
-        """Return AdamW on the adapter and the value head, with its learning-rate schedule.
-
-        Raises:
-            MisconfigurationException: The schedule needs a number of steps that is unknown.
-        """
-        return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
-
     def training_step(self, batch: object, batch_idx: int) -> Tensor | None:
         """Sample completions, score them, and return the loss or update the policy.
 
@@ -242,8 +291,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         if pending is None:
             return None
         sampled, wait_started = pending.sampled, time.perf_counter()
-        scored, all_scored = gather_rewards(sampled.wait_for_scores)
+        batches = on_every_rank(sampled.wait_for_scores)
         waited = time.perf_counter() - wait_started
+        of_all_ranks, scored = RewardBatch.concat(batches), batches[rank_and_ranks()[0]]
+        if of_all_ranks.failed.all():
+            raise RuntimeError(
+                f"all {len(of_all_ranks.total)} samples of this step got NaN as reward: there is "
+                "nothing to learn from; see the scorers' warnings for the reason"
+            )
         self.last_rollout = (sampled.samples, scored)
         rewards = self._shape(sampled, scored, baseline=False)
         greedy = None
@@ -252,9 +307,44 @@ class PolicyTunerMixin(AdaptedModuleMixin):
             greedy = self._shape(pending.greedy, greedy_scored, baseline=True)
         experience = self.learner.experience(sampled.rollout, rewards, greedy, pending.output)
         terms = self._learn(experience)
-        self._log_rewards(all_scored, rewards)
-        self._log_step(sampled, terms, waited, time.perf_counter() - started)
+        self._log_step(sampled, of_all_ranks, rewards, terms, waited, time.perf_counter() - started)
         return terms["loss"]
+
+    def _log_step(
+        self,
+        sampled: PendingRollout,
+        of_all_ranks: RewardBatch,
+        rewards: Tensor,
+        terms: Mapping[str, Tensor],
+        waited: float,
+        seconds: float,
+    ) -> None:
+        """Log the metrics of a step.
+
+        Args:
+            sampled: This rank's rollout.
+            of_all_ranks: Rewards of all ranks.
+            rewards: This rank's rewards that it learns from, shape (n,).
+            terms: Terms of the loss.
+            waited: Seconds that the step waited for the rewards.
+            seconds: Duration of the step.
+        """
+        values = {f"reward/{name}": value for name, value in of_all_ranks.statistics().items()}
+        if self.shape_rewards is not None:
+            shaped, _ = gather_values(rewards)
+            valid = shaped[~shaped.isnan()]
+            values["reward/shaped"] = float(valid.mean())
+            values["reward/shaped_std"] = float(valid.std(correction=0))
+        values |= {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
+        mask = sampled.rollout.mask
+        values["rollout/length"] = float(mask.sum(dim=1).mean())
+        values["rollout/truncated"] = 1 - float(sampled.rollout.ended.float().mean())
+        values["rollout/tokens_per_second"] = float(mask.sum()) / sampled.seconds
+        values["time/rollout_share"] = sampled.seconds / seconds
+        values["time/reward_share"] = waited / seconds
+        for name, value in values.items():
+            shown = name == "reward/total"
+            self.log(name, value, batch_size=len(rewards), prog_bar=shown, sync_dist=True)
 
     def on_fit_start(self) -> None:
         """Take the seed of the run, and load the scorers if they run beside training."""
@@ -273,35 +363,46 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _collect(self, batch: object) -> PendingExperience:
         """Sample completions of a batch and start scoring them."""
         self.configure_model()
-        seq2seq: bool = self.policy.config.is_encoder_decoder
-        read = read_batch(batch, answers=self.generation.chat or seq2seq)
+        options = self.generation
+        read = read_batch(batch, options.chat or self.policy.config.is_encoder_decoder)
         error = unclear_input(self, read.samples)
         if error:
             raise ValueError(error)
         prompts, inputs = read.samples.as_prompts(), read.inputs
-        if self.generation.chat:
+        if options.chat:
             check_beginnings(prompts)
-        self._say_ignored(read.ignored)
-        rows = [i for i in range(len(prompts)) for _ in range(self.generation.num_generations)]
-        start = partial(PendingRollout.start, reward=self.reward, overlap=self.optimizer.overlap)
-        sampled = start(prompts[rows], [inputs[row] for row in rows], self._sample)
+        if not self._ignored.issuperset(read.ignored):  # said once
+            self._ignored.update(read.ignored)
+            package_of(self).load("utilities.rank_zero_info")(
+                f"PolicyTuner ignores the columns {', '.join(read.ignored)} of the batches: "
+                f"rewards read {', '.join(JSON_KEYS.values())}"
+            )
+        rows = [i for i in range(len(prompts)) for _ in range(options.num_generations)]
+        sampled = self._start(prompts[rows], [inputs[row] for row in rows])
         greedy = None
         if self.objective.choices.baseline == "greedy":
-            greedy = start(prompts, inputs, partial(self._sample, temperature=0.0))
+            greedy = self._start(prompts, inputs, temperature=0.0)
         # With overlap the policy will have changed when the rewards arrive.
         output = self.learner.evaluate(sampled.rollout) if self.optimizer.overlap else None
         return PendingExperience(sampled, greedy, output)
 
-    def _say_ignored(self, names: tuple[str, ...]) -> None:
-        """Say once which columns of the batches nothing reads."""
-        if set(names) <= self._ignored:
-            return
-        self._ignored.update(names)
-        inform = package_of(self).load("utilities.rank_zero_info")
-        inform(
-            f"PolicyTuner ignores the columns {', '.join(names)} of the batches: rewards read "
-            f"{', '.join(JSON_KEYS.values())}"
-        )
+    def _start(
+        self, prompts: Samples, inputs: Sequence[Prompt], temperature: float | None = None
+    ) -> PendingRollout:
+        """Sample a completion of each prompt; with overlap, let the worker score it now.
+
+        Args:
+            prompts: n samples with prompts.
+            inputs: The n prompts as the policy reads them.
+            temperature: As in `rollouts.sample`.
+        """
+        started = time.perf_counter()
+        rollout = self._sample(inputs, temperature)
+        seconds = time.perf_counter() - started
+        samples, reward = prompts.completed(rollout.completions), self.reward
+        overlap = self.optimizer.overlap
+        score = reward.submit(samples).result if overlap else partial(reward, samples)
+        return PendingRollout(samples, rollout, score, seconds)
 
     def _shape(self, pending: PendingRollout, scored: RewardBatch, baseline: bool) -> Tensor:
         total = scored.total
@@ -314,34 +415,14 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         """Make all updates, or compute the loss for Lightning's; return the terms to log."""
         learner, beta, clip = self.learner, self.beta, self.optimizer.max_grad_norm
         if self.automatic_optimization:
-            terms = learner.terms(experience, learner.weights(experience), beta)
+            (terms,) = learner.terms(experience, beta)
         else:
             each = [
-                step_optimizer(self, learner.microbatch_terms(experience[rows], beta), clip)
-                for rows in self.optimizer.minibatch_rows(len(experience))
+                step_optimizer(self, learner.terms(experience[rows], beta), clip)
+                for rows in self.optimizer.minibatch_rows(len(experience.mask))
             ]
             terms = {name: torch.stack([t[name] for t in each]).mean() for name in each[0]}
-        if experience.estimates is not None:
-            terms["explained_variance"] = experience.estimates.explained_variance
+        if (made := experience.estimates) is not None:
+            explained = explained_variance(made.values, made.returns, made.mask)
+            terms["explained_variance"] = explained
         return terms
-
-    def _log_rewards(self, scored: RewardBatch, rewards: Tensor) -> None:
-        """Log the rewards of all ranks and, if they are shaped, the rewards learned from."""
-        values = {f"reward/{name}": value for name, value in scored.statistics().items()}
-        if self.shape_rewards is not None:
-            shaped, _ = gather_values(rewards)
-            valid = shaped[~shaped.isnan()]
-            values["reward/shaped"] = float(valid.mean())
-            values["reward/shaped_std"] = float(valid.std(correction=0))
-        self._log_all(values, len(rewards))
-
-    def _log_step(
-        self, pending: PendingRollout, terms: Mapping[str, Tensor], waited: float, seconds: float
-    ) -> None:
-        values = {f"policy/{name}": float(value.detach()) for name, value in terms.items()}
-        self._log_all(values | pending.metrics(waited, seconds), len(pending.samples))
-
-    def _log_all(self, values: Mapping[str, float], batch_size: int) -> None:
-        for name, value in values.items():
-            shown = name == "reward/total"
-            self.log(name, value, batch_size=batch_size, prog_bar=shown, sync_dist=True)

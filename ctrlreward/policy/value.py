@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.functional import advantages as formulas
-from ctrlreward.functional import policy as losses
 from ctrlreward.policy.distributed import gather_values
 from ctrlreward.policy.keywords import CRITIC
 
@@ -94,11 +93,6 @@ class Estimates:
         """Select completions by row."""
         return Estimates(self.values[rows], self.returns[rows], self.mask[rows])
 
-    @property
-    def explained_variance(self) -> Tensor:
-        """Share of the returns' variance that the values explain, at most 1, a scalar."""
-        return losses.explained_variance(self.values, self.returns, self.mask)
-
 
 def estimate_advantages(
     critic: Critic, rewards: Tensor, values: Tensor, mask: Tensor, whiten: bool
@@ -127,24 +121,3 @@ def estimate_advantages(
         all_ranks, _ = gather_values(advantages[valid.bool()])
         advantages = formulas.whitened(advantages, valid, all_ranks)
     return advantages, estimates
-
-
-def add_value_loss(
-    critic: Critic,
-    terms: dict[str, Tensor],
-    values: Tensor,
-    estimates: Estimates,
-    weights: Tensor,
-) -> dict[str, Tensor]:
-    """Add the value loss to `loss`, and report it as `value_loss`, without gradients.
-
-    Args:
-        critic: Provides the loss weight and the clip.
-        terms: Terms of the policy loss, from `objectives.loss_terms`.
-        values: Current predictions, with gradients, shape (n, tokens).
-        estimates: Values at sampling and returns of the same tokens.
-        weights: Weight of each token, shape (n, tokens).
-    """
-    costs = losses.value_loss(values, estimates.values, estimates.returns, critic.clip)
-    loss = (weights * costs).sum()
-    return {**terms, "loss": terms["loss"] + critic.coef * loss, "value_loss": loss.detach()}

@@ -12,13 +12,6 @@ from ctrlreward.processor.onednn import cpu_flags
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "float64", "fastest"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
-_DTYPES = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
-
 # CPU flags of instructions that multiply bfloat16, on x86 and ARM.
 _BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
 
@@ -58,4 +51,5 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
         return torch.bfloat16 if native else torch.float16
     if dtype is None:
         return torch.float32
-    return _DTYPES[one_of("dtype", dtype, DTYPES)]
+    picked: torch.dtype = getattr(torch, one_of("dtype", dtype, DTYPES))
+    return picked

@@ -24,17 +24,12 @@ def convert_once(file: Path) -> Path:
     Raises:
         ImportError: The package gguf is not installed.
     """
-    require_package(str(file))
+    import_extra("gguf", f"model = {str(file)!r} is a GGUF file, which")
     stat = file.stat()
     # Size and time instead of a checksum, which would read gigabytes at every start.
     identity = f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
     key = f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
     return build_once(key, lambda folder: convert(file.resolve(), folder))
-
-
-def require_package(model: str) -> None:
-    """Raise an ImportError that names the model unless the package gguf is installed."""
-    import_extra("gguf", f"model = {model!r} is a GGUF file, which")
 
 
 def convert(file: Path, folder: Path) -> None:

@@ -83,7 +83,7 @@ def load_config(model: str) -> PretrainedConfig:
         OSError: The hub cannot be reached.
     """
     location = resolve(model)
-    with _hub_errors(model, location):
+    with _hub(model, location):
         return AutoConfig.from_pretrained(location, trust_remote_code=False)
 
 
@@ -102,7 +102,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
     folder = Path(model).expanduser()
     plain = folder.is_dir() and not any(folder.glob("*.gguf"))
     location = str(folder) if plain else resolve(model)
-    with _hub_errors(model, location):
+    with _hub(model, location):
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -160,7 +160,7 @@ def load_weights(
     """
     _check_kind(auto_class, model, config)
     location = resolve(model)
-    with _hub_errors(model, location), _quiet_loading(location):
+    with _hub(model, location), _quiet_loading(location):
         loaded, report = auto_class.from_pretrained(
             location,
             config=config,
@@ -200,30 +200,14 @@ def _check_kind(auto_class: AutoClass, model: str, config: PretrainedConfig) -> 
 
 
 @contextlib.contextmanager
-def _hub_errors(model: str, location: str) -> Iterator[None]:
-    """Turn a failure to reach the hub into an error that names the model and the alternatives."""
-    try:
-        with contextlib.nullcontext() if Path(location).exists() else _offline_if_unreachable():
-            yield
-    except OSError as error:
-        if Path(location).is_dir():
-            raise
-        hint = did_you_mean(model, [*SHORT_NAMES, *VECTOR_NAMES])
-        raise OSError(
-            f"model = {model!r} could not be loaded as a Hugging Face id "
-            f"({str(error).splitlines()[0]}): give a local folder, or one of the built-in names "
-            f"{', '.join(SHORT_NAMES)}{hint}"
-        ) from error
-
-
-@contextlib.contextmanager
-def _offline_if_unreachable() -> Iterator[None]:
+def _hub(model: str, location: str) -> Iterator[None]:
     """Take cached files where the hub can't be reached, instead of asking six times for each.
 
-    A machine that reaches the hub through a proxy, or slowly, is not offline.
+    A machine that reaches the hub through a proxy, or slowly, is not offline. If a model can't be
+    loaded, the error names it and the alternatives.
     """
     hub = urlsplit(constants.ENDPOINT)
-    if not _OFFLINE and not getproxies():
+    if not (Path(location).exists() or _OFFLINE or getproxies()):
         try:
             port = hub.port or {"http": 80}.get(hub.scheme, 443)
             socket.create_connection((hub.hostname or "", port), timeout=3).close()
@@ -233,6 +217,15 @@ def _offline_if_unreachable() -> Iterator[None]:
             constants.HF_HUB_OFFLINE = True
     try:
         yield
+    except OSError as error:
+        if Path(location).is_dir():
+            raise
+        hint = did_you_mean(model, [*SHORT_NAMES, *VECTOR_NAMES])
+        raise OSError(
+            f"model = {model!r} could not be loaded as a Hugging Face id "
+            f"({str(error).splitlines()[0]}): give a local folder, or one of the built-in names "
+            f"{', '.join(SHORT_NAMES)}{hint}"
+        ) from error
     finally:
         constants.HF_HUB_OFFLINE = _OFFLINE
 

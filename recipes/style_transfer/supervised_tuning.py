@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -15,10 +14,8 @@ from torch import Tensor
 
 from ctrlreward.files import whole_folder
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
-from ctrlreward.policy.assembly import load_with_tokenizer
 from ctrlreward.policy.model import LoRA
-from ctrlreward.policy.objectives import Objective
-from ctrlreward.policy.optimizer import OptimizerConfig, adamw, number_of_updates
+from ctrlreward.policy.optimizer import OptimizerConfig
 from ctrlreward.policy.rollouts import Generation, given, log_probs
 from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
 from ctrlreward.recipes.trained_first import TrainedFirst
@@ -52,18 +49,6 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
     ) -> None:
         super().__init__(model, generation, optimizer, lora)
         self.folder = Path(folder).expanduser()
-
-    def configure_model(self) -> None:
-        """Load the base model with its adapter; only once."""
-        if "policy" in dict(self.named_children()):
-            return
-        options = (Objective(), self.generation, self.optimizer, self.lora)
-        device = str(self.device)
-        self.policy, self.tokenizer = load_with_tokenizer(self.base_model, device, *options)
-
-    def configure_optimizers(self) -> Any:
-        """Return AdamW on the adapter, with its learning-rate schedule."""
-        return adamw(self.parameters(), self.optimizer, number_of_updates(self, self.optimizer))
 
     def training_step(self, batch: Samples, batch_idx: int) -> Tensor:
         """Return the mean negative log-probability of the completions' tokens."""

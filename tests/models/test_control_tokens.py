@@ -160,7 +160,7 @@ def test_a_mask_in_a_text_is_not_the_blank(tiny_t5: str, tiny_bart: str, pegasus
     """The blank is kept where the text is truncated, and three texts have three scores."""
     for folder, token in ((tiny_t5, "<extra_id_0>"), (tiny_bart, "<mask>"), (pegasus, "<mask_1>")):
         infiller = Seq2SeqInfiller(folder)
-        infiller.source_limit = 30
+        infiller.max_tokens = 30
         scores, kept = [], []
         fill = infiller.fill
 

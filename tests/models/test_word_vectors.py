@@ -245,8 +245,11 @@ def test_a_file_goes_round(
     [
         (["the 1 2", "food 3"], "vectors.txt:2 = 'food 3\\n': expected a word and 2 numbers"),
         (["2 2", "the 1 2", ""], "vectors.txt:3 = '\\n': expected a word and 2 numbers"),
-        (["the 1 2", "food 3 x4"], "vectors.txt:2 has 'x4', expected a finite number"),
-        (["2 2", "the 1 nan"], "vectors.txt:2 has 'nan', expected a finite number"),
+        (
+            ["the 1 2", "food 3 x4"],
+            "vectors.txt:2: could not convert string to float: 'x4', expected finite numbers",
+        ),
+        (["2 2", "the 1 nan"], "vectors.txt:2 has ['1', 'nan'], expected finite numbers"),
         (["3 2", "the 1 2"], "vectors.txt:1 announces 3 words, but 1 follow: download"),
         (["the"], "vectors.txt:1 = 'the\\n': expected a word and 1 numbers"),
         ([], "vectors.txt:1 = '': expected a word"),

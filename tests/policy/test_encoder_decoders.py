@@ -17,7 +17,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 from ctrlreward import Samples
 from ctrlreward.functional.policy import kl_estimate, sequence_mean
 from ctrlreward.policy.model import load_policy
-from ctrlreward.policy.rollouts import Rollout, log_probs, sample
+from ctrlreward.policy.rollouts import Generation, Rollout, log_probs, sample
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -84,7 +84,7 @@ def test_log_probs_equal_a_loop_over_tokens(folder: str, family: str, temperatur
     policy = adapted(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(3)
-    rollout = sample(policy, tokenizer, PROMPTS, 8, temperature)
+    rollout = sample(policy, tokenizer, PROMPTS, Generation(max_completion_length=8), temperature)
     with torch.no_grad():
         result = log_probs(policy, rollout, temperature)
     assert len({*rollout.mask.sum(dim=1).tolist()}) > 2  # some end early
@@ -96,7 +96,7 @@ def test_log_probs_equal_a_loop_over_tokens(folder: str, family: str, temperatur
 def test_a_rollout_has_the_encoders_and_the_decoders_tokens(folder: str, family: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(3)
-    rollout = sample(adapted(folder), tokenizer, PROMPTS, 8, 1.0)
+    rollout = sample(adapted(folder), tokenizer, PROMPTS, Generation(max_completion_length=8))
     new = rollout.mask.shape[1]
     end, _ = SPECIAL[family]
     for i, prompt in enumerate(PROMPTS):
@@ -125,7 +125,9 @@ def test_samples_from_the_whole_distribution_despite_the_generation_config(
     draws = 2000
     policy = adapted(folder)
     torch.manual_seed(0)
-    rollout = sample(policy, AutoTokenizer.from_pretrained(folder), ["ab"] * draws, length, 1.0)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    options = Generation(max_completion_length=length)
+    rollout = sample(policy, tokenizer, ["ab"] * draws, options)
     end, start = SPECIAL[family]
     written = rollout.ids[:, -length:]
     first = written[:, 0].mode().values.item()
@@ -153,7 +155,7 @@ def test_the_loss_has_the_gradient_of_the_formula(
     drift(module.policy)
     rollouts: list[Rollout] = []
     draw = module._sample
-    module._sample = lambda p: rollouts.append(draw(p)) or rollouts[-1]  # type: ignore
+    module._sample = lambda p, t: rollouts.append(draw(p, t)) or rollouts[-1]  # type: ignore
     torch.manual_seed(0)
     loss = module.training_step(TRANSFER, 0)
     (rollout,) = rollouts
@@ -247,7 +249,8 @@ def test_the_exported_adapter_is_plain_peft(
     untuned = greedy(base)
     tuned = greedy(peft.PeftModel.from_pretrained(base, tmp_path))
     assert tuned != untuned
-    rollout = sample(module.policy, module.tokenizer, ["abc", "fdddd"], 12, 0.0)
+    options = Generation(max_completion_length=12)
+    rollout = sample(module.policy, module.tokenizer, ["abc", "fdddd"], options, 0.0)
     new = rollout.mask.shape[1]
     for ours, theirs, kept in zip(rollout.ids[:, -new:], tuned, rollout.mask, strict=True):
         length = int(kept.sum())

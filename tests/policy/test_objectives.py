@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from textbook import grpo_loss, reinforce_loss
 from torch import Tensor
 
-from ctrlreward.policy.experience import Experience
 from ctrlreward.policy.objectives import (
     ALGORITHMS,
     NO_CLIP,
     Choices,
+    Experience,
     Objective,
     completion_advantages,
     loss_terms,
@@ -65,7 +65,7 @@ def tensors(rows: Completions, with_old: bool = True) -> tuple[Tensor, Experienc
 
 def loss_and_gradient(choices: Choices, rows: Completions, beta: float) -> dict[str, Any]:
     current, experience = tensors(rows)
-    weights = loss_weights(choices, experience.mask, LONGEST)
+    weights = loss_weights(choices, experience, LONGEST)
     terms = loss_terms(choices, current, experience, weights, beta)
     (gradient,) = torch.autograd.grad(terms["loss"], current)
     return {**{name: value.item() for name, value in terms.items()}, "gradient": gradient}
@@ -134,10 +134,10 @@ def test_terms_equal_the_loops(choices: Choices, rows: Completions, beta: float)
 @given(objectives, completions, st.integers(1, 5))
 def test_microbatches_add_up_to_the_update(choices: Choices, rows: Completions, size: int) -> None:
     current, experience = tensors(rows)
-    weights = loss_weights(choices, experience.mask, LONGEST)
+    weights = loss_weights(choices, experience, LONGEST)
     whole = loss_terms(choices, current, experience, weights, 0.3)
     sums = dict.fromkeys(whole, 0.0)
-    for places in OptimizerConfig(microbatch_size=size).microbatch_rows(len(rows)):
+    for places in torch.arange(len(rows)).split(size):
         part = {name: w[places] for name, w in weights.items()}
         terms = loss_terms(choices, current[places], experience[places], part, 0.3)
         sums = {name: sums[name] + terms[name].item() for name in terms}
@@ -153,7 +153,7 @@ def test_grpo_is_reinforce_with_group_baselines(
 ) -> None:
     """Compares gradients; at a ratio of 1 the clip has no effect."""
     current, experience = tensors(rows, with_old=False)
-    weights = loss_weights(ALGORITHMS["grpo"], experience.mask, LONGEST)
+    weights = loss_weights(ALGORITHMS["grpo"], experience, LONGEST)
     choices = Objective("grpo", clip=clip).choices
     loss = loss_terms(choices, current, experience, weights, 0.0)["loss"]
     (gradient,) = torch.autograd.grad(loss, current)
@@ -171,7 +171,7 @@ def test_grpo_is_reinforce_with_group_baselines(
 def test_summed_tokens_have_the_gradient_of_reinforce(rows: Completions, ratio: str) -> None:
     current, experience = tensors(rows, with_old=False)
     choices = Objective("rloo", ratio=ratio).choices  # type: ignore[arg-type]
-    weights = loss_weights(choices, experience.mask, LONGEST)
+    weights = loss_weights(choices, experience, LONGEST)
     loss = loss_terms(choices, current, experience, weights, 0.0)["loss"]
     (gradient,) = torch.autograd.grad(loss, current)
     whole = reinforce_loss(current, experience.advantages, experience.mask)

@@ -18,7 +18,7 @@ from ctrlreward.policy import (
     Objective,
     OptimizerConfig,
     PolicyTuner,
-    assembly,
+    tuner,
 )
 
 FILE = """
@@ -186,7 +186,7 @@ def test_keywords_of_others_are_told_ours(name: str, line: str) -> None:
 
 
 def test_all_lines_name_options_that_exist() -> None:
-    for kind, renamed in assembly.GROUPS.values():
+    for kind, renamed in tuner.GROUPS.values():
         options = {field.name for field in fields(kind)}
         for name, line in renamed.items():
             assert line.partition("=")[0] in options, name

@@ -12,7 +12,7 @@ from lightning_choice import MisconfigurationException, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy.experience import Experience
+from ctrlreward.policy.objectives import Experience
 from ctrlreward.policy.rollouts import log_probs
 from ctrlreward.scorers.base import Scores
 

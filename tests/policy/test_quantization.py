@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from ctrlreward import Samples
 from ctrlreward.policy.model import _quantization_config, load_policy
-from ctrlreward.policy.rollouts import log_probs, sample
+from ctrlreward.policy.rollouts import Generation, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -142,7 +142,9 @@ def test_gradients_are_those_of_the_dequantised_weights(
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.3)
     tokenizer = load_tokenizer(wide)
-    rollout = sample(policy.eval(), tokenizer, ["ab", "cdef"] * 3, 6, 1.0)
+    rollout = sample(
+        policy.eval(), tokenizer, ["ab", "cdef"] * 3, Generation(max_completion_length=6)
+    )
     with torch.no_grad():
         evaluated = log_probs(policy, rollout, 1.0)
     ours, exact = (log_probs(model.train(), rollout, 1.0) for model in (policy, plain))

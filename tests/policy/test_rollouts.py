@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from ctrlreward.policy.rollouts import Rollout, log_probs, sample
+from ctrlreward.policy.rollouts import Generation, Rollout, log_probs, sample
 from ctrlreward.weights.loading import load_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -23,7 +23,7 @@ def model(folder: str) -> LlamaForCausalLM:
 @pytest.fixture
 def rollout(model: LlamaForCausalLM, folder: str) -> Rollout:
     torch.manual_seed(3)
-    return sample(model, load_tokenizer(folder), PROMPTS, max_completion_length=8, temperature=1.0)
+    return sample(model, load_tokenizer(folder), PROMPTS, Generation(max_completion_length=8))
 
 
 def rows_without_padding(folder: str, rollout: Rollout) -> list[tuple[list[int], list[int]]]:
@@ -89,9 +89,9 @@ def test_log_probs_have_the_gradient_of_the_kept_tokens(
 def test_tokens_are_sampled_with_their_probability(
     model: LlamaForCausalLM, folder: str, temperature: float
 ) -> None:
-    draws = 2000
+    draws, options = 2000, Generation(max_completion_length=1)
     torch.manual_seed(0)
-    rollout = sample(model, load_tokenizer(folder), ["ab"] * draws, 1, temperature)
+    rollout = sample(model, load_tokenizer(folder), ["ab"] * draws, options, temperature)
     frequencies = rollout.ids[:, -1].bincount(minlength=8) / draws
     with torch.no_grad():
         logits = model(rollout.ids[:1, :-1]).logits[0, -1]
@@ -107,9 +107,8 @@ def test_a_model_may_have_several_end_tokens_or_none(
 ) -> None:
     model.generation_config.eos_token_id = ends
     torch.manual_seed(0)
-    rollout = sample(
-        model, load_tokenizer(folder), PROMPTS, max_completion_length=8, temperature=1.0
-    )
+    options = Generation(max_completion_length=8)
+    rollout = sample(model, load_tokenizer(folder), PROMPTS, options)
     new = rollout.ids[:, -rollout.mask.shape[1] :].tolist()
     lengths = [
         next((t + 1 for t, token in enumerate(row) if token in (ends or [])), len(row))

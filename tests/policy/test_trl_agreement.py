@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctrlreward.policy.experience import Experience
-from ctrlreward.policy.objectives import Choices, loss_terms, loss_weights
+from ctrlreward.policy.objectives import Choices, Experience, loss_terms, loss_weights
 from ctrlreward.policy.rollouts import Rollout
 
 pytest.importorskip("trl")
@@ -97,7 +96,8 @@ def ours(
     experience = Experience(
         rollout, tensors["advantages"], mask, tensors["reference"], tensors["old"]
     )
-    terms = loss_terms(choices, current, experience, loss_weights(choices, mask, LONGEST), beta)
+    weights = loss_weights(choices, experience, LONGEST)
+    terms = loss_terms(choices, current, experience, weights, beta)
     (gradient,) = torch.autograd.grad(terms["loss"], current)
     return terms["loss"].item(), gradient
 

@@ -136,7 +136,9 @@ def test_loss_and_gradient_are_those_of_the_formulas(tuner, monkeypatch, algorit
     logged = with_log(module)
     rollouts: list[Rollout] = []
     sample = module._sample
-    monkeypatch.setattr(module, "_sample", lambda p: rollouts.append(sample(p)) or rollouts[-1])
+    monkeypatch.setattr(
+        module, "_sample", lambda p, t: rollouts.append(sample(p, t)) or rollouts[-1]
+    )
     loss = step(module)
     (rollout,) = rollouts
     rewards = torch.tensor([t.count("a") / len(t) if t else math.nan for t in rollout.completions])

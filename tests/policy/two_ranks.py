@@ -19,7 +19,7 @@ from lightning_choice import LoRA, PolicyTuner, pl
 from torch.utils.data import DataLoader
 
 from ctrlreward import Reward, Samples
-from ctrlreward.policy.model import export_adapter, load_policy
+from ctrlreward.policy.model import load_policy
 from ctrlreward.policy.rollouts import Rollout
 from ctrlreward.scorers.base import Scores
 
@@ -99,7 +99,7 @@ def trained_adapter(folder: str) -> str:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     out = f"{folder}-adapter-{os.getpid()}"
-    export_adapter(policy, out)
+    policy.save_pretrained(out)
     return out
 
 

@@ -155,7 +155,7 @@ def test_two_threads_take_turns_with_one_encoder(monkeypatch: pytest.MonkeyPatch
     scorers: list[Scorer] = [Similarity(), Alignment()]
     expected = [scorer.score(samples) for scorer in scorers]
     using: list[Encoder] = []
-    run = Encoder._run
+    run = Encoder.read_texts
 
     def watched(encoder: Encoder, *arguments: Any) -> list[Any]:
         assert encoder not in using
@@ -165,7 +165,7 @@ def test_two_threads_take_turns_with_one_encoder(monkeypatch: pytest.MonkeyPatch
         using.remove(encoder)
         return rows
 
-    monkeypatch.setattr(Encoder, "_run", watched)
+    monkeypatch.setattr(Encoder, "read_texts", watched)
     for scores, alone in zip(scored_at_once(scorers, samples, 3), expected, strict=True):
         assert scores.keys() == alone.keys()
         for name, values in alone.items():

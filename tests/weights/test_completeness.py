@@ -29,7 +29,7 @@ from ctrlreward.models.encoder import Encoder
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.text_cnn import TextCNN, TextCNNClassifier, TextCNNConfig, save_text_cnn
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
-from ctrlreward.policy.model import LoRA, export_adapter, load_base, load_policy
+from ctrlreward.policy.model import LoRA, load_base, load_policy
 from ctrlreward.weights.completeness import listed
 from ctrlreward.weights.loading import load_frozen
 
@@ -187,7 +187,8 @@ def test_what_nothing_reads_may_be_missing(
     edited(folder, lambda weights: [weights.pop(k) for k in [*weights] if "pooler" in k])
     assert (Encoder(str(folder)).embed(["soup"]) == whole).all()
     # Other heads: of masked language modelling, and the output layer that is tied to the input.
-    assert Encoder(save_bert(tmp_path / "masked", BertForMaskedLM)).width == 16
+    encoder = Encoder(save_bert(tmp_path / "masked", BertForMaskedLM))
+    assert encoder.embed(["ab"]).shape == (1, 16)
     tied = model_of("gpt2")
     assert "lm_head.weight" not in load_file(tied / "model.safetensors")
     assert load_frozen(AutoModelForCausalLM, str(tied)).config.tie_word_embeddings
@@ -204,7 +205,7 @@ def test_similarity_without_a_query(model_of: Callable[[str], Path]) -> None:
 
 def test_an_adapter_without_a_weight(model_of: Callable[[str], Path], tmp_path: Path) -> None:
     model, adapter = str(model_of("llama")), tmp_path / "adapter"
-    export_adapter(load_policy(model, LoRA(r=2), "cpu"), str(adapter))
+    load_policy(model, LoRA(r=2), "cpu").save_pretrained(str(adapter))
     weights = load_file(adapter / "adapter_model.safetensors")
     name = next(iter(weights))
     del weights[name]

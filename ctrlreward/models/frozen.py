@@ -1,0 +1,78 @@
+"""A frozen model of transformers with its tokenizer: the base of families of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
+
+from ctrlreward.engine.batching import Ids, pad_rows, run_distinct, token_budget
+from ctrlreward.models.tokenization import encode_texts, max_tokens
+from ctrlreward.weights.loading import AutoClass, load_frozen, load_tokenizer
+
+Row = TypeVar("Row")
+
+
+class FrozenModel:
+    """Frozen model with its tokenizer.
+
+    Args:
+        model: Local folder, hub id or short name.
+        device: Device of the model.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+
+    Attributes:
+        name: Name of the model.
+        model: The model.
+        tokenizer: Its tokenizer.
+        max_tokens: Longest input in tokens, special tokens included.
+
+    Raises:
+        ValueError: The model is of another kind, or its checkpoint lacks weights.
+        OSError: The hub cannot be reached.
+    """
+
+    auto_class: ClassVar[AutoClass]
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
+    ) -> None:
+        self.name = model
+        self.model = load_frozen(self.auto_class, model, device, dtype)
+        self.tokenizer = load_tokenizer(model)
+        # Decoders with a classification head pool the last token before padding.
+        if getattr(self.model.config, "pad_token_id", None) is None:
+            self.model.config.pad_token_id = self.tokenizer.pad_token_id
+        self.batch_tokens = token_budget(self.model, batch_tokens)
+        self.max_tokens = max_tokens(self.tokenizer, self.model.config)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Check the model, and set what else its family needs."""
+
+    def read_texts(
+        self,
+        texts: Sequence[str],
+        name: Callable[[int], str],
+        read: Callable[[Any, Tensor], list[Row]],
+    ) -> list[Row]:
+        """Return the result of `read` for each text; equal texts are read once.
+
+        Args:
+            texts: Texts; longer ones than the model's context are truncated, with a warning.
+            name: Names the text at an index in warnings.
+            read: Returns a result per row of the model's output and of the attention mask.
+        """
+
+        def forward(rows: list[Ids]) -> list[Row]:
+            ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.model.device)
+            return read(self.model(input_ids=ids, attention_mask=mask), mask)
+
+        rows = encode_texts(self.tokenizer, texts, self.max_tokens, name)
+        return run_distinct(rows, self.batch_tokens, forward, f"{self.name}: {len(rows)} texts")
