@@ -159,6 +159,7 @@ class Terminal(Log):
             stderr = sys.stderr
             loggers = [logging.root, *logging.root.manager.loggerDict.values()]
             handlers = [h for one in loggers for h in vars(one).get("handlers", ())]
+            handlers = [h for h in handlers if isinstance(h, logging.StreamHandler)]
             live = Live(
                 get_renderable=self._rows,
                 console=Console(file=stderr),  # also while others redirect sys.stderr
@@ -167,6 +168,7 @@ class Terminal(Log):
                 redirect_stdout=sys.stdout.isatty(),  # data in a file stays there
             )
             with live:
+                live.refresh()  # at once
                 # Handlers keep the stream that they began with.
                 moved = [h for h in handlers if vars(h).get("stream") is stderr]
                 for handler in moved:

@@ -68,7 +68,7 @@ def gm_of(
 
     Examples:
         >>> scores = {"style": [0.9], "content": [0.79], "fluency": [70.0]}
-        >>> gm_of(("style", "content", "fluency"), GM_THRESHOLDS, scores).round(3)
+        >>> gm_of(("style", "content", "fluency"), (63, 71, 97, -37), scores).round(3)
         array([18.])
     """
     accuracy, similarity, perplexity = (scores[name] for name in names)

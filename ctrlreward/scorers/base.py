@@ -255,7 +255,7 @@ class Scorer(ABC):
             samples.require(column, reader)
 
     @property
-    def parts(self) -> Sequence[Scorer]:
+    def _inner(self) -> Sequence[Scorer]:
         """Other scorers that this one runs."""
         return ()
 
@@ -263,7 +263,7 @@ class Scorer(ABC):
     def devices(self) -> tuple[str, ...]:
         """Devices of all models that the scorer uses, as in torch, each once."""
         own = (self.device,) if self.device else ()
-        return tuple(dict.fromkeys((*own, *(d for part in self.parts for d in part.devices))))
+        return tuple(dict.fromkeys((*own, *(d for part in self._inner for d in part.devices))))
 
     def load(self) -> None:
         """Load the models now instead of at the first `score`.
@@ -271,17 +271,17 @@ class Scorer(ABC):
         Building a model may draw random numbers. Call this before scoring on a thread beside
         training, because all threads share the random generators.
         """
-        for part in self.parts:
+        for part in self._inner:
             part.load()
 
     def to(self, device: str) -> None:
         """Move the models to a device; they are loaded there at the next use."""
-        for part in self.parts:
+        for part in self._inner:
             part.to(device)
 
     def release(self) -> None:
         """Free the models; the next `score` loads them again."""
-        for part in self.parts:
+        for part in self._inner:
             part.release()
 
     if not TYPE_CHECKING:  # to a type checker, a class with this method has every attribute

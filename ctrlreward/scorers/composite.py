@@ -38,6 +38,10 @@ class CompositeScorer(Scorer):
     def parts(self) -> Sequence[Scorer]:
         """The scorers that are combined."""
 
+    @property
+    def _inner(self) -> Sequence[Scorer]:
+        return self.parts
+
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that any part needs."""
         return {c: reader for part in self.parts for c, reader in part.required_columns().items()}

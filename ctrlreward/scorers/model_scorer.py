@@ -133,8 +133,7 @@ class ModelScorer(Scorer, Generic[Model]):
                 yield model
 
     @property
-    def parts(self) -> Sequence[Scorer]:
-        """A scorer that was given as the model."""
+    def _inner(self) -> Sequence[Scorer]:
         return (self.model,) if isinstance(self.model, Scorer) else ()
 
     @property
