@@ -27,6 +27,9 @@ os.environ["WANDB_SILENT"] = "true"
 _paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _paths if path)
 
+# Tests kill processes, not machines: the kernel has what a killed process wrote.
+os.fsync = lambda file: None
+
 # Loggers of Lightning's startup messages; Lightning sets no level on them itself.
 for name in ("pytorch_lightning", "lightning_fabric"):
     logging.getLogger(f"{name}.utilities.rank_zero").setLevel(logging.WARNING)

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -16,6 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from warm_python import WarmProcess
 
 from ctrlreward.cli import main
 from ctrlreward.tables.locations import Location
@@ -84,11 +83,10 @@ def test_a_killed_run_and_a_killed_worker_lose_nothing(tmp_path: Path) -> None:
         while len(list(calls.iterdir())) < until:
             time.sleep(0.005)
 
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    process = subprocess.Popen([sys.executable, "-m", "ctrlreward", *command], env=environment)
+    process = WarmProcess(["-m", "ctrlreward", *command], tmp_path / "out", tmp_path / "err")
     wait()
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
     assert not Path("out.jsonl").exists()
 
     def kill_a_worker() -> None:
