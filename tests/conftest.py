@@ -35,7 +35,7 @@ for name in ("pytorch_lightning", "lightning_fabric"):
     logging.getLogger(f"{name}.utilities.rank_zero").setLevel(logging.WARNING)
 
 # No deadline: the time of an example depends on the load of the machine.
-settings.register_profile("ctrlreward", deadline=None)
+settings.register_profile("ctrlreward", deadline=None, max_examples=30)
 settings.load_profile("ctrlreward")
 
 # Tiny models with seeded random weights.
