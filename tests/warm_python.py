@@ -158,7 +158,7 @@ def _become(job: Mapping[str, Any]) -> None:
     """Run the job's script as the main program of this process, and end as Python does."""
     os.setpgid(0, 0)
     for descriptor, file in enumerate(job["streams"]):
-        opened = os.open(file, os.O_CREAT | os.O_RDWR)
+        opened = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")

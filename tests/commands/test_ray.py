@@ -7,12 +7,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,6 +22,7 @@ import pytest
 from commands.shards.test_workers import TEXTS, collect, components, same, shards
 from letter_scorers import letters_reward
 from shard_scorers import Length, Threads
+from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.cli import main
@@ -158,22 +158,26 @@ def test_a_cluster_that_is_too_small(
 
 def test_a_node_that_dies_takes_no_row_along(ray_cluster: Any, tmp_path: Path) -> None:
     node = ray_cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE)
-    killed = False
+    texts: list[str] = []
 
     def watched() -> Iterator[Shard]:
-        nonlocal killed
-        for shard in shards(TEXTS):
-            if shard.number == 6:
+        """Yield shards until both actors have scored one and the node is killed, and four more."""
+        left = None
+        for number in count():
+            both = len({call.name.partition("-")[0] for call in tmp_path.iterdir()}) == 2
+            if left is None and both:
                 ray_cluster.remove_node(node, allow_graceful=False)
-                killed = True
-            yield shard
+                left = 4
+            if left == 0:
+                return
+            left = left and left - 1
+            texts.extend((f"text {number}", "e" * number))
+            yield replace(next(shards(texts[-2:])), number=number)
 
     with RayWorkers(2, RayOptions(num_cpus=1)) as workers:  # one fits on the first node
         unit = Length(str(tmp_path), seconds=0.3)
         found = {n: list(s.values()) for n, s in workers.score(components(unit), watched())}
-    assert killed
-    assert len({call.name.partition("-")[0] for call in tmp_path.iterdir()}) >= 2
-    same(found, expected(TEXTS))
+    same(found, expected(texts))
 
 
 @pytest.mark.parametrize("bad", [{"num_cpus": -1}, {"num_gpus": -1}, {"num_cpus": 0}])
@@ -202,12 +206,8 @@ class RayServer:
         self.log = folder / "log.txt"
         port = f"--port={free_port()}"
         words = ["serve", str(folder / "reward.yaml"), port, "--engine=ray", *options]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ctrlreward", *words],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.log.touch()
+        self.process = WarmProcess(["-m", "ctrlreward", *words], self.log, self.log)
 
     def wait_for(self, pattern: str, seconds: float = START) -> re.Match[str]:
         """Wait until the output has a line that matches; return the match."""
@@ -216,9 +216,8 @@ class RayServer:
             match = re.search(pattern, self.log.read_text(), re.MULTILINE)
             if match:
                 return match
-            if self.process.poll() is not None:
+            if self.process.wait(0.1) is not None:
                 break
-            time.sleep(0.1)
         pytest.fail(f"no line {pattern!r} in:\n{self.log.read_text()}")
 
     def replicas(self) -> dict[str, int]:
@@ -242,7 +241,7 @@ def server(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     trainers = ["--trainers.failed_score=-1.0", "--trainers.columns.labels=label"]
     server = RayServer(folder, REWARD, *options, *trainers)
     yield server
-    server.process.kill()
+    server.process.end(signal.SIGKILL)
     server.process.wait(60)
 
 
@@ -345,7 +344,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
         ]
         while not any(reply.done() for reply in replies):
             time.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.end(signal.SIGTERM)
         assert all(len(reply.result().json()["results"]) == 2 for reply in replies)
     assert server.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)
