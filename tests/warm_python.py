@@ -6,7 +6,6 @@ To import PyTorch, transformers and Lightning takes longer than what these scrip
 from __future__ import annotations
 
 import atexit
-import gc
 import itertools
 import json
 import logging
@@ -113,7 +112,6 @@ def _ask(job: Mapping[str, Any]) -> Any:
 
 def _serve() -> None:
     """Fork for each job and reply with the child's id, or wait for a child."""
-    gc.freeze()
     while line := _server.readline():
         job = json.loads(line)
         if "wait" in job:
@@ -146,7 +144,6 @@ def _fork_server(
         kept = [0, 1, 2, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]
         for one, following in itertools.pairwise(kept):
             os.closerange(one + 1, following)
-        gc.freeze()
         try:
             exec(command[-1], {})
         finally:
