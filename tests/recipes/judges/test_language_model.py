@@ -87,18 +87,6 @@ def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) ->
     assert epochs(2)[0] != first
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_out_of_range(share: float) -> None:
-    with pytest.raises(ValueError, match=r"validation_share = .*: give a share above 0 and below"):
-        Corpus(["a"], validation_share=share)
-
-
-def test_fewer_than_two_sentences_raise(tmp_path: Path) -> None:
-    data = Corpus([written(tmp_path / "lines", ["So  bad", "so bad", ""])])
-    with pytest.raises(ValueError, match="lines hold 1 sentences that are not held out: give two"):
-        data.setup("fit")
-
-
 def test_no_sentence_of_the_yelp_test_set_is_trained_on(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
