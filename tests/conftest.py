@@ -15,6 +15,8 @@ import pytest
 from hypothesis import settings
 from warm_python import run_warm, start_server
 
+gc.disable()  # until all is imported
+
 # Set before the imports of torch, transformers and wandb, which read these variables once.
 # Subprocesses inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "2")
@@ -49,6 +51,7 @@ def pytest_collection_finish() -> None:
     # What was imported lives to the end: `gc.collect`, which `release` calls, need not look at it.
     gc.collect()
     gc.freeze()
+    gc.enable()
     start_server()
 
 

@@ -54,8 +54,8 @@ SAMPLES = Samples(
 )
 LABELS = {0: "negative", 1: "positive"}
 ALIGNED = {0: "aligned", 1: "hallucinated"}
-CAUSAL = ("llama", "gpt2", "bloom", "falcon", "mamba")
-SEQ2SEQ = ("pegasus", "t5", "bart")
+CAUSAL = ("llama", "bloom", "mamba")  # prefix trees, positions by a bias, padded rows
+SEQ2SEQ = ("pegasus", "t5")
 DIALOG: tuple[AspectName, ...] = (
     "preservation",
     "consistency",
