@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 _server: TextIO
+_asking = threading.Lock()
 
 
 def start_server() -> None:
@@ -106,8 +107,9 @@ def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.Com
 
 
 def _ask(job: Mapping[str, Any]) -> Any:
-    print(json.dumps(job), file=_server, flush=True)
-    return json.loads(_server.readline())
+    with _asking:
+        print(json.dumps(job), file=_server, flush=True)
+        return json.loads(_server.readline())
 
 
 def _serve() -> None:
