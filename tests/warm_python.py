@@ -52,19 +52,12 @@ class WarmProcess:
         command: The file, or "-m" and the module, and arguments.
         output: File for its standard output.
         errors: File for its standard error.
-        environment: Its environment; None takes that of this process.
     """
 
-    def __init__(
-        self,
-        command: Sequence[object],
-        output: Path,
-        errors: Path,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, command: Sequence[object], output: Path, errors: Path) -> None:
         job = {
             "command": [str(word) for word in command],
-            "environment": dict(os.environ if environment is None else environment),
+            "environment": dict(os.environ),
             "folder": os.getcwd(),
             "streams": [os.devnull, str(output), str(errors)],
         }

@@ -8,9 +8,10 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -19,7 +20,7 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from commands.shards.test_workers import TEXTS, collect, components, same, shards
+from commands.shards.test_workers import TEXTS, collect, same, shards
 from letter_scorers import letters_reward
 from shard_scorers import Length, Threads
 from warm_python import WarmProcess
@@ -77,11 +78,36 @@ def expected(texts: list[str]) -> dict[int, list[Scores]]:
         return collect(here, Length(), shards(texts))
 
 
+def until_both(folder: Path, texts: list[str], then: Callable[[], object]) -> Iterator[Shard]:
+    """Yield shards, however long actors take to start, and four more when both have scored one.
+
+    Args:
+        folder: Where actors leave a file for each shard, named by process.
+        texts: List to which their texts are appended.
+        then: Called when both have scored one.
+    """
+    left = None
+    for number in count():
+        if left is None and len(processes(folder)) == 2:
+            then()
+            left = 4
+        if left == 0:
+            return
+        left = left and left - 1
+        texts.extend((f"text {number}", "e" * number))
+        yield replace(next(shards(texts[-2:])), number=number)
+
+
+def processes(folder: Path) -> set[str]:
+    return {call.name.partition("-")[0] for call in folder.iterdir()}
+
+
 def test_actors_score_every_shard_once(two: RayWorkers, tmp_path: Path) -> None:
-    same(collect(two, Length(str(tmp_path), seconds=0.1), shards(TEXTS)), expected(TEXTS))
-    pids = {call.name.partition("-")[0] for call in tmp_path.iterdir()}
-    assert len(pids) == 2
-    assert str(os.getpid()) not in pids
+    texts: list[str] = []
+    given = until_both(tmp_path, texts, lambda: None)
+    found = collect(two, Length(str(tmp_path), seconds=0.1), given)
+    same(found, expected(texts))
+    assert str(os.getpid()) not in processes(tmp_path)
     assert collect(two, Threads(), shards(TEXTS[:2]))[0][0].tolist() == [2.0, 2.0]
 
 
@@ -159,24 +185,10 @@ def test_a_cluster_that_is_too_small(
 def test_a_node_that_dies_takes_no_row_along(ray_cluster: Any, tmp_path: Path) -> None:
     node = ray_cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE)
     texts: list[str] = []
-
-    def watched() -> Iterator[Shard]:
-        """Yield shards until both actors have scored one and the node is killed, and four more."""
-        left = None
-        for number in count():
-            both = len({call.name.partition("-")[0] for call in tmp_path.iterdir()}) == 2
-            if left is None and both:
-                ray_cluster.remove_node(node, allow_graceful=False)
-                left = 4
-            if left == 0:
-                return
-            left = left and left - 1
-            texts.extend((f"text {number}", "e" * number))
-            yield replace(next(shards(texts[-2:])), number=number)
-
+    remove = partial(ray_cluster.remove_node, node, allow_graceful=False)
     with RayWorkers(2, RayOptions(num_cpus=1)) as workers:  # one fits on the first node
         unit = Length(str(tmp_path), seconds=0.3)
-        found = {n: list(s.values()) for n, s in workers.score(components(unit), watched())}
+        found = collect(workers, unit, until_both(tmp_path, texts, remove))
     same(found, expected(texts))
 
 
