@@ -107,7 +107,7 @@ def overrides(files: Files, folder: Path, encoder: str) -> list[str]:
         "data.init_args.exclude": json.dumps(exclude),
         "data.init_args.validation_share": "0.2",
         "data.init_args.batch_size": "20",
-        "trainer.max_epochs": "16",
+        "trainer.max_epochs": "9",
         "trainer.default_root_dir": str(folder),
         "trainer.logger.init_args.folder": str(folder),
         "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
