@@ -37,12 +37,11 @@ test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 	$(PYTEST) $(ARGS)
 	$(if $(ARGS),,CTRLREWARD_LIGHTNING=lightning $(PYTEST) -m lightning tests/callbacks tests/policy)
 
-lint: $(DEV) types-tree  ## ruff and mypy
+lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	cd build/types && for what in "--package ctrlreward" users_file.py; do \
-		$(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
-		--cache-dir $(CURDIR)/.mypy_cache $$what || exit; done
+	$(BIN)/mypy --package ctrlreward
+	$(BIN)/mypy tests/users_file.py
 
 bench: $(BENCH)  ## time us against others (SUITES="ctc distinct" for some, ARGS=--curve for cost curves)
 	@for suite in $(SUITES); do \
@@ -67,12 +66,3 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 $(BENCH): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) --editable '.[bench]'
 	@touch $(DEMO) $@
-
-# mypy reads folders, not the installation's map of them: links put callbacks/ and its
-# neighbours where the package has them.
-.PHONY: types-tree
-types-tree:
-	@rm -rf build/types && mkdir -p build/types/ctrlreward
-	@cd build/types/ctrlreward && \
-		ln -s ../../../ctrlreward/* ../../../callbacks ../../../configs ../../../recipes . && \
-		ln -s ../../tests/users_file.py ..

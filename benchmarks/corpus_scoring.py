@@ -196,7 +196,7 @@ def two_nodes() -> Iterator[tuple[list[str], Kills]]:
     def kill_actor(_: int) -> None:
         """Kill an actor, by its title; all processes of the nodes are children of this one."""
         for pid in children(os.getpid()):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::_Actor"):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::LoadedComponents"):
                 os.kill(pid, signal.SIGKILL)
                 return
         raise SystemExit("no actor is running")

@@ -20,7 +20,7 @@ from ctrlreward.models.tasks import Blank
 from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
-from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT
+from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator
 
 BATCH = 8
 
@@ -28,12 +28,12 @@ BATCH = 8
 @pytorch_products()
 def by_infilling(scorer: CTRLEval, aspect: str, samples: Samples) -> np.ndarray:
     """Score an aspect with an encoder-decoder such as PEGASUS."""
-    words = [w for words in scorer.task.verbalizers.values() for w in words]
+    words = tuple(w for words in scorer.task.verbalizers.values() for w in words)
     blanks_of: dict[str, Callable[[int], list[Blank]]] = {
         "coherence": lambda i: coherence_blanks(scorer.split(samples.texts[i])),
         "consistency": lambda i: consistency_blanks(samples.texts[i], samples.prefixes[i]),
         "attribute_relevance": lambda i: relevance_blanks(
-            samples.texts[i], scorer.task.prompts, words
+            samples.texts[i], [Evaluator(prompt, words) for prompt in scorer.task.prompts]
         ),
     }
     groups = [blanks_of[aspect](i) for i in range(len(samples))]
@@ -83,7 +83,7 @@ def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
         means = []
         for prompt in scorer.task.prompts:
             words = [w for ws in zip(*scorer.task.verbalizers.values(), strict=True) for w in ws]
-            blanks = relevance_blanks(text, [prompt], words)
+            blanks = relevance_blanks(text, [Evaluator(prompt, tuple(words))])
             ((word_scores,),) = run_requests([scorer.loaded_model.requests(blanks)])
             means += [word.log_probs.mean() for word in word_scores]
         probabilities = label_probabilities(

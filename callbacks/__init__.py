@@ -6,8 +6,4 @@ first use (the list is in `__init__.pyi`), so that neither package loads the oth
 
 import lazy_loader
 
-# Imported from the repository root under its folder's name, every class would exist twice.
-if __name__ == "callbacks":
-    raise ImportError("there is no package 'callbacks': import ctrlreward.callbacks instead")
-
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

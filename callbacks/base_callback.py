@@ -40,3 +40,18 @@ class CallbackMixin(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, HistoryLoggerMixin):
                 logger.replaces_rows = stage == "fit"
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Release what the run has used."""
+        super().teardown(trainer, pl_module, stage)
+        self.release()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Release what the run has used; after an error Lightning calls no `teardown`."""
+        super().on_exception(trainer, pl_module, exception)
+        self.release()
+
+    def release(self) -> None:
+        """End threads, free models and restore the module, after a run and after its error."""

@@ -19,6 +19,7 @@ from ctrlreward.callbacks.monitoring import (
 from ctrlreward.callbacks.saving import SelectingCheckpointMixin
 from ctrlreward.lightning_package import LightningModule, Trainer
 from ctrlreward.selection import BestRule, BestState
+from ctrlreward.selection.best import ConstraintTest, Ties
 
 
 @checked_keywords(
@@ -58,6 +59,12 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
             bound. A validation that violates one is not a candidate: `monitor` is optimised subject
             to the constraints.
+        ties_by: Choice among checkpoints whose score the prompts cannot tell apart from the best:
+            "earliest", or one logged key → its better direction, {"policy/kl": "min"}.
+        constraint_test: "point" compares the metric with the bounds; "unless_violated" refuses a
+            checkpoint only if the interval of the metric is outside, "if_shown" unless it is
+            inside.
+        level: Probability that any interval of the run misses its value.
 
     Attributes:
         best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
@@ -96,8 +103,14 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         save_last: bool = True,
         verbose: bool = False,
         constraints: Mapping[str, tuple[float | None, float | None]] | None = None,
+        ties_by: Ties | None = None,
+        constraint_test: ConstraintTest = "point",
+        level: float = 0.05,
     ) -> None:
         self.constraints = dict(constraints or {})
+        self.ties_by = ties_by
+        self.constraint_test = constraint_test
+        self.level = level
         leaf = monitor.rsplit("/", 1)[-1]
         super().__init__(
             dirpath=dirpath,
@@ -111,23 +124,50 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
             save_on_train_epoch_end=False,
         )
         self._given_mode = mode
-        self.state = self.rule.start()
+        with rule_errors(self):
+            self.state = self.rule.start()
         self._paths: dict[int, str] = {}
 
     @property
     def rule(self) -> BestRule:
         """The rule that decides."""
         mode = cast(Mode, self.mode)
-        return BestRule(str(self.monitor), mode, self.save_top_k, self.constraints)
+        return BestRule(
+            str(self.monitor),
+            mode,
+            self.save_top_k,
+            self.constraints,
+            self.ties_by,
+            self.constraint_test,
+            self.level,
+        )
 
     @property
     def selected_step(self) -> int | None:
         """`trainer.global_step` of the best checkpoint, None if no validation qualified."""
         return self.rule.best(self.state)
 
+    @property
+    def reason(self) -> str:
+        """Why this checkpoint was selected, and which ones cannot be told apart from it."""
+        return self.rule.explain(self.state)
+
+    @property
+    def optimism(self) -> float | None:
+        """Expected excess of the selected score over its true value, since it was the best by
+        chance.
+
+        In units of the score, ≥ 0 on average; None without scores by prompt of two candidates.
+        """
+        return self.rule.optimism(self.state)
+
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
-        return {**super().state_dict(), **self.state.to_dict(), "paths": dict(self._paths)}
+        return {
+            **super().state_dict(),
+            **self.state.to_dict(),
+            "paths": dict(self._paths),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""
@@ -140,18 +180,19 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         """Set the mode to the score's direction, and check that no score comes late."""
         super().setup(trainer, pl_module, stage)
         self.mode = resolve_mode(trainer, str(self.monitor), self._given_mode)
-        check_timely(trainer, self, [str(self.monitor), *self.constraints])
+        ties = self.ties_by if isinstance(self.ties_by, Mapping) else ()
+        check_timely(trainer, self, [str(self.monitor), *self.constraints, *ties])
 
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is among the best, and remove those it replaces."""
         if self.save_top_k == 0:
             return
         rule, step = self.rule, trainer.global_step
-        metrics, stale = read_metrics(trainer)
+        metrics, stale, evidence = read_metrics(trainer)
         # A metric logged without sync_dist differs between ranks; files and paths must not.
         metrics = trainer.strategy.broadcast(metrics)
         with rule_errors(self):
-            self.state, decision = rule.update(self.state, step, metrics, stale)
+            self.state, decision = rule.update(self.state, step, metrics, stale, evidence)
         if self.verbose:
             rank_zero_info(f"{type(self).__name__} at step {step}: {decision.reason}")
         before = dict(self._paths)

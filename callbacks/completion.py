@@ -70,10 +70,7 @@ class SampleGenerator(Protocol):
     """
 
     def complete_samples(self, samples: Samples) -> list[str]:
-        """Complete each sample.
-
-        Called in eval mode without gradients, with all samples at once: split them into batches
-        that fit in memory.
+        """Complete each sample; called as `TextGenerator.complete` is.
 
         Args:
             samples: Any number of samples with the columns given to the caller (`labels`,
@@ -130,11 +127,11 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         >>> samples.groups
         ('0', '0', '1', '1')
     """
-    given = as_samples(prompts)
-    error = _mismatch(module, given) or unclear_input(module, given)
+    samples = as_samples(prompts)
+    error = _mismatch(module, samples) or unclear_input(module, samples)
     if error:
         raise ValueError(error)
-    starts = given.as_prompts()
+    starts = samples.as_prompts()
     rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
     if len(rows) == 0:
         return rows
@@ -151,26 +148,22 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
     return rows.completed(completions)
 
 
-def check_generator(callback: Callback, module: object, prompts: Samples) -> None:
-    """Check that a module has a method for `generate`, and the samples what that needs.
+def check_generator(
+    callback: Callback, module: object, prompts: Samples, complete: bool = True
+) -> None:
+    """Check that `generate` accepts a module and samples.
+
+    Args:
+        callback: Callback that generates.
+        module: Module that completes.
+        prompts: Samples to complete.
+        complete: Whether all models of the module are built. In `setup` of training,
+            `configure_model` has not been called yet.
 
     Raises:
-        MisconfigurationException: It is not so; names the callback and the fix.
+        MisconfigurationException: It does not; names the callback and the fix.
     """
-    error = _mismatch(module, prompts)
-    if error:
-        raise misconfigured(callback, f"{type(callback).__name__}: {error}")
-
-
-def check_input(callback: Callback, module: object, prompts: Samples) -> None:
-    """Check that it is clear what a module's language model reads.
-
-    Lightning calls `configure_model` after `setup`, so this is for `on_fit_start`.
-
-    Raises:
-        MisconfigurationException: It is open; names the callback and the fix.
-    """
-    error = unclear_input(module, prompts)
+    error = _mismatch(module, prompts) or (unclear_input(module, prompts) if complete else "")
     if error:
         raise misconfigured(callback, f"{type(callback).__name__}: {error}")
 
@@ -226,18 +219,9 @@ def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
     """Share `generate` over the ranks, and return all samples on every rank; call it on each.
 
-    Args:
-        module: As in `generate`.
-        prompts: n samples; rank r completes the rows r, r + number of ranks, and so on.
-        repeats: Completions per prompt.
-        seed: Rank r uses `seed` + r.
-
-    Returns:
-        n × repeats samples, in the same order as from `generate`.
-
-    Raises:
-        Exception: The exception of this rank.
-        RuntimeError: Another rank failed; with that rank's message.
+    Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r. The order is that
+    of `generate`. A rank that fails raises its exception, and the others a RuntimeError with its
+    message.
     """
     rank, ranks = rank_and_ranks()
     share = prompts.as_prompts()[rank::ranks]

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
+from lightning_utilities.core.rank_zero import rank_zero_info
+
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
-    check_input,
     fixed_randomness,
     generate_across_ranks,
 )
@@ -22,14 +24,19 @@ from ctrlreward.callbacks.logged_scores import (
     TABLE,
     check_devices,
     components_by_name,
+    cv_of_decodings,
     logged_scores,
     logged_specs,
+    scores_by_prompt,
     with_corpus_parts,
     without_corpus_parts,
+    without_each_prompt,
 )
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
+from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.sequential import Resolution, resolution
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
@@ -91,10 +98,18 @@ class GenerationScorerMixin(CallbackMixin):
         table_rows: Rows of the table.
         seed: Seed of the generation.
         overlap: Score in the background, and log one validation late.
+        decoding_cv: Log `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
+            first, second, … completions of all prompts, so that it takes two or more of each.
 
     Attributes:
-        fresh: Whether the last validation logged new scores. `trainer.callback_metrics` keeps
+        has_new_scores: Whether the last validation logged scores. `trainer.callback_metrics` keeps
             old values, so a callback that acts on a score has to check this.
+        by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
+            generations_per_prompt), or its jackknife value for a score of the corpus, shape
+            (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
+        resolutions: Logged key → what difference these prompts can show, from the second scored
+            validation on (`ctrlreward.functional.sequential.Resolution`). It is in the summary of
+            `BeforeAfter`, `RunReport` and `WandbReport`.
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
@@ -137,11 +152,12 @@ class GenerationScorerMixin(CallbackMixin):
         table_rows: int = 16,
         seed: int = 0,
         overlap: bool = False,
+        decoding_cv: bool = False,
     ) -> None:
         super().__init__()
-        self.scores = components_by_name(scores)
-        self._given = as_samples(samples)
-        self.samples = self._given.as_prompts()
+        self.components = components_by_name(scores)
+        self.samples = as_samples(samples)
+        self.prompts = self.samples.as_prompts()
         if len(self.samples) == 0:
             raise ValueError("samples has no items: give at least one held-out prompt")
         self.every_n_validations = positive("every_n_validations", every_n_validations)
@@ -149,7 +165,15 @@ class GenerationScorerMixin(CallbackMixin):
         self.name = name
         self.table_rows = positive("table_rows", table_rows)
         self.seed = seed
-        self.fresh = False
+        self.has_new_scores = False
+        self.by_prompt: dict[str, Scores] = {}
+        self.resolutions: dict[str, Resolution] = {}
+        self.decoding_cv = decoding_cv
+        if decoding_cv and generations_per_prompt < 2:
+            raise ValueError(
+                "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
+                f"completions of a prompt, got {generations_per_prompt}"
+            )
         self.validations = 0
         self.last_scored_step = -1
         self.folder: Path | None = None
@@ -169,6 +193,7 @@ class GenerationScorerMixin(CallbackMixin):
             "validations": self.validations,
             "last_scored_step": self.last_scored_step,
             "pending": self._pending.state_dict(),
+            "by_prompt": {key: table.tolist() for key, table in self.by_prompt.items()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -176,11 +201,20 @@ class GenerationScorerMixin(CallbackMixin):
         self.validations = state_dict["validations"]
         self.last_scored_step = state_dict["last_scored_step"]
         self._pending.load_state_dict(state_dict.get("pending"))
+        self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
+
+    @property
+    def evidence(self) -> dict[str, Scores]:
+        """Logged key → last score of each prompt, shape (prompts,): the mean of its completions."""
+        return {
+            key: np.array([valid_mean(row) for row in table])
+            for key, table in self.by_prompt.items()
+        }
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each logged key."""
-        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.scores).items()}
+        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.components).items()}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
@@ -188,11 +222,11 @@ class GenerationScorerMixin(CallbackMixin):
         if stage == "predict":
             return
         self._loaded_step = None
-        check_generator(self, pl_module, self._given)
+        check_generator(self, pl_module, self.samples, complete=False)
         if stage == "fit":
             self._check_fit(trainer)
-        check_devices(self.scores, trainer)
-        check_columns(self.scores, self.samples)
+        check_devices(self.components, trainer)
+        check_columns(self.components, self.prompts)
         if trainer.strategy.root_device.type == "cpu":
             self._pending.worker.yield_cpu()
         self._trial = bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
@@ -208,7 +242,7 @@ class GenerationScorerMixin(CallbackMixin):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
-        check_input(self, pl_module, self._given)
+        check_generator(self, pl_module, self.samples)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
@@ -217,7 +251,7 @@ class GenerationScorerMixin(CallbackMixin):
             return
         self._start(self._pending.step, self._pending.samples)
         if not self.overlap:  # saved by a run with overlap; here no validation would fetch them
-            self._pending_values(trainer)
+            self._pending_scores(trainer)
             self._pending.clear()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -229,7 +263,7 @@ class GenerationScorerMixin(CallbackMixin):
         self._evaluate(trainer, pl_module)
 
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.fresh = False
+        self.has_new_scores = False
         if trainer.sanity_checking:
             return
         fitting = trainer.state.fn == "fit"
@@ -241,16 +275,16 @@ class GenerationScorerMixin(CallbackMixin):
             step = self._loaded_step
         samples = self._generate(trainer, cast(Generator, pl_module)) if now else None
         if self.overlap and fitting and not self._trial:
-            values = self._pending_values(trainer)
-            if values is not None:
-                self._log(pl_module, values)
+            scores = self._pending_scores(trainer)
+            if scores is not None:
+                self._log(pl_module, scores, {SCORED_STEP: float(self._pending.step)})
                 self.last_scored_step = self._pending.step
                 self._pending.clear()
             if samples is not None:
                 self._start(step, samples)
         elif samples is not None:
             scores = on_rank_zero(lambda: self._score_now(trainer, step, samples))
-            self._log(pl_module, logged_scores(self.scores, scores))
+            self._log(pl_module, scores, {})
             if fitting:
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
@@ -262,30 +296,22 @@ class GenerationScorerMixin(CallbackMixin):
         They stay in the state, so a run that resumes from here logs them at its next validation,
         as it would have without the interruption.
         """
-        values = self._pending_values(trainer)
-        if values is None:
+        scores = self._pending_scores(trainer)
+        if scores is None:
             return
+        values = {**logged_scores(self.components, scores), SCORED_STEP: float(self._pending.step)}
         row = {f"{self.name}/{key}": value for key, value in values.items()}
         for logger in trainer.loggers:
             logger.log_metrics(row, step=trainer.global_step)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def release(self) -> None:
         """End the background thread and free the scorers' models."""
-        self._release()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """End the background thread and free the scorers' models."""
-        self._release()
-
-    def _release(self) -> None:
         self._pending.close()
         for scorer in self._scorers():
             scorer.release()
 
     def _scorers(self) -> list[Scorer]:
-        return list(dict.fromkeys(component.scorer for component in self.scores.values()))
+        return list(dict.fromkeys(component.scorer for component in self.components.values()))
 
     def _check_fit(self, trainer: Trainer) -> None:
         if not trainer.enable_validation:
@@ -301,10 +327,40 @@ class GenerationScorerMixin(CallbackMixin):
             if key is not None and key in self.specs:
                 raise misconfigured(trainer, late_score_error(callback, key))
 
-    def _log(self, module: LightningModule, values: Mapping[str, float]) -> None:
+    def _log(
+        self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
+    ) -> None:
+        repeats = 1 if self._trial else self.generations_per_prompt
+        tables = scores_by_prompt(self.components, scores, repeats)
+        values = {**logged_scores(self.components, scores), **more}
+        if self.decoding_cv:
+            values |= cv_of_decodings(tables)
         logged = {f"{self.name}/{key}": value for key, value in values.items()}
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-        self.fresh = True
+        before = self.by_prompt
+        self.by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
+        if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
+            first = not self.resolutions
+            self.resolutions = {
+                f"{self.name}/{key}": resolution(before[f"{self.name}/{key}"], tables[key])
+                for key in self.components
+            }
+            if first:
+                rank_zero_info(self._describe_resolutions())
+        self.has_new_scores = True
+
+    def _describe_resolutions(self) -> str:
+        lines = [
+            f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
+            f"deviation {r.between_prompts:.3g} between prompts, {r.between_decodings:.3g} between "
+            "completions of a prompt)"
+            for key, r in self.resolutions.items()
+        ]
+        what = (
+            f"With {len(self.samples)} prompts, two validations that differ by this are found "
+            "different in four of five cases:"
+        )
+        return "\n".join([what, *lines])
 
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
@@ -317,17 +373,16 @@ class GenerationScorerMixin(CallbackMixin):
         on_rank_zero(load)
         self._pending.start(step, samples)
 
-    def _pending_values(self, trainer: Trainer) -> dict[str, float] | None:
-        """Wait for pending scores, log their table and return what to log; None without any."""
+    def _pending_scores(self, trainer: Trainer) -> dict[str, Scores] | None:
+        """Wait for pending scores, log their table and return them; None without any."""
         step, samples = self._pending.step, self._pending.samples
         if samples is None:
             return None
-        scores = self._pending.result(lambda result: self._show(trainer, step, samples, result))
-        return {**logged_scores(self.scores, scores), SCORED_STEP: float(step)}
+        return self._pending.result(lambda result: self._show(trainer, step, samples, result))
 
     def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
-        prompts = self.samples[:2] if self._trial else self.samples
+        prompts = self.prompts[:2] if self._trial else self.prompts
         repeats = 1 if self._trial else self.generations_per_prompt
         # Lightning enables mixed precision in its steps, not in this hook.
         with trainer.precision_plugin.val_step_context():
@@ -341,7 +396,9 @@ class GenerationScorerMixin(CallbackMixin):
 
     def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
-        scores = score(with_corpus_parts(self.scores), samples)
+        scores = score(with_corpus_parts(self.components), samples)
+        repeats = 1 if self._trial else self.generations_per_prompt
+        scores |= without_each_prompt(self.components, samples, scores, repeats)
         if self.folder is not None:
             file = self.folder / f"{kind}step={step:06d}.jsonl"
             write_scored_samples(file, samples, without_corpus_parts(scores))

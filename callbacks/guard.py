@@ -1,7 +1,8 @@
-"""Detection of reward hacking: the proxy rises while a held-out metric declines."""
+"""Detection of reward hacking: the proxy rises while held-out metrics decline."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from ctrlreward.lightning_package import (
     misconfigured,
 )
 from ctrlreward.selection import AlarmRule, AlarmState
-from ctrlreward.selection.alarm import LEVEL, WINDOW
+from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_held_out_mode
 
 
 @checked_keywords(
@@ -38,13 +39,13 @@ class ProxyGuardMixin(CallbackMixin):
     """Alarm on reward hacking: the optimised metric improves while a held-out metric declines.
 
     Optimise one metric (the proxy), select checkpoints by another that training never sees, and let
-    this callback watch both. After each validation with new values of both, it tests the last
-    `window` ones for a rise of the proxy and a decline of the held-out metric, each beyond the
-    drift of a random walk (`ctrlreward.selection.AlarmRule`, `ctrlreward.functional.trend`). It
-    logs `<name>/p_value`, the larger of the two p-values, and `<name>/alarm`, 1 if that is at most
-    `level`, else 0. When an alarm begins, a warning is printed, and the trainer's Weights & Biases
-    runs get an alert. At the default level, the 8th scored validation is the first that can raise
-    an alarm.
+    this callback watch both (`ctrlreward.selection.AlarmRule`). If a `GenerationScorer` logs the
+    held-out metrics, each validation is compared with a reference validation, prompt by prompt, and
+    `level` bounds the probability of a false alarm in the whole run. Otherwise the last `window`
+    validations are tested for trends beyond the drift of a random walk.
+
+    Logs `<name>/p_value` and `<name>/alarm`, 1 if the p-value is at most `level`, else 0. When an
+    alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert.
 
     A metric can come from a `GenerationScorer` listed before this callback, from
     `validation_step`, or from training (the last value counts, so log a mean over enough samples).
@@ -53,25 +54,34 @@ class ProxyGuardMixin(CallbackMixin):
 
     Args:
         proxy: Logged key of the optimised metric.
-        held_out: Logged key of the metric used for selection.
+        held_out: Logged key of a metric that is not optimised, several keys, or key → "max" if
+            higher is better, "min" if lower is better, "drift" if any change is a decline (length,
+            KL). With several, each is tested at its share of the level.
         proxy_mode: "max" if higher is better, "min" if lower is better. Defaults to the direction
             that the trainer's `GenerationScorer` or the module's `Reward` declares; other keys need
             one.
-        held_out_mode: The same for the held-out metric.
-        window: Number of scored validations per test, 4 to 16.
-        level: Raise an alarm if both p-values are at most this. Each validation runs a test, so the
-            false-alarm rate of a whole run is higher: see docs/training.md.
+        held_out_mode: The same for held-out metrics without a direction; or "drift".
+        window: Without scores by prompt, number of scored validations per test, 4 to 16.
+        level: Probability of a false alarm in the whole run, by default 0.05. Without scores by
+            prompt, the level of each test, by default 0.01; the 8th scored validation is then the
+            first that can raise an alarm.
         stop: Stop training at an alarm, on all ranks. A run resumed from there ends at once, unless
             its new settings would not raise the alarm.
         name: Prefix of the logged keys.
+        reference: Validation to compare with: "first", or "best", the one with the best held-out
+            mean so far, which notices a decline after a rise.
+        margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
+            Defaults to a tenth of the standard deviation between prompts.
 
     Attributes:
-        values: Proxy and held-out metric of the last scored validations, oldest first.
+        values: Proxy and held-out metrics of the last scored validations, oldest first; of metrics
+            without scores by prompt.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: `trainer.global_step` at the first alarm, -1 before.
 
     Raises:
-        ValueError: `window` or `level` out of range, or the same metric twice.
+        ValueError: `window`, `level`, `margin` or `reference` out of range, or the same metric
+            twice.
         MisconfigurationException: Unknown mode, one that contradicts the score's direction, or none
             for a key without a declared direction; a `GenerationScorer` listed after this callback;
             a key that is not logged (lists those that are).
@@ -94,28 +104,30 @@ class ProxyGuardMixin(CallbackMixin):
     def __init__(
         self,
         proxy: str,
-        held_out: str,
+        held_out: str | Sequence[str] | Mapping[str, HeldOutMode],
         proxy_mode: Mode | None = None,
-        held_out_mode: Mode | None = None,
+        held_out_mode: HeldOutMode | None = None,
         window: int = WINDOW,
-        level: float = LEVEL,
+        level: float | None = None,
         stop: bool = False,
         name: str = "guard",
+        reference: Reference = "first",
+        margin: float | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__()
         self._given_modes = proxy_mode, held_out_mode
-        modes: tuple[Mode, Mode] = proxy_mode or "max", held_out_mode or "max"
+        modes = proxy_mode or "max", held_out_mode or "max"
         with rule_errors(self):
             check_direction("proxy_mode", modes[0])
-            check_direction("held_out_mode", modes[1])
-        self.rule = AlarmRule(proxy, held_out, *modes, window, level)
+            check_held_out_mode("held_out_mode", modes[1])
+        self.rule = AlarmRule(proxy, held_out, *modes, window, level, reference, margin)
         self.stop = stop
         self.name = name
         self.state = self.rule.start()
 
     @property
-    def values(self) -> list[tuple[float, float]]:
-        """Proxy and held-out metric of the last scored validations, oldest first."""
+    def values(self) -> list[tuple[float, ...]]:
+        """Proxy and held-out metrics of the last scored validations, oldest first."""
         return list(self.state.values)
 
     @property
@@ -131,7 +143,7 @@ class ProxyGuardMixin(CallbackMixin):
     @property
     def state_key(self) -> str:
         """Key of the values in a checkpoint."""
-        return state_key(self, proxy=self.rule.proxy, held_out=self.rule.held_out)
+        return state_key(self, proxy=self.rule.proxy, held_out=list(self.rule.modes))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values of the last validations, and the alarm."""
@@ -145,13 +157,20 @@ class ProxyGuardMixin(CallbackMixin):
         """Set the modes to the scores' directions, and check the order of callbacks."""
         super().setup(trainer, pl_module, stage)
         proxy_mode, held_out_mode = self._given_modes
+        given = self.rule.held_out if isinstance(self.rule.held_out, Mapping) else {}
+        modes = {
+            key: mode
+            if (mode := given.get(key, held_out_mode)) == "drift"
+            else resolve_mode(trainer, key, mode, "held_out_mode")
+            for key in self.rule.modes
+        }
         self.rule = replace(
             self.rule,
+            held_out=modes,
             proxy_mode=resolve_mode(trainer, self.rule.proxy, proxy_mode, "proxy_mode"),
-            held_out_mode=resolve_mode(trainer, self.rule.held_out, held_out_mode, "held_out_mode"),
         )
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for key in (self.rule.proxy, self.rule.held_out):
+        for key in (self.rule.proxy, *modes):
             scorer = find_scorer(trainer, key)
             if scorer is not None and callbacks.index(scorer) > callbacks.index(self):
                 raise misconfigured(
@@ -171,9 +190,8 @@ class ProxyGuardMixin(CallbackMixin):
         if not is_fitting(trainer):
             return
         step, before = trainer.global_step, self.state
-        metrics, stale = read_metrics(trainer)
         with rule_errors(self):
-            self.state, decision = self.rule.update(before, step, metrics, stale)
+            self.state, decision = self.rule.update(before, step, *read_metrics(trainer))
         if decision.p_value is None:
             return
         alarm = trainer.strategy.reduce_boolean_decision(decision.alarm, all=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import nan
 from typing import Any, TypeAlias
@@ -17,37 +17,6 @@ from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.components import ComponentLike, as_component
-
-_UNDEFINED = Estimate(nan, nan, nan)
-
-
-@dataclass(frozen=True)
-class Mean:
-    """Judge by the mean of a score over all texts.
-
-    Args:
-        score: One score of a scorer.
-    """
-
-    score: Component
-
-    def check(self, samples: Samples) -> None:
-        """Raise a ValueError unless the samples have two groups, which an interval needs."""
-        _check_groups(samples)
-
-    def value(self, scores: Scores, samples: Samples) -> float:
-        """Return the mean of n scores, NaN (failed samples) left out; NaN if there are none."""
-        return valid_mean(scores)
-
-    def change(self, before: Scores, after: Scores, samples: Samples) -> Estimate:
-        """Return after - before with its 95 % interval; NaN where a side has no finite mean."""
-        if not (_are_valid(before) and _are_valid(after)):
-            return _UNDEFINED
-        return paired_bootstrap(before, after, _groups(samples))
-
-    def interval(self, scores: Scores, samples: Samples) -> Estimate:
-        """Return the mean with its 95 % interval; NaN where it is not finite."""
-        return self.change(np.zeros_like(scores), scores, samples)
 
 
 @dataclass(frozen=True)
@@ -89,8 +58,7 @@ class AUC:
         return as_component("component", self.component)
 
     def check(self, samples: Samples) -> None:
-        """Raise a ValueError unless the samples have two groups, `positive` and another label."""
-        _check_groups(samples)
+        """Raise a ValueError unless the samples have the label `positive` and another one."""
         labels = dict.fromkeys(samples.require("labels", "AUC"))
         if self.positive not in labels or len(labels) < 2:
             raise ValueError(
@@ -100,35 +68,22 @@ class AUC:
 
     def value(self, scores: Scores, samples: Samples) -> float:
         """Return the AUC of n scores, NaN (failed samples) left out; NaN if a side has none."""
-        return auc(scores, self._wanted(samples))
+        return auc(scores, self.wanted(samples))
 
-    def change(self, before: Scores, after: Scores, samples: Samples) -> Estimate:
-        """Return after - before with its 95 % interval; NaN where a side has no pairs."""
-        if not (_are_valid(before) and _are_valid(after)):
-            return _UNDEFINED
-        return paired_auc_bootstrap(before, after, self._wanted(samples), _groups(samples))
-
-    def interval(self, scores: Scores, samples: Samples) -> Estimate:
-        """Return the AUC with its 95 % interval; NaN without pairs."""
-        constant = np.zeros_like(scores)  # its AUC is 0.5 in every draw
-        found = self.change(constant, scores, samples)
-        return Estimate(*(end + 0.5 for end in (found.value, found.low, found.high)))
-
-    def _wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
+    def wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
+        """Return whether each sample has the label `positive`, shape (n,)."""
         return np.array([label == self.positive for label in samples.require("labels", "AUC")])
 
 
-Judge: TypeAlias = Mean | AUC
+Judge: TypeAlias = Component | AUC  # a component is compared by its mean
 
 
 def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
-    """Return the `judges` of `BeforeAfter`, with the mean for those that are scores.
+    """Return the `judges` of `BeforeAfter`, with a component for those that are scorers.
 
-    Args:
-        judges: Name → judge.
-        scores: Names of the report's scores, which stand in the same files.
+    `scores` are the names of the report's scores, which stand in the same files.
 
     Raises:
         TypeError: `judges` is not a mapping, or a value is neither an `AUC` nor a score.
@@ -146,9 +101,27 @@ def judges_by_name(
                 f"judges has the key {name!r}, which the scores have, too: give another name"
             )
     return {
-        name: given if isinstance(given, AUC) else Mean(as_component(f"judges[{name!r}]", given))
-        for name, given in judges.items()
+        name: judge if isinstance(judge, AUC) else as_component(f"judges[{name!r}]", judge)
+        for name, judge in judges.items()
     }
+
+
+def judged_component(judge: Judge) -> Component:
+    """Return the score that a judge compares."""
+    return judge.score if isinstance(judge, AUC) else judge
+
+
+def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
+    """Raise a ValueError unless prompts have two groups, and the labels that the judges need."""
+    groups = set(_groups(prompts))
+    if len(groups) < 2:
+        raise ValueError(
+            f"the samples of BeforeAfter are of {len(groups)} group, and its intervals draw "
+            "whole groups: give prompts of two or more"
+        )
+    for judge in judges:
+        if isinstance(judge, AUC):
+            judge.check(prompts)
 
 
 def comparison(
@@ -168,57 +141,57 @@ def comparison(
     """
     first = next(iter(scores))
     others = [name for name in sets if name not in ("before", "after")]
+    all_judges: dict[str, Judge] = {**scores, **judges}
 
     def means(name: str) -> dict[str, float]:
         own = {key: sets[name][key] for key in scores}
         return {**mean_scores(own), "generations": len(samples)}
 
-    def change(name: str, judge: Judge, key: str) -> dict[str, Any]:
-        found = judge.change(sets[name][key], sets["after"][key], samples)
+    def change(name: str, key: str) -> dict[str, Any]:
+        found = _change(all_judges[key], sets[name][key], sets["after"][key], samples)
         return {"difference": found.value, "difference_ci95": [found.low, found.high]}
 
     def verdict(key: str, judge: Judge) -> dict[str, Any]:
-        values = {name: judge.value(each[key], samples) for name, each in sets.items()}
-        failed = {name: int(np.isnan(each[key]).sum()) for name, each in sets.items()}
+        values = {
+            name: judge.value(each[key], samples)
+            if isinstance(judge, AUC)
+            else valid_mean(each[key])
+            for name, each in sets.items()
+        }
         return {
             "before": values["before"],
             "after": values["after"],
-            **change("before", judge, key),
-            "failed": failed,
-            "others": {
-                name: {"value": values[name], **change(name, judge, key)} for name in others
-            },
+            **change("before", key),
+            "failed": {name: int(np.isnan(each[key]).sum()) for name, each in sets.items()},
+            "others": {name: {"value": values[name], **change(name, key)} for name in others},
         }
 
-    mean = Mean(scores[first])
-    all_judges = {key: Mean(component) for key, component in scores.items()} | {**judges}
+    def interval(name: str, key: str) -> list[float]:
+        # A constant has the mean 0, and the AUC 0.5, in every draw.
+        constant = np.zeros(len(samples))
+        found = _change(all_judges[key], constant, sets[name][key], samples)
+        offset = 0.5 if isinstance(all_judges[key], AUC) else 0.0
+        return [found.low + offset, found.high + offset]
 
-    def intervals(name: str) -> dict[str, list[float]]:
-        found = {key: j.interval(sets[name][key], samples) for key, j in all_judges.items()}
-        return {key: [estimate.low, estimate.high] for key, estimate in found.items()}
-
+    sides = ("before", "after")
     return {
         "score": first,
-        "before": means("before"),
-        "after": means("after"),
-        **change("before", mean, first),
-        "others": {name: {**means(name), **change(name, mean, first)} for name in others},
+        **{side: means(side) for side in sides},
+        **change("before", first),
+        "others": {name: {**means(name), **change(name, first)} for name in others},
         "judges": {key: verdict(key, judge) for key, judge in judges.items()},
-        "intervals": {name: intervals(name) for name in ("before", "after")},
+        "intervals": {side: {key: interval(side, key) for key in all_judges} for side in sides},
     }
 
 
-def _are_valid(scores: Scores) -> bool:
-    return not np.isnan(scores).all() and not np.isinf(scores).any()
-
-
-def _check_groups(samples: Samples) -> None:
-    groups = _groups(samples)
-    if len(set(groups)) < 2:
-        raise ValueError(
-            f"the samples of BeforeAfter are of {len(set(groups))} group, and its intervals draw "
-            "whole groups: give prompts of two or more"
-        )
+def _change(judge: Judge, before: Scores, after: Scores, samples: Samples) -> Estimate:
+    """Return after - before of a judge with its 95 % interval; NaN where a side has no value."""
+    for scores in (before, after):
+        if np.isnan(scores).all() or np.isinf(scores).any():
+            return Estimate(nan, nan, nan)
+    if isinstance(judge, AUC):
+        return paired_auc_bootstrap(before, after, judge.wanted(samples), _groups(samples))
+    return paired_bootstrap(before, after, _groups(samples))
 
 
 def _groups(samples: Samples) -> tuple[str, ...]:

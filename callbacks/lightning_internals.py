@@ -39,9 +39,7 @@ from ctrlreward.lightning_package import (
 def state_key(callback: Callback, **identity: Any) -> str:
     """Return the key of a callback's state in a checkpoint.
 
-    Args:
-        callback: The callback.
-        identity: Arguments that tell two callbacks of one class apart.
+    `identity` are the arguments that tell two callbacks of one class apart.
     """
     return callback._generate_state_key(**identity)
 
@@ -77,11 +75,8 @@ def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
     """Set what a logger whose run has not started will pass to `wandb.init`.
 
     An offline run will print nothing but warnings and errors, and be on disk within a second, in
-    case the process is killed; unless the logger was given settings.
-
-    Args:
-        logger: The logger, which passes `resume="allow"`.
-        run_id: Run to continue, unless the logger was given an id; "" for a new one.
+    case the process is killed; unless the logger was given settings. The logger continues the run
+    `run_id`, unless it was given an id; "" starts a new one.
     """
     arguments = logger._wandb_init
     # Lightning always passes it, it has no effect, and wandb warns of it.
@@ -111,12 +106,9 @@ class CheckpointStepsMixin(ModelCheckpoint):
     def free_path(
         self, metrics: dict[str, torch.Tensor], trainer: Trainer, replaced: str | None
     ) -> str:
-        """Return the path of a new checkpoint, with a version if a file of that name exists.
+        """Return the path of a new checkpoint by the metrics of its name.
 
-        Args:
-            metrics: Values in the file name.
-            trainer: The trainer.
-            replaced: Path that may be overwritten.
+        It has a version if a file of that name exists, unless that is `replaced`.
         """
         return self._get_metric_interpolated_filepath_name(metrics, trainer, replaced)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 
+from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.sequential import jackknife_values
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
-from ctrlreward.scorers.base import Component, Scores, ScoreSpec
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
 SCORED_STEP = "scored_step"
 CORPUS = "corpus"
+CV = "cv"
+WITHOUT = "without"
 
 # What other libraries call the arguments of callbacks that generate, and our names.
 SAMPLING_NAMES = {
@@ -44,7 +50,7 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
     if not scores:
         raise ValueError('scores is empty: give at least one, {"coherence": ctrleval["coherence"]}')
     for key in scores:
-        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith(f"{CORPUS}/"):
+        if key in (FAIL_RATE, TABLE, SCORED_STEP) or key.startswith((f"{CORPUS}/", f"{CV}/")):
             raise ValueError(
                 f"scores has the key {key!r}, which the callback logs itself: give another name"
             )
@@ -122,6 +128,94 @@ def logged_scores(
         for key, fold in folds.items()
     }
     return {**means, **corpus}
+
+
+def scores_by_prompt(
+    components: Mapping[str, Component], scores: Mapping[str, Scores], repeats: int
+) -> dict[str, Scores]:
+    """Return the values of each prompt for each key of `logged_scores`.
+
+    Args:
+        components: n scores by name.
+        scores: Values of `with_corpus_parts(components)` of all samples, arrays of shape (n,); the
+            completions of a prompt follow each other.
+        repeats: Completions per prompt.
+
+    Returns:
+        Key → array of shape (n / repeats, repeats); of shape (n / repeats, 1) for the fail rate,
+        and for `corpus/<name>` and scores of groups, whose values are jackknife values.
+    """
+    tables = {key: scores[key].reshape(-1, repeats) for key in components}
+    failed = np.isnan(np.stack(list(tables.values()))).any(axis=0)
+    for key in components:
+        if _part_key(key, WITHOUT) in scores:
+            without = scores[_part_key(key, WITHOUT)]
+            tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
+    tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
+    for key, component in components.items():
+        fold = component.corpus_fold
+        if fold is not None:
+            parts = [scores[_part_key(key, name)] for name in fold.parts]
+            left_out = [
+                fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
+                for start in range(0, len(parts[0]), repeats)
+            ]
+            values = jackknife_values(fold.fold(*parts), left_out)
+            tables[f"{CORPUS}/{key}"] = values[:, None]
+    return tables
+
+
+def without_each_prompt(
+    components: Mapping[str, Component],
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    repeats: int,
+) -> dict[str, Scores]:
+    """Return the mean of each score of groups without each prompt, for its jackknife values.
+
+    Args:
+        components: Scores by name.
+        samples: n samples; the completions of a prompt follow each other.
+        scores: Their scores, arrays of shape (n,).
+        repeats: Completions per prompt.
+
+    Returns:
+        Reserved key → array of shape (n / repeats,).
+    """
+    grouped = {key: c for key, c in components.items() if c.scorer.of_groups}
+    if not grouped or len(samples) == repeats:
+        return {}
+    # Failed samples count in no value, and are not to be warned of again.
+    failed = np.any([np.isnan(scores[key]) for key in grouped], axis=0)
+    rows = [
+        [row for row in range(len(samples)) if row // repeats != prompt and not failed[row]]
+        for prompt in range(len(samples) // repeats)
+    ]
+    parts = [score(grouped, samples[kept]) for kept in rows]
+    return {
+        _part_key(key, WITHOUT): np.array([valid_mean(part[key]) for part in parts])
+        for key in grouped
+    }
+
+
+def cv_of_decodings(tables: Mapping[str, Scores]) -> dict[str, float]:
+    """Return CV* of the mean scores of repeated decodings, in percent, as `cv/<name>`.
+
+    The j-th completions of all prompts are one decoding (Belz et al. 2022). NaN where CV* is
+    undefined: for one decoding, means of both signs or means of 0.
+
+    Args:
+        tables: Values of `scores_by_prompt`.
+    """
+    means = {
+        key: [valid_mean(decoding) for decoding in table.T]
+        for key, table in tables.items()
+        if table.shape[1] > 1
+    }
+    return {
+        f"{CV}/{key}": cv_star(row) if min(row) > 0 or max(row) < 0 else math.nan
+        for key, row in means.items()
+    }
 
 
 def _part_key(key: str, part: str) -> str:

@@ -9,16 +9,18 @@ from typing import cast
 from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
-from ctrlreward.callbacks.shaped_module import ShapedModule
+from ctrlreward.callbacks.shaping import ShapedModule
+from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
     Trainer,
+    callbacks_of,
     is_instance,
     misconfigured,
     mixed,
     package_of,
 )
-from ctrlreward.scorers.base import ScoreSpec
+from ctrlreward.scorers.base import Scores, ScoreSpec
 
 # What other libraries call the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -51,18 +53,27 @@ def rule_errors(callback: Callback) -> Iterator[None]:
 
 def find_scorer(trainer: Trainer, key: str) -> GenerationScorerMixin | None:
     """Return the trainer's `GenerationScorer` that logs this key, None if there is none."""
-    return next((scorer for scorer in _scorers(trainer) if key in scorer.specs), None)
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return next((scorer for scorer in scorers if key in scorer.specs), None)
 
 
-def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str]]:
-    """Return all logged metrics, and the keys that the last validation did not log.
+def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str, Scores]]:
+    """Return all logged metrics, the keys that the last validation did not log, and the evidence.
 
+    The evidence is the value of each held-out prompt, for keys that a `GenerationScorer` logs.
     `trainer.callback_metrics` keeps the values of earlier validations. Keys that no
     `GenerationScorer` logs are assumed to be logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
-    stale = [scorer for scorer in _scorers(trainer) if not scorer.fresh]
-    return metrics, {key for scorer in stale for key in scorer.specs}
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    stale = {key for s in scorers if not s.has_new_scores for key in s.specs}
+    return metrics, stale, {key: row for s in scorers for key, row in s.evidence.items()}
+
+
+def resolutions(trainer: Trainer) -> dict[str, Resolution]:
+    """Return what difference the held-out prompts can show, by logged key."""
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return {key: found for s in scorers for key, found in s.resolutions.items()}
 
 
 def is_fitting(trainer: Trainer) -> bool:
@@ -86,9 +97,10 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
         MisconfigurationException: The mode would select the worst value of a score, or is missing
             for a key whose direction nobody declares.
     """
-    declared = _declared_mode(trainer, key)
+    scored = _scored_modes(trainer)
+    declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)
     if mode is None and declared is None:
-        known = [name for scorer in _scorers(trainer) for name in scorer.specs]
+        known = list(scored)
         only = f", only {', '.join(known)}{did_you_mean(key, known)}" if known else ""
         raise misconfigured(
             trainer,
@@ -105,26 +117,29 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     return cast(Mode, mode or declared)
 
 
-def known_modes(trainer: Trainer) -> dict[str, Mode]:
-    """Return the better direction of each key that a scorer declares or a callback monitors."""
-    specs = {key: spec for scorer in _scorers(trainer) for key, spec in scorer.specs.items()}
-    modes = {key: _mode_of(spec) for key, spec in specs.items()}
-    kinds = ("callbacks.ModelCheckpoint", "callbacks.EarlyStopping")
+def monitored(trainer: Trainer) -> dict[str, Mode]:
+    """Return each key that a checkpoint or early stopping callback monitors, and its direction."""
+    kinds = ("callbacks.EarlyStopping", "callbacks.ModelCheckpoint")
+    modes: dict[str, Mode] = {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if any(is_instance(callback, kind) for kind in kinds) and callback.monitor is not None:
             modes.setdefault(callback.monitor, callback.mode)
     return modes
 
 
-def _scorers(trainer: Trainer) -> list[GenerationScorerMixin]:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, GenerationScorerMixin)]
+def known_modes(trainer: Trainer) -> dict[str, Mode]:
+    """Return the better direction of each key that a scorer declares or a callback monitors."""
+    scored = _scored_modes(trainer)
+    return scored | monitored(trainer) | scored
 
 
-def _declared_mode(trainer: Trainer, key: str) -> Mode | None:
-    scorer, module = find_scorer(trainer, key), trainer.lightning_module
-    if scorer is not None:
-        return _mode_of(scorer.specs[key])
+def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
+    scorers = callbacks_of(trainer, GenerationScorerMixin)
+    return {key: _mode_of(spec) for scorer in scorers for key, spec in scorer.specs.items()}
+
+
+def _reward_mode(module: object, key: str) -> Mode | None:
+    """Return the better direction of a key that a policy logs of its rewards, None for others."""
     if isinstance(module, ShapedModule) and key.startswith("reward/"):
         name = key.removeprefix("reward/")
         if name in ("total", "shaped"):

@@ -22,10 +22,8 @@ class PendingScores:
     """Generations of at most one validation whose scores have not been logged yet.
 
     Every rank holds the texts; rank 0 scores them on a background thread. Training draws random
-    numbers at the same time from generators that all threads share, so scoring must draw none.
-
-    Args:
-        score: Scores the samples that were generated at a step.
+    numbers at the same time from generators that all threads share, so `score`, which gets the step
+    of the samples with them, must draw none.
 
     Attributes:
         step: `trainer.global_step` when the texts were generated; -1 if nothing is pending.
@@ -49,12 +47,8 @@ class PendingScores:
     def result(self, finish: Callable[[dict[str, Scores]], None]) -> dict[str, Scores]:
         """Wait for the scores and return them on every rank; call this on every rank.
 
-        Args:
-            finish: Called with the scores on rank 0 only.
-
-        Raises:
-            Exception: On rank 0, the exception of scoring or `finish`.
-            RuntimeError: On the other ranks, with rank 0's message.
+        Rank 0 calls `finish` with them. If that or scoring fails, it raises the exception, and the
+        other ranks a RuntimeError with its message.
         """
 
         def wait() -> dict[str, Scores]:

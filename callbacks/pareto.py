@@ -171,7 +171,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
     def select(self, trainer: Trainer) -> None:
         """Save the checkpoint if it is on the front, and remove those it dominates."""
         step = trainer.global_step
-        metrics, stale = read_metrics(trainer)
+        metrics, stale, _ = read_metrics(trainer)
         # A metric logged without sync_dist differs between ranks; the files must not.
         metrics = trainer.strategy.broadcast(metrics)
         before = self._paths(self.state)

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
 from ctrlreward.callbacks.base_callback import CallbackMixin
+from ctrlreward.callbacks.monitoring import monitored
 from ctrlreward.callbacks.report import BeforeAfterMixin
 from ctrlreward.callbacks.stopping import stopped_by
-from ctrlreward.displays import SECONDS_PER_LINE, Log, Terminal, duration, write_line
 from ctrlreward.lightning_package import (
     LightningModule,
-    ModelCheckpoint,
+    ProgressBar,
     Trainer,
+    callbacks_of,
     is_instance,
 )
-from ctrlreward.progress import show
+from ctrlreward.progress import SECONDS_PER_LINE, Log, duration, show, write_line
 
 
-class RewardProgressBarMixin(CallbackMixin):
+class RewardProgressBarMixin(CallbackMixin, ProgressBar):
     """Progress bar that shows the phase of a run, its steps, its metrics and the time left.
 
     On a terminal, one bar at the bottom, with another for long scoring. In a log file or a pipe,
     whole lines on standard error: one when the phase changes, and one every ten seconds or after
     each step if steps take longer.
 
-    - Phases: start (loading), sanity check, before, training, validation, after. `BeforeAfter` has
-      "before" and "after" if it comes later in the trainer's list of callbacks.
+    - Phases: start (loading), sanity check, training and validation; before and after it the
+      phases of `BeforeAfter`.
     - Steps are those of `trainer.global_step`. They are counted up to the smallest of `max_steps`,
       the number of batches, and ("about") the steps that `max_time` leaves time for.
     - Metrics are those logged with `prog_bar=True`, and the scores that checkpoint and early
@@ -38,8 +38,9 @@ class RewardProgressBarMixin(CallbackMixin):
       than `max_time` leaves, and includes the phase after training, which takes as long as the one
       before. Early stopping may end the run sooner.
 
-    Replaces Lightning's bar; `ctrlreward train` uses it unless the configuration has another one or
-    sets `enable_progress_bar` to false. Only rank 0 shows anything.
+    Replaces Lightning's bar, and becomes the first of the trainer's callbacks. `ctrlreward train`
+    uses it unless the configuration has another one or sets `enable_progress_bar` to false. Only
+    rank 0 shows anything.
 
     Examples:
         >>> from pytorch_lightning import Trainer
@@ -51,10 +52,11 @@ class RewardProgressBarMixin(CallbackMixin):
 
     def __init__(self) -> None:
         super().__init__()
+        self.title = ""
         self._enabled = True
+        self._fits = False
         self._shown = ExitStack()
-        self._state: _Run | None = None
-        self._display: Log | Terminal | None = None
+        self._display: Log | None = None  # while a run is shown
 
     def enable(self) -> None:
         """Show the progress of the next run."""
@@ -69,39 +71,52 @@ class RewardProgressBarMixin(CallbackMixin):
         """Start to show the run, on rank 0."""
         super().setup(trainer, pl_module, stage)  # disables this bar on other ranks
         self._close()
+        # Before other callbacks, some of which work long in the hooks that start a phase.
+        others = [callback for callback in _callbacks(trainer) if callback is not self]
+        trainer.callbacks = [self, *others]  # type: ignore[attr-defined]
+        reports = callbacks_of(trainer, BeforeAfterMixin)
+        self._report = reports[0] if reports and not trainer.fast_dev_run else None  # type: ignore[attr-defined]
+        self._fits = stage == "fit"
+        self._created = self._measured = time.monotonic()
+        self._first: tuple[float, int] | None = None  # time and step at which training started
+        self._ended: float | None = None
+        self._seconds_per_step = 0.0  # 0 before the first
+        self._total = math.inf
+        self._bound = "" if math.isinf(_seconds_allowed(trainer)) else "at most "
+        self._metrics: dict[str, float] = {}
+        self.title = {"fit": "start", "validate": "validation"}.get(stage, stage)
         if self._enabled:
-            self._state = _Run(trainer, stage)
-            self._display = self._shown.enter_context(show(self._state))
+            self._display = self._shown.enter_context(show(self))
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase."""
         self._enter("sanity check")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Enter the phase before training, and tell where a resumed run goes on."""
-        if self._state and trainer.global_step:
+        """Enter the phase before training, or tell where a resumed run continues."""
+        if self._display and trainer.global_step:
             write_line(f"resumed after step {trainer.global_step:,}")
-        if self._state and self._state.report and not trainer.global_step:
+        elif self._report:
             self._enter("before")
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Enter the phase of training; a run that resumes within an epoch does not start one."""
-        if self._state and not self._state.training:
-            self._state.start_steps()
+        if self._first is None:
+            self._first = (time.monotonic(), trainer.global_step)
+            self._total = _planned_steps(trainer)
             self._enter("training")
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Show step, metrics and time left."""
-        if self._state and self._display:
-            self._state.measure()
-            if self._state.pace >= SECONDS_PER_LINE:
-                self._display.announce()
-            else:
-                self._display.update()
+        self._measure()
+        if self._display and self._seconds_per_step >= SECONDS_PER_LINE:
+            self._display.announce()
+        elif self._display:
+            self._display.update()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase."""
@@ -110,128 +125,83 @@ class RewardProgressBarMixin(CallbackMixin):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Return to training, with the new scores."""
-        if self._state and self._state.training:
-            self._state.measure()
+        if self._first:
+            self._measure()
             self._enter("training")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the phase after training."""
-        if self._state:
-            self._state.measure()
-            self._state.end_steps()
-            self._enter("after" if self._state.report else "end")
+        self._measure()
+        self._ended, self._total = time.monotonic(), math.inf
+        self._enter("after" if self._report else "end")
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Tell where the run was interrupted."""
-        if self._state and self._state.fits:
-            self._end(type(exception).__name__)
-        self._close()
+        self._close(type(exception).__name__ if self._fits else "")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Tell why a fit ended, and after how many steps."""
-        if self._state and self._state.ended is not None:
-            self._end(stopped_by(trainer))
-        self._close()
-
-    def _enter(self, phase: str) -> None:
-        if self._state and self._display:
-            self._state.title = phase
-            self._display.update()
-
-    def _end(self, reason: str) -> None:
-        run = self._state
-        self._close()
-        if run:
-            write_line(f"stopped {run.summary()}: {reason}")
-
-    def _close(self) -> None:
-        self._state = self._display = None
-        self._shown.close()
-
-
-class _Run:
-    """State of a run, read by a display.
-
-    Metrics are read in hooks of the trainer only; a terminal calls `text` from another thread.
-    """
-
-    def __init__(self, trainer: Trainer, stage: str) -> None:
-        self.title = {"fit": "start", "validate": "validation"}.get(stage, stage)
-        self.trainer = trainer
-        self.fits = stage == "fit"
-        reports = [c for c in _callbacks(trainer) if isinstance(c, BeforeAfterMixin)]
-        trial = trainer.fast_dev_run  # type: ignore[attr-defined]
-        self.report = reports[0] if reports and not trial else None
-        self.training = False
-        self.ended: float | None = None
-        self._created = time.monotonic()
-        self._first = (0.0, 0)  # time and step at which training started
-        self._measured = 0.0
-        self.pace = 0.0  # seconds per step; 0 before the first
-        self._total = float("inf")
-        self._bound = "" if math.isinf(_seconds_allowed(trainer)) else "at most "
-        self._metrics: dict[str, float] = {}
+        self._close(stopped_by(trainer) if self._ended is not None else "")
 
     @property
     def share(self) -> float | None:
         """Share of the steps; None before and after training."""
-        if not self.training or not self._total:
+        if self._first is None or self._ended is not None or not self._total:
             return None
         return min(1.0, self.trainer.global_step / self._total)
 
     def text(self) -> str:
-        """Return step, metrics and time left."""
-        if not self.fits:
+        """Return step, metrics and time left. A terminal calls this from another thread."""
+        if not self._fits:
             return ""
-        total = self._total if self.training or self.ended else _planned_steps(self.trainer)
+        total = self._total if self._first else _planned_steps(self.trainer)
         of = "" if math.isinf(total) else f" of {self._bound}{total:,.0f}"
         metrics = [f"{name} {value:.4g}" for name, value in self._metrics.items()]
         return ", ".join([f"step {self.trainer.global_step:,}{of}", *metrics, self._time_left()])
 
-    def summary(self) -> str:
-        """Return where the run is, and the time it took."""
-        seconds = duration(time.monotonic() - self._created)
-        return f"at step {self.trainer.global_step:,} after {seconds}"
+    def _enter(self, phase: str) -> None:
+        self.title = phase
+        if self._display:
+            self._display.update()
 
-    def start_steps(self) -> None:
-        """Start the clock of training."""
-        self.training = True
-        self._first = (time.monotonic(), self.trainer.global_step)
-        self._total = _planned_steps(self.trainer)
+    def _close(self, reason: str = "") -> None:
+        """Remove the display, and tell why the run stopped."""
+        display, self._display = self._display, None
+        self._shown.close()
+        if display and reason:
+            seconds = duration(time.monotonic() - self._created)
+            write_line(f"stopped at step {self.trainer.global_step:,} after {seconds}: {reason}")
 
-    def measure(self) -> None:
+    def _measure(self) -> None:
         """Read the metrics, and compute seconds per step and the number of steps."""
-        self._metrics = _shown_metrics(self.trainer)
+        logged = self.trainer.callback_metrics | self.trainer.progress_bar_metrics
+        names = dict.fromkeys([*self.trainer.progress_bar_metrics, *monitored(self.trainer)])
+        self._metrics = {name: float(logged[name]) for name in names if name in logged}
         self._measured = now = time.monotonic()
-        began, first = self._first
+        began, first = self._first or (now, 0)
         done = self.trainer.global_step
         self._total = _planned_steps(self.trainer)
         if done > first:
-            self.pace = max(1e-9, (now - began) / (done - first))
-            allowed = max(0.0, _seconds_allowed(self.trainer)) / self.pace
+            self._seconds_per_step = max(1e-9, (now - began) / (done - first))
+            allowed = max(0.0, _seconds_allowed(self.trainer)) / self._seconds_per_step
             self._bound = "about " if done + allowed < self._total else ""
             if self._bound:
                 self._total = done + math.ceil(allowed)
 
-    def end_steps(self) -> None:
-        """End the clock of training."""
-        self.training = False
-        self.ended = time.monotonic()
-        self._total, self._bound = float("inf"), ""
-
     def _time_left(self) -> str:
         now = time.monotonic()
-        last = self.report.seconds.get("before") if self.report else 0.0
-        if self.ended is not None:
-            left = None if last is None else last - (now - self.ended)
-        elif not self.pace or last is None or math.isinf(self._total):
-            left = None
-        else:
-            steps = self.pace * (self._total - self.trainer.global_step) - (now - self._measured)
-            left = max(0.0, min(steps, _seconds_allowed(self.trainer))) + last
-        return "time left unknown" if left is None else f"{duration(left)} left"
+        after = self._report.seconds.get("before") if self._report else 0.0
+        if after is None:
+            return "time left unknown"
+        if self._ended is not None:
+            return f"{duration(after - (now - self._ended))} left"
+        if not self._seconds_per_step or math.isinf(self._total):
+            return "time left unknown"
+        steps = self._seconds_per_step * (self._total - self.trainer.global_step)
+        left = min(steps - (now - self._measured), _seconds_allowed(self.trainer))
+        return f"{duration(max(0.0, left) + after)} left"
 
 
 def _callbacks(trainer: Trainer) -> list[Any]:
@@ -242,32 +212,17 @@ def _planned_steps(trainer: Trainer) -> float:
     """Return the smaller of `max_steps` and the steps of all batches; infinity without a limit."""
     batches = float(trainer.num_training_batches)
     epochs = trainer.max_epochs
-    batches *= float("inf") if epochs in (None, -1) else epochs
+    batches *= math.inf if epochs in (None, -1) else epochs
     finished = trainer.fit_loop.epoch_loop.total_batch_idx + 1
     per_batch = 1 / trainer.accumulate_grad_batches
     if trainer.global_step and finished > 0:
         per_batch = trainer.global_step / finished
     steps = batches if math.isinf(batches) else math.ceil(batches * per_batch)
-    return min(steps, trainer.max_steps if trainer.max_steps >= 0 else float("inf"))
+    return min(steps, trainer.max_steps if trainer.max_steps >= 0 else math.inf)
 
 
 def _seconds_allowed(trainer: Trainer) -> float:
     """Return the seconds until `max_time`; infinity without it."""
-    for callback in _callbacks(trainer):
-        if is_instance(callback, "callbacks.Timer"):
-            remaining: float | None = callback.time_remaining()
-            return float("inf") if remaining is None else remaining
-    return float("inf")
-
-
-def _shown_metrics(trainer: Trainer) -> dict[str, float]:
-    """Return the metrics for the progress bar, and those that callbacks monitor."""
-    logged: Mapping[str, Any] = trainer.callback_metrics | trainer.progress_bar_metrics
-    monitors = [
-        cast(ModelCheckpoint, callback).monitor
-        for callback in _callbacks(trainer)
-        if is_instance(callback, "callbacks.EarlyStopping")
-        or is_instance(callback, "callbacks.ModelCheckpoint")
-    ]
-    names = dict.fromkeys([*trainer.progress_bar_metrics, *filter(None, monitors)])
-    return {name: float(logged[name]) for name in names if name in logged}
+    timers = [c for c in _callbacks(trainer) if is_instance(c, "callbacks.Timer")]
+    remaining = timers[0].time_remaining() if timers else None
+    return math.inf if remaining is None else remaining

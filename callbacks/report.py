@@ -1,4 +1,4 @@
-"""Report of a run: the untuned policy compared with the selected one."""
+"""Reports of a run: the untuned policy compared with the selected one, or its metrics alone."""
 
 from __future__ import annotations
 
@@ -7,37 +7,44 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from ctrlreward.arguments import checked_keywords, positive
+from ctrlreward.arguments import checked_keywords, positive, sign_of
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import (
     Generator,
     check_generator,
-    check_input,
     fixed_randomness,
     generate,
 )
-from ctrlreward.callbacks.judges import AUC, Mean, comparison, judges_by_name
+from ctrlreward.callbacks.judges import (
+    AUC,
+    check_judges,
+    comparison,
+    judged_component,
+    judges_by_name,
+)
 from ctrlreward.callbacks.logged_scores import SAMPLING_NAMES, components_by_name
+from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
-from ctrlreward.callbacks.monitoring import known_modes
+from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metrics, resolutions
 from ctrlreward.callbacks.report_text import console_table, text_pairs
-from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
     Trainer,
+    callbacks_of,
     is_instance,
     misconfigured,
 )
-from ctrlreward.plots.curves import Rows, draw_curves
+from ctrlreward.plots.curves import Rows, curve, draw_curves
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
@@ -45,8 +52,6 @@ from ctrlreward.scorers.base import Component, Scores, check_columns, score
 from ctrlreward.scorers.components import ComponentLike
 
 log = logging.getLogger(__name__)
-
-ScoredTexts: TypeAlias = tuple[Samples, dict[str, Scores]]
 
 
 @checked_keywords(**SAMPLING_NAMES)
@@ -145,12 +150,12 @@ class BeforeAfterMixin(CallbackMixin):
         judges: Mapping[str, ComponentLike | AUC] | None = None,
     ) -> None:
         super().__init__()
-        self.scores = components_by_name(scores)
-        self._given = as_samples(samples)
-        self.samples = self._given.as_prompts()
+        self.components = components_by_name(scores)
+        self.samples = as_samples(samples)
+        self.prompts = self.samples.as_prompts()
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
-        self.judges = judges_by_name(judges or {}, self.scores)
+        self.judges = judges_by_name(judges or {}, self.components)
         self.others = dict(others or {})
         for name, texts in self.others.items():
             if name in ("before", "after"):
@@ -174,18 +179,22 @@ class BeforeAfterMixin(CallbackMixin):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
-        for samples in (self.samples, *self.others.values()):
-            check_columns(self._components(), samples)
-        for judge in (Mean(next(iter(self.scores.values()))), *self.judges.values()):
-            judge.check(self.samples)
+        for samples in (self.prompts, *self.others.values()):
+            check_columns(self._all_components(), samples)
+        check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_generator(self, pl_module, self._given)
-            _checkpoint_callback(trainer)
+            check_generator(self, pl_module, self.samples, complete=False)
+            if selecting_checkpoint(trainer) is None:
+                raise misconfigured(
+                    trainer,
+                    "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the "
+                    "trainer has none: add RewardCheckpoint to its callbacks",
+                )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            check_input(self, pl_module, self._given)
+            check_generator(self, pl_module, self.samples)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""
@@ -194,8 +203,9 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.global_step == 0:
             self.seconds["start"] = time.perf_counter() - self._created
             self._measure(trainer, pl_module, "before")
-        else:
-            on_rank_zero(lambda: self._check_files(Path(trainer.default_root_dir)))
+        else:  # absent texts are an error now rather than after the training
+            folder = Path(trainer.default_root_dir)
+            on_rank_zero(lambda: [self._scored(folder, name) for name in ("before", *self.others)])
         self._mark = time.perf_counter()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -203,53 +213,57 @@ class BeforeAfterMixin(CallbackMixin):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self.seconds["train"] = self._train_seconds()
-        best = _selected_checkpoint(trainer)
-        state = torch.load(best, map_location=pl_module.device, weights_only=True)["state_dict"]
+        kept = selecting_checkpoint(trainer)
+        path = kept and (kept.best_model_path or kept.last_model_path)
+        if not path:
+            raise RuntimeError(
+                "training ended before the first validation, so no checkpoint was selected: "
+                "validate more often or train longer"
+            )
+        state = torch.load(path, map_location=pl_module.device, weights_only=True)["state_dict"]
         pl_module.load_state_dict(state, strict=False)
         pl_module.eval()
         self._measure(trainer, pl_module, "after")
         if trainer.is_global_zero:
             self._write_summary(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def release(self) -> None:
         """Free the scorers' models."""
-        for component in self._components().values():
+        for component in self._all_components().values():
             component.scorer.release()
 
-    def _components(self) -> dict[str, Component]:
+    def _all_components(self) -> dict[str, Component]:
         """Return what scores each text: the scores, and those that the judges use."""
-        return self.scores | {name: judge.score for name, judge in self.judges.items()}
+        judged = {name: judged_component(judge) for name, judge in self.judges.items()}
+        return self.components | judged
 
     def _train_seconds(self) -> float:
         return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
 
-    def _measure(self, trainer: Trainer, module: LightningModule, phase: str) -> None:
-        """Generate, score and write the texts of a phase, and time it."""
+    def _measure(self, trainer: Trainer, module: LightningModule, name: str) -> None:
+        """Generate, score and write the texts before or after training, and time it."""
         started = time.perf_counter()
         folder = Path(trainer.default_root_dir)
 
         def work() -> None:
             with trainer.precision_plugin.val_step_context(), torch.no_grad():
                 generator = cast(Generator, module)
-                texts = generate(generator, self.samples, self.generations_per_prompt, self.seed)
-            self._score(folder, texts, phase)
-            if phase == "before":
+                texts = generate(generator, self.prompts, self.generations_per_prompt, self.seed)
+            sets = {name: texts}
+            if name == "before":
                 rows = np.repeat(np.arange(len(self.samples)), self.generations_per_prompt).tolist()
-                for name, other in self.others.items():
-                    self._score(folder, other[rows], name)
+                sets |= {other: texts[rows] for other, texts in self.others.items()}
+            for each, texts in sets.items():  # texts first, so that a failing scorer loses none
+                write_scored_samples(folder / f"{each}.jsonl", texts, {})
+                self._scored(folder, each)
 
         training = module.training
         module.eval()
         on_rank_zero(work)
         module.train(training)
-        self.seconds[phase] = time.perf_counter() - started
+        self.seconds[name] = time.perf_counter() - started
 
-    def _score(self, folder: Path, texts: Samples, name: str) -> None:
-        """Write texts and then their scores, so that a scorer that fails loses no texts."""
-        write_scored_samples(folder / f"{name}.jsonl", texts, {})
-        self._scored(folder, name)
-
-    def _scored(self, folder: Path, name: str) -> ScoredTexts:
+    def _scored(self, folder: Path, name: str) -> tuple[Samples, dict[str, Scores]]:
         """Read texts and scores back, and compute the scores that the file lacks."""
         path = folder / f"{name}.jsonl"
         if not path.exists():
@@ -258,45 +272,137 @@ class BeforeAfterMixin(CallbackMixin):
                 "resume with the default_root_dir of that time, or start a new run"
             )
         texts, scores = read_scored_samples(path)
-        missing = {key: each for key, each in self._components().items() if key not in scores}
+        missing = {key: each for key, each in self._all_components().items() if key not in scores}
         if missing:
             with fixed_randomness(self.seed), phase(f"scoring {len(texts)} texts"):
                 scores |= score(missing, texts)
             write_scored_samples(path, texts, scores)
         return texts, scores
 
-    def _check_files(self, folder: Path) -> None:
-        """Fail before a resumed training rather than after it, if texts are absent."""
-        for name in ("before", *self.others):
-            self._scored(folder, name)
-
     def _write_summary(self, trainer: Trainer) -> None:
         folder = Path(trainer.default_root_dir)
         sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
-        texts, _ = sets["after"]
         facts = run_facts(trainer)
-        own = {f"score/{name}": component.spec for name, component in self.scores.items()}
-        own |= {f"judges/{name}": judge.score.spec for name, judge in self.judges.items()}
+        own = {f"score/{name}": component for name, component in self.components.items()}
+        own |= {f"judges/{name}": judged_component(judge) for name, judge in self.judges.items()}
         facts["directions"] |= {
-            key: "max" if spec.higher_is_better else "min" for key, spec in own.items()
+            key: "max" if component.spec.higher_is_better else "min"
+            for key, component in own.items()
         }
+        scores = {name: scores for name, (_, scores) in sets.items()}
         summary = {
-            **comparison(self.scores, self.judges, texts, {n: s for n, (_, s) in sets.items()}),
+            **comparison(self.components, self.judges, sets["after"][0], scores),
             **facts,
             "seconds": {**self.seconds, "total": sum(self.seconds.values())},
         }
         write_report(folder, summary, JsonLog(folder / "metrics.jsonl").read() or None)
-        key = next(iter(self.judges or self.scores))
-        shown = self.judges[key].score.name if self.judges else key
-        untuned, selected = (
-            (each, scores[key]) for each, scores in (sets["before"], sets["after"])
-        )
+        key = next(iter(self.judges or self.components))
+        shown = judged_component(self.judges[key]).name if self.judges else key
+        untuned, selected = ((sets[side][0], scores[side][key]) for side in ("before", "after"))
         print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
+
+
+class RunReportMixin(CallbackMixin):
+    """Writes `summary.json` and `curves.png` of a run when it ends, also by an error.
+
+    For any module and logger, without further texts; `BeforeAfter` writes a larger report. The
+    figure has the scores of each `GenerationScorer`, the keys that checkpoint and early stopping
+    callbacks monitor, the kept step and the constraints of `RewardCheckpoint`. A resumed run
+    continues it. The figure needs `pip install 'ctrlreward[plots]'`.
+
+    Keys of `summary.json`:
+    - `scores`: logged key → its `first`, `last` and `best` value at validation, and `best_step`;
+    - `steps`, `stopped_by`, `best_checkpoint`, `constraints_met`, `selection`, `directions`: as in
+      `BeforeAfter`;
+    - `seconds`: `total`.
+
+    Args:
+        folder: Folder of both files. Defaults to the logger's, or to the trainer's
+            `default_root_dir`.
+
+    Attributes:
+        rows: Metrics of each validation so far, with `step`.
+
+    Raises:
+        MisconfigurationException: In `setup`: the trainer has a `BeforeAfter`, which writes the
+            same files.
+
+    Examples:
+        >>> import json
+        >>> from pytorch_lightning import Trainer
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward.callbacks import RewardCheckpoint, RunReport
+        >>> class Module(BoringModel):
+        ...     def on_validation_epoch_end(self):
+        ...         self.log("score/quality", [0.5, 0.75, 0.625][self.current_epoch])
+        >>> callbacks = [RewardCheckpoint("score/quality", "max"), RunReport("runs/mine")]
+        >>> Trainer(max_epochs=3, callbacks=callbacks).fit(Module())
+        >>> json.load(open("runs/mine/summary.json"))["scores"]
+        {'score/quality': {'first': 0.5, 'last': 0.625, 'best': 0.75, 'best_step': 128}}
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self.rows: list[dict[str, Any]] = []
+        self._output: Path | None = None  # until setup has passed
+        self._started, self._seconds_before = time.perf_counter(), 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics and the seconds so far."""
+        return {"rows": list(self.rows), "seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore both."""
+        self.rows, self._seconds_before = list(state_dict["rows"]), state_dict["seconds"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Choose the folder."""
+        super().setup(trainer, pl_module, stage)
+        if callbacks_of(trainer, BeforeAfterMixin):
+            raise misconfigured(
+                trainer, "BeforeAfter writes summary.json and curves.png: leave RunReport out"
+            )
+        self._output = Path(self.folder or trainer.log_dir or trainer.default_root_dir)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the new metrics."""
+        if is_fitting(trainer):
+            metrics, stale, _ = read_metrics(trainer)
+            new = {k: finite_or_none(value) for k, value in metrics.items() if k not in stale}
+            self.rows.append({"step": trainer.global_step, **new})
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write both files."""
+        assert self._output is not None
+        self._write(trainer, self._output)
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Write both files, unless the run was refused before it began."""
+        if is_fitting(trainer) and self._output is not None:
+            self._write(trainer, self._output, type(exception).__name__)
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def _write(self, trainer: Trainer, folder: Path, error: str = "") -> None:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        facts = run_facts(trainer)
+        if error:
+            facts["stopped_by"] = error
+        scores = {key: _course(self.rows, key, mode) for key, mode in facts["directions"].items()}
+        logged = [log for log in trainer.loggers if isinstance(log, HistoryLoggerMixin)]
+        history = JsonLog(logged[0].path).read() if logged else self.rows
+        summary = {"scores": scores, **facts, "seconds": {"total": self._seconds()}}
+        write_report(folder, summary, history)
 
 
 def run_facts(trainer: Trainer) -> dict[str, Any]:
     """Return what `summary.json` says of a run whatever its scores: steps, choice, directions."""
-    ours, first = _our_keeper(trainer), trainer.checkpoint_callback
+    ours, first = selecting_checkpoint(trainer), trainer.checkpoint_callback
     theirs = first if is_instance(first, "callbacks.ModelCheckpoint") else None
     keeper = cast("ModelCheckpoint | None", ours or theirs)
     bounds = ours.constraints if isinstance(ours, RewardCheckpointMixin) else {}
@@ -310,55 +416,35 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
             "monitor": keeper.monitor if keeper else None,
             "step": ours.selected_step if ours else None,
             "constraints": {key: list(interval) for key, interval in bounds.items()},
+            "optimism": ours.optimism if isinstance(ours, RewardCheckpointMixin) else None,
+            "reason": ours.reason if isinstance(ours, RewardCheckpointMixin) else "",
         },
-        "directions": dict(known_modes(trainer)),
+        "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
+        "directions": known_modes(trainer),
     }
 
 
 def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None) -> None:
-    """Write `summary.json` and, if there is a history, `curves.png`."""
-    content = json.dumps(_nan_to_none(dict(summary)), indent=2)
-    write_whole(folder / "summary.json", content + "\n")
+    """Write `summary.json`, with null for NaN, and, if there is a history, `curves.png`."""
+    content = json.loads(json.dumps(summary), parse_constant=lambda _: None)
+    write_whole(folder / "summary.json", json.dumps(content, indent=2) + "\n")
     if history is None:
         return
     try:
-        draw_curves(history, summary, folder / "curves.png")
+        draw_curves(history, content, folder / "curves.png")
     except ImportError as error:  # without matplotlib the run still counts
         log.warning("%s", error)
 
 
-def _selected_checkpoint(trainer: Trainer) -> str:
-    """Return the best checkpoint, or the last one if none qualified as the best."""
-    callback = _checkpoint_callback(trainer)
-    path = callback.best_model_path or callback.last_model_path
-    if not path:
-        raise RuntimeError(
-            "training ended before the first validation, so no checkpoint was selected: "
-            "validate more often or train longer"
-        )
-    return str(path)
-
-
-def _our_keeper(trainer: Trainer) -> SelectingCheckpointMixin | None:
-    keepers = trainer.checkpoint_callbacks
-    return next((one for one in keepers if isinstance(one, SelectingCheckpointMixin)), None)
-
-
-def _checkpoint_callback(trainer: Trainer) -> SelectingCheckpointMixin:
-    callback = _our_keeper(trainer)
-    if callback is not None:
-        return callback
-    raise misconfigured(
-        trainer,
-        "BeforeAfter evaluates the policy that a RewardCheckpoint selected, and the trainer "
-        "has none: add RewardCheckpoint to its callbacks",
-    )
-
-
-def _nan_to_none(value: Any) -> Any:
-    """Replace NaN and infinite numbers in nested data by None, as JSON has no such numbers."""
-    if isinstance(value, dict):
-        return {key: _nan_to_none(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_nan_to_none(item) for item in value]
-    return finite_or_none(value) if isinstance(value, float) else value
+def _course(rows: Rows, key: str, mode: str) -> Mapping[str, float | None]:
+    """Return first, last and best value of a key, None without a validation that logged it."""
+    steps, values = curve(rows, key)
+    if not values:
+        return dict.fromkeys(("first", "last", "best", "best_step"))
+    best = max(range(len(values)), key=lambda i: sign_of(mode) * values[i])
+    return {
+        "first": values[0],
+        "last": values[-1],
+        "best": values[best],
+        "best_step": steps[best],
+    }

@@ -5,11 +5,10 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from math import isnan
 from typing import Any
 
 from ctrlreward.callbacks.loggers.records import Cell, sample_table
-from ctrlreward.plots.style import plain, signed
+from ctrlreward.plots.style import change_text, plain
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
@@ -26,33 +25,25 @@ def console_table(report: Mapping[str, Any]) -> str:
     """
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
     judges: Mapping[str, Any] = report["judges"]
-    scored = [
-        [name, *(plain(column[name]) for column in columns.values())]
-        for name in report["before"]
-        if name != "generations"
-    ]
-    judged = [
-        [name, *map(plain, (judge["before"], judge["after"], *_values(judge["others"])))]
-        for name, judge in judges.items()
-    ]
-    cells = [["", *columns], *scored, *judged]
-    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
-    first, *others = (max(24, widths[0]), *(max(10, width + 2) for width in widths[1:]))
-    lines = [
-        f"{name:{first}}"
-        + "".join(f"{text:>{width}}" for text, width in zip(texts, others, strict=True))
-        for name, *texts in cells
-    ]
+    names = [name for name in report["before"] if name != "generations"]
+    values = {name: [column[name] for column in columns.values()] for name in names}
+    for name, judge in judges.items():
+        others = [other["value"] for other in judge["others"].values()]
+        values[name] = [judge["before"], judge["after"], *others]
+    rows = [("", *columns), *((name, *map(plain, row)) for name, row in values.items())]
+    first, *widths = (max(map(len, cells)) for cells in zip(*rows, strict=True))
+    form = f"{{:{max(24, first)}}}" + "".join(f"{{:>{max(10, width + 2)}}}" for width in widths)
+    lines = [form.format(*row) for row in rows]
     if judges:
-        lines.insert(1 + len(scored), "judges, which training and selection did not see:")
+        lines.insert(1 + len(names), "judges, which training and selection did not see:")
     for name, entry in {report["score"]: report, **judges}.items():
         for other, change in {"before": entry, **entry["others"]}.items():
-            lines.append(f"{name}, after - {other}: {_difference(change)}")
+            lines.append(f"{name}, after - {other}: {change_text(change)}")
+    best = "best" if report["constraints_met"] else "CONSTRAINTS NOT MET, last"
+    seconds = report["seconds"]["total"]
     lines += [
-        f"{report['steps']} steps in {report['seconds']['total']:.0f} s; "
-        f"stopped by {report['stopped_by']}",
-        f"{'best' if report['constraints_met'] else 'CONSTRAINTS NOT MET, last'} checkpoint: "
-        f"{report['best_checkpoint']}",
+        f"{report['steps']} steps in {seconds:.0f} s; stopped by {report['stopped_by']}",
+        f"{best} checkpoint: {report['best_checkpoint']}",
     ]
     return "\n".join(lines)
 
@@ -89,19 +80,16 @@ def text_pairs(
 def _pair(header: Sequence[str], pair: Sequence[Sequence[Cell]], width: int) -> list[str]:
     """Return the lines of the prompt with its label, and of both texts with their scores."""
     rows = [dict(zip(header, row, strict=True)) for row in pair]
-    prompt, label = (str(rows[0].get(name, "")) for name in ("prompt", "label"))
-    title = f"{_one_line(prompt)}  [{label}]" if label else _one_line(prompt)
+    title = _one_line(str(rows[0].get("prompt", "")))
+    if label := rows[0].get("label"):
+        title += f"  [{label}]"
     lines = textwrap.wrap(title, width, subsequent_indent="  ")
     for name, row in zip(("untuned", "selected"), rows, strict=True):
-        *_, value = row.values()
+        value = row[header[-1]]
         number = plain(value) if isinstance(value, float) else "failed"
         beginning = f"  {name} {number:>{15 - len(name)}}  "
-        lines += textwrap.wrap(
-            _one_line(str(row["text"])) or "(empty)",
-            width,
-            initial_indent=beginning,
-            subsequent_indent=" " * len(beginning),
-        )
+        text = _one_line(str(row["text"])) or "(empty)"
+        lines += textwrap.wrap(text, width, initial_indent=beginning, subsequent_indent=" " * 20)
     return lines
 
 
@@ -110,15 +98,3 @@ def _one_line(text: str) -> str:
     line = " ".join(text.split())
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     return line if len(line) <= _LONGEST else line[: _LONGEST - 2] + " …"
-
-
-def _values(others: Mapping[str, Any]) -> list[float]:
-    return [other["value"] for other in others.values()]
-
-
-def _difference(change: Mapping[str, Any]) -> str:
-    low, high = change["difference_ci95"]
-    if isnan(change["difference"]):
-        return "undefined, since a side has too few texts with a score"
-    difference = signed(change["difference"])
-    return f"{difference} (95 % interval {signed(low)} to {signed(high)})"

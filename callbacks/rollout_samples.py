@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
-from ctrlreward.lightning_package import (
-    LightningModule,
-    Trainer,
-    misconfigured,
-)
+from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples
 
@@ -84,20 +80,14 @@ class RolloutSamplesMixin(CallbackMixin):
         self._folder = Path(trainer.log_dir or trainer.default_root_dir) / "samples" / "rollout"
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write the rollout after every nth batch."""
-        trial = trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial or not trainer.is_global_zero or batch_idx % self.every_n_batches:
+        rollout = cast(LearnsFromRollouts, pl_module).last_rollout
+        trial = trainer.fast_dev_run or not trainer.is_global_zero  # type: ignore[attr-defined]
+        if rollout is None or trial or batch_idx % self.every_n_batches:
             return
-        if not isinstance(pl_module, LearnsFromRollouts) or pl_module.last_rollout is None:
-            return
-        samples, rewards = pl_module.last_rollout
+        samples, rewards = rollout
         scores = {**rewards.components, "total": rewards.total}
         path = self._folder / f"step={trainer.global_step:06d}.jsonl"
         write_scored_samples(path, samples, scores)

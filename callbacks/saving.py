@@ -120,7 +120,12 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
         """Export the adapter first, so that an existing checkpoint always has its adapter."""
         module = trainer.lightning_module
         if isinstance(module, AdapterExporter):
-            on_rank_zero(lambda: _export(module, adapter_folder(path)))
+
+            def export() -> None:
+                with whole_folder(Path(adapter_folder(path))) as folder:
+                    module.export_adapter(str(folder))
+
+            on_rank_zero(export)
 
     def after_removal(self, trainer: Trainer, path: str) -> None:
         """Remove the adapter."""
@@ -141,6 +146,7 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
         self.best_model_score = None if best is None else scores[best]
 
 
-def _export(module: AdapterExporter, folder: str) -> None:
-    with whole_folder(Path(folder)) as unfinished:
-        module.export_adapter(str(unfinished))
+def selecting_checkpoint(trainer: Trainer) -> SelectingCheckpointMixin | None:
+    """Return the trainer's first `RewardCheckpoint` or `ParetoCheckpoint`, None without one."""
+    callbacks = trainer.checkpoint_callbacks
+    return next((each for each in callbacks if isinstance(each, SelectingCheckpointMixin)), None)

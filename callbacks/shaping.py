@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.shaped_module import KLWeighted, ShapedModule
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.shaping import Moments, adaptive_kl_coef, standardise_rewards
@@ -21,6 +22,40 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 
 KL = "policy/kl"
+
+ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
+
+
+@runtime_checkable
+class ShapedModule(Protocol):
+    """A LightningModule whose rewards can be shaped.
+
+    Attributes:
+        reward: The `Reward` that scores the samples.
+        shape_rewards: None, or a function that `RewardShaping` sets. The module then calls
+            `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what
+            it returns: the shaped rewards, float64, shape (n,), NaN where a sample failed.
+            `lengths` are those of the completions in tokens, shape (n,). `baseline` is False for
+            the samples to learn from, in one call per step, and True for samples that only serve
+            as a baseline, such as greedy completions: these are shaped in the same way, but
+            neither logged nor counted in the running statistics.
+    """
+
+    reward: Reward
+    shape_rewards: ShapeRewards | None
+
+
+@runtime_checkable
+class KLWeighted(Protocol):
+    """A LightningModule whose KL term can be adapted to a target.
+
+    It has to log `policy/kl` in each training step.
+
+    Attributes:
+        beta: Weight of the KL term in the loss.
+    """
+
+    beta: float
 
 
 class RewardShapingMixin(CallbackMixin):
@@ -108,13 +143,13 @@ class RewardShapingMixin(CallbackMixin):
         super().__init__()
         if not any((weights, potential, clip, window, overlong, normalise, kl_target is not None)):
             raise ValueError("nothing to shape: give at least one of weights, clip, normalise, …")
-        self.clip = None if clip is None else _clip_bounds(clip)
         if kl_target is not None and not kl_target > 0:
             raise ValueError(f"kl_target = {kl_target}: give nats per token, greater than 0")
         if not kl_horizon >= 1:
             raise ValueError(f"kl_horizon = {kl_horizon}: give 1 batch or more")
-        self.weights = WeightSchedules(weights) if weights else None
+        self.schedules = WeightSchedules(weights) if weights else None
         self.potential = potential
+        self.bounds = None if clip is None else _bounds(*clip)
         self.window = window
         self.overlong = overlong
         self.normalise = normalise
@@ -123,18 +158,19 @@ class RewardShapingMixin(CallbackMixin):
         self.moments = Moments()
         self.beta: float | None = None
         self._module: ShapedModule | None = None
+        self._weighted: KLWeighted | None = None  # the module, if it has a target
         self._module_beta = 0.0
         self._metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the running statistics and the weight of the KL term."""
-        count, mean, squares = self.moments.count, self.moments.mean, self.moments.squares
-        return {"count": count, "mean": mean, "squares": squares, "beta": self.beta}
+        return {**asdict(self.moments), "beta": self.beta}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore both from a checkpoint; schedules, bounds and target stay as given."""
-        self.moments = Moments(*(state_dict[name] for name in ("count", "mean", "squares")))
-        self.beta = state_dict["beta"]
+        moments = dict(state_dict)
+        self.beta = moments.pop("beta")
+        self.moments = Moments(**moments)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Set the module's `shape_rewards` for training."""
@@ -154,57 +190,50 @@ class RewardShapingMixin(CallbackMixin):
                 f"the rewards of {type(pl_module).__name__} are already shaped by "
                 f"{pl_module.shape_rewards}: give the trainer only one RewardShaping",
             )
-        if self.weights is not None:
-            self.weights.check(pl_module.reward)
+        if self.schedules is not None:
+            self.schedules.check(pl_module.reward)
         if self.kl_target is not None:
-            self._module_beta = _beta_of(pl_module)
+            if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
+                raise misconfigured(
+                    trainer,
+                    f"kl_target scales the beta of {type(pl_module).__name__}, which has none "
+                    "greater than 0: define one to start with, such as 0.05",
+                )
+            self._weighted, self._module_beta = pl_module, pl_module.beta
         self._module = pl_module
         pl_module.shape_rewards = partial(self._shape, trainer, pl_module.reward)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the module's `beta` to that of the checkpoint, if training is resumed."""
-        if self.kl_target is not None and isinstance(pl_module, KLWeighted):
-            self.beta = pl_module.beta if self.beta is None else self.beta
-            pl_module.beta = self.beta
+        if self._weighted is not None:
+            self.beta = self._weighted.beta if self.beta is None else self.beta
+            self._weighted.beta = self.beta
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, *_: Any, **__: Any
     ) -> None:
         """Log the metrics of the step, and adapt the weight of the KL term."""
         metrics, self._metrics = self._metrics, {}
         if not metrics:  # with overlapped rewards the first step learns from nothing
             return
-        if self.kl_target is not None and self.beta is not None:
-            metrics["beta"] = self.beta
-            self._adapt(trainer, pl_module, self.kl_target, self.beta)
+        if self._weighted is not None and self.kl_target is not None:
+            metrics["beta"] = self._weighted.beta
+            self.beta = self._weighted.beta = self._adapted(
+                trainer, metrics["beta"], self.kl_target
+            )
         for name, value in metrics.items():
             pl_module.log(f"shaping/{name}", value, batch_size=1)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Restore the module."""
-        self._restore_module()
-
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        """Restore the module."""
-        self._restore_module()
-
-    def _restore_module(self) -> None:
+    def release(self) -> None:
+        """Restore the module, and free the potential's model."""
         self._metrics = {}
-        if self._module is None:
-            return
-        self._module.shape_rewards = None
-        if self.kl_target is not None and isinstance(self._module, KLWeighted):
-            self._module.beta = self._module_beta
-        if self.potential is not None:
-            self.potential.phi.scorer.release()
-        self._module = None
+        if self._weighted is not None:
+            self._weighted.beta = self._module_beta
+        if self._module is not None:
+            self._module.shape_rewards = None
+            if self.potential is not None:
+                self.potential.phi.scorer.release()
+        self._module = self._weighted = None
 
     def _shape(
         self,
@@ -217,44 +246,31 @@ class RewardShapingMixin(CallbackMixin):
     ) -> Scores:
         metrics: dict[str, float] = {}
         rewards = scored.total
-        if self.weights is not None:
-            weights = self.weights.at(trainer.global_step)
+        if self.schedules is not None:
+            weights = self.schedules.at(trainer.global_step)
             metrics |= {f"weight/{name}": weight for name, weight in weights.items()}
             rewards = weighted_sum({**(reward.weights or {}), **weights}, scored.components)
             rewards = np.where(scored.failed, np.nan, rewards)
             metrics["after_weights"] = valid_mean(rewards)
         if self.potential is not None:
-            rewards = self._add_potential(self.potential, rewards, samples, metrics)
-        if self.clip is not None:
-            rewards = self._clip(self.clip, rewards, metrics)
+            term = fail_together(partial(self.potential.term, samples))
+            rewards = rewards + term
+            metrics |= {"potential": valid_mean(term), "after_potential": valid_mean(rewards)}
+        if self.bounds is not None:
+            clipped = np.clip(rewards, *self.bounds)
+            changed = (clipped != rewards)[~np.isnan(rewards)].astype(np.float64)
+            rewards = clipped
+            metrics |= {"clipped": valid_mean(changed), "after_clip": valid_mean(rewards)}
         penalties = [p for p in (self.window, self.overlong) if p is not None]
         if penalties:
             tokens = lengths.detach().cpu().double().numpy()
             term = np.sum([penalty.term(tokens) for penalty in penalties], axis=0)
-            metrics["length"] = valid_mean(term)
             rewards = rewards + term
-            metrics["after_length"] = valid_mean(rewards)
+            metrics |= {"length": valid_mean(term), "after_length": valid_mean(rewards)}
         if not baseline:
             self._metrics = {**metrics, "fail_rate": float(np.isnan(rewards).mean())}
             self._observe(rewards)
         return standardise_rewards(rewards, self.moments) if self.normalise else rewards
-
-    @staticmethod
-    def _add_potential(
-        potential: Potential, rewards: Scores, samples: Samples, metrics: dict[str, float]
-    ) -> Scores:
-        term = fail_together(lambda: potential.term(samples))
-        metrics["potential"] = valid_mean(term)
-        metrics["after_potential"] = valid_mean(rewards + term)
-        return rewards + term
-
-    @staticmethod
-    def _clip(bounds: tuple[float, float], rewards: Scores, metrics: dict[str, float]) -> Scores:
-        clipped = np.clip(rewards, *bounds)
-        changed = (clipped != rewards)[~np.isnan(rewards)]
-        metrics["clipped"] = valid_mean(changed.astype(np.float64))
-        metrics["after_clip"] = valid_mean(clipped)
-        return clipped
 
     def _observe(self, rewards: Scores) -> None:
         """Add the rewards of all ranks to the running statistics, on every rank."""
@@ -270,9 +286,8 @@ class RewardShapingMixin(CallbackMixin):
                 self.moments = self.moments.merged(moments)
             self._metrics |= {"running_mean": self.moments.mean, "running_std": self.moments.std}
 
-    def _adapt(
-        self, trainer: Trainer, pl_module: LightningModule, target: float, beta: float
-    ) -> None:
+    def _adapted(self, trainer: Trainer, beta: float, target: float) -> float:
+        """Return the weight of the KL term for the next step, by the KL of all ranks."""
         metrics = trainer.callback_metrics
         if KL not in metrics:
             raise misconfigured(
@@ -282,24 +297,12 @@ class RewardShapingMixin(CallbackMixin):
             )
         by_rank = on_every_rank(lambda: metrics[KL].item())
         kl = sum(by_rank) / len(by_rank)
-        if math.isfinite(kl) and isinstance(pl_module, KLWeighted):
-            self.beta = adaptive_kl_coef(beta, kl, target, self.kl_horizon)
-            pl_module.beta = self.beta
+        return adaptive_kl_coef(beta, kl, target, self.kl_horizon) if math.isfinite(kl) else beta
 
 
-def _clip_bounds(clip: tuple[float | None, float | None]) -> tuple[float, float]:
-    low, high = clip
+def _bounds(low: float | None, high: float | None) -> tuple[float, float]:
     bounds = (-math.inf if low is None else low, math.inf if high is None else high)
     if not bounds[0] < bounds[1]:
+        clip = (low, high)
         raise ValueError(f"clip = {clip}: give the smaller bound first, None for no bound")
     return bounds
-
-
-def _beta_of(module: object) -> float:
-    if not isinstance(module, KLWeighted) or not module.beta > 0:
-        raise misconfigured(
-            module,
-            f"kl_target scales the beta of {type(module).__name__}, which has none greater "
-            "than 0: define one to start with, such as 0.05",
-        )
-    return module.beta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -25,6 +25,7 @@ from ctrlreward.lightning_package import (
     package_of,
 )
 from ctrlreward.selection import StopRule, StopState
+from ctrlreward.selection.stopping import DECLINE, FUTILITY, PATIENCE
 
 
 @checked_keywords(
@@ -50,17 +51,25 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         mode: "max" if higher is better, "min" if lower is better. Defaults to the direction that
             the trainer's `GenerationScorer` declares for the score; other keys need one.
         patience: Number of scores in a row without improvement that stops training.
-        min_delta: An improvement must exceed this, in units of the score.
+        min_delta: An improvement must exceed this, in units of the score. "noise" counts an
+            improvement only if the scores of the prompts show it.
         min_steps: Never stop while `trainer.global_step` is smaller. Meanwhile scores are compared
             and counted as usual, including those beyond a threshold; NaN counts as no improvement.
         stopping_threshold: Stop at a score better than this.
         divergence_threshold: Stop at a score worse than this.
         check_finite: Stop at NaN (no sample could be scored) or infinity.
         verbose: Log the reason when training stops.
+        decline: Stop as soon as the scores of the prompts show a decline since the best score.
+        futility: Stop as soon as they exclude an improvement by `min_delta` since `patience` scores
+            ago.
+        level: Probability that any interval of the run misses its difference. The last three and
+            "noise" need a score that a `GenerationScorer` logs.
 
     Attributes:
-        stopped_by: `"patience_exhausted"`, `"stopping_threshold"`, `"divergence_threshold"`,
-            `"non_finite_metric"`, or None if this callback did not stop training.
+        stopped_by: `"patience_exhausted"`, `"decline_shown"`, `"gain_excluded"`,
+            `"stopping_threshold"`, `"divergence_threshold"`, `"non_finite_metric"`, or None if this
+            callback did not stop training. Lightning's `stopping_reason` has no names for a decline
+            and an excluded gain; it says that patience is exhausted.
         stopping_reason_message: The reason in words.
         stopped_step: `trainer.global_step` at the stop, -1 before.
         state: The `StopState`, from which Lightning's attributes (`best_score`, `wait_count`,
@@ -92,18 +101,23 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         monitor: str = "score/attribute_relevance",
         mode: Mode | None = None,
         patience: int = 3,
-        min_delta: float = 0.0,
+        min_delta: float | Literal["noise"] = 0.0,
         min_steps: int = 0,
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
         check_finite: bool = True,
         verbose: bool = False,
+        decline: bool = False,
+        futility: bool = False,
+        level: float = 0.05,
     ) -> None:
+        with rule_errors(self):
+            StopRule(monitor, min_delta=min_delta, level=level)
         super().__init__(
             monitor=monitor,
             mode=mode or "max",
             patience=patience,
-            min_delta=min_delta,
+            min_delta=0.0 if isinstance(min_delta, str) else min_delta,
             stopping_threshold=stopping_threshold,
             divergence_threshold=divergence_threshold,
             check_finite=check_finite,
@@ -112,6 +126,10 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             check_on_train_epoch_end=False,
         )
         self.min_steps = min_steps
+        self.decline = decline
+        self.futility = futility
+        self.level = level
+        self._noise = min_delta == "noise"
         self._given_mode = mode
         self.state = self.rule.start()
 
@@ -122,11 +140,15 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
             self.monitor,
             mode=cast(Mode, self.mode),
             patience=self.patience,
-            min_delta=abs(self.min_delta),  # Lightning negates it for mode "min"
+            # Lightning negates it for mode "min".
+            min_delta="noise" if self._noise else abs(self.min_delta),
             min_steps=self.min_steps,
             stopping_threshold=self.stopping_threshold,
             divergence_threshold=self.divergence_threshold,
             check_finite=self.check_finite,
+            decline=self.decline,
+            futility=self.futility,
+            level=self.level,
         )
 
     @property
@@ -171,10 +193,9 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         """Decide, and stop training on all ranks if one decides to."""
         if trainer.fast_dev_run or not is_fitting(trainer):  # type: ignore[attr-defined]
             return
-        metrics, stale = read_metrics(trainer)
         step = trainer.global_step
         with rule_errors(self):
-            state, decision = self.rule.update(self.state, step, metrics, stale)
+            state, decision = self.rule.update(self.state, step, *read_metrics(trainer))
         if trainer.strategy.reduce_boolean_decision(decision.stop, all=False):
             if not decision.stop:
                 state = state.stopped(step, None, f"{self.monitor} stopped another rank")
@@ -191,6 +212,8 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         self.wait_count = state.wait_count
         reasons = package_of(self).load("callbacks.early_stopping.EarlyStoppingReason")
         cause = state.stopped_by or "not_stopped"
+        if cause in (DECLINE, FUTILITY):  # Lightning has no names for these
+            cause = PATIENCE
         self.stopping_reason = reasons[cause.upper()]
         self.stopping_reason_message = state.stopping_reason or None
 

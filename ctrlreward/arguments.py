@@ -8,7 +8,7 @@ from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
-Class = TypeVar("Class")
+Target = TypeVar("Target", bound=Callable[..., Any])
 Name = TypeVar("Name", bound=str)
 
 # Better direction of a metric, as Lightning names it.
@@ -120,12 +120,12 @@ def positive(argument: str, given: Number) -> Number:
     return given
 
 
-def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
-    """Decorate a class whose constructor names the right keyword in place of a wrong one.
+def checked_keywords(**instead: str) -> Callable[[Target], Target]:
+    """Decorate a class or function that names the right keyword in place of a wrong one.
 
     Args:
         instead: Old keywords and those of other libraries; for each, what to type in its place.
-            The constructor may take `**options: Unpack[SomeTypedDict]`.
+            It may take `**options: Unpack[SomeTypedDict]`.
 
     Examples:
         >>> @checked_keywords(rank="r")
@@ -139,31 +139,34 @@ def checked_keywords(**instead: str) -> Callable[[type[Class]], type[Class]]:
         TypeError: Adapter() has no argument 'dropuot', only r, dropout (did you mean 'dropout'?)
     """
 
-    def decorate(cls: type[Class]) -> type[Class]:
-        build: Callable[..., None] = cls.__init__
-        _, *parameters = signature(build).parameters.values()
+    def decorate(target: Target) -> Target:
+        build: Callable[..., Any] = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]
+        parameters = signature(build).parameters.values()
         variable = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
         named = [p.name for p in parameters if p.kind not in variable]
         options = [p.name for p in parameters if p.kind is Parameter.VAR_KEYWORD]
 
         @wraps(build)
-        def __init__(self: object, *arguments: Any, **keywords: Any) -> None:
+        def checked(*arguments: Any, **keywords: Any) -> Any:
             for name in keywords:
                 if name in named:
                     continue
                 known = [*named, *(key for each in options for key in _options(build, each))]
                 if name in known:
                     continue
-                problem = f"{type(self).__name__}() has no argument {name!r}"
+                kind = type(arguments[0]) if isinstance(target, type) else target
+                problem = f"{kind.__name__}() has no argument {name!r}"
                 if name in instead:
                     raise TypeError(f"{problem}: use {instead[name]}")
                 names = ", ".join(known)
                 raise TypeError(f"{problem}, only {names}{did_you_mean(name, known)}")
-            build(self, *arguments, **keywords)
+            return build(*arguments, **keywords)
 
-        __init__.instead = instead  # type: ignore[attr-defined]  # for mistakes in YAML
-        cls.__init__ = __init__  # type: ignore[method-assign]
-        return cls
+        checked.instead = instead  # type: ignore[attr-defined]  # for mistakes in YAML
+        if not isinstance(target, type):
+            return cast(Target, checked)
+        target.__init__ = checked  # type: ignore[misc]
+        return target
 
     return decorate
 

@@ -122,7 +122,17 @@ class JsonLog:
             if not _line(self.identity).startswith(content):  # `append` would overwrite it
                 raise self._not_a_log()
             return []
-        self._check(records[0])
+        started = records[0] if isinstance(records[0], dict) else {}
+        differing = [n for n, value in self.identity.items() if started.get(n) != value]
+        if differing:
+            was, now = (
+                json.dumps([side.get(name) for name in differing])[:300]
+                for side in (started, self.identity)
+            )
+            raise ValueError(
+                f"{self.path} was started with a different {' and '.join(differing)}: {was}, not "
+                f"{now}. Resume with the same, or delete the file to start over"
+            )
         return records[1:]
 
     def append(self, record: Any) -> None:
@@ -145,19 +155,6 @@ class JsonLog:
         return ValueError(
             f"{self.path} is not a JSON Lines log of this job: give another path, or delete it"
         )
-
-    def _check(self, first: object) -> None:
-        started = first if isinstance(first, dict) else {}
-        expected = self.identity or {}
-        differing = [name for name in expected if started.get(name) != expected[name]]
-        if differing:
-            was, now = (
-                json.dumps([side.get(n) for n in differing])[:300] for side in (started, expected)
-            )
-            raise ValueError(
-                f"{self.path} was started with a different {' and '.join(differing)}: {was}, not "
-                f"{now}. Resume with the same, or delete the file to start over"
-            )
 
 
 def _line(record: Any) -> bytes:

@@ -32,9 +32,8 @@ from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.progress import RewardProgressBarMixin
-from ctrlreward.callbacks.report import BeforeAfterMixin
+from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
-from ctrlreward.callbacks.run_report import RunReportMixin
 from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin

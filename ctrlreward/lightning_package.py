@@ -12,16 +12,16 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the types of one package stand for both
     from pytorch_lightning import Callback, LightningModule, Trainer
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
     from pytorch_lightning.loggers import Logger, WandbLogger
     from pytorch_lightning.plugins import TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
-    TorchCheckpointIO = Trainer = WandbLogger = object
+    ProgressBar = TorchCheckpointIO = Trainer = WandbLogger = object
 
 __all__ = [
     "Callback",
@@ -30,14 +30,19 @@ __all__ = [
     "LightningPackage",
     "Logger",
     "ModelCheckpoint",
+    "ProgressBar",
     "TorchCheckpointIO",
     "Trainer",
     "WandbLogger",
+    "callbacks_of",
     "check_strategy",
     "is_instance",
     "misconfigured",
     "package_of",
 ]
+
+
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,11 @@ def is_instance(instance: object, path: str) -> bool:
     """Return whether an object is of a class of either package: `"loggers.WandbLogger"`."""
     loaded = [package for package in PACKAGES if package.name in sys.modules]
     return any(isinstance(instance, package.load(path)) for package in loaded)
+
+
+def callbacks_of(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
+    """Return the trainer's callbacks of one class of this project."""
+    return [each for each in trainer.callbacks if isinstance(each, kind)]  # type: ignore[attr-defined]
 
 
 def misconfigured(instance: object, message: str) -> Exception:

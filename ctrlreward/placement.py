@@ -79,7 +79,8 @@ class Worker:
                 thread_name_prefix=self.name,
                 initializer=_lower_priority if self._yields_cpu else None,
             )
-        return self._executor.submit(_without_gradients, call, *arguments)
+        # Gradients are a setting of each thread.
+        return self._executor.submit(torch.no_grad()(call), *arguments)
 
     def close(self, cancel: bool = False) -> None:
         """Wait for the running call and end the thread.
@@ -90,11 +91,6 @@ class Worker:
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=cancel)
             self._executor = None
-
-
-def _without_gradients(call: Callable[..., Result], *arguments: object) -> Result:
-    with torch.no_grad():  # a setting of each thread
-        return call(*arguments)
 
 
 def _lower_priority() -> None:

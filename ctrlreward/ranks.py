@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 # `torch.distributed` is not imported here: commands check their arguments before they load PyTorch,
 # and a process that has not loaded it is the only rank.
@@ -42,12 +42,11 @@ def on_every_rank(work: Callable[[], Result]) -> list[Result]:
     import torch.distributed as dist
 
     value, error = _attempt(work)
-    outcomes: list[tuple[Result | None, str] | None] = [None] * ranks
+    outcomes: list[Any] = [None] * ranks
     dist.all_gather_object(outcomes, (value, _describe(error)))
-    gathered = [outcome for outcome in outcomes if outcome is not None]
-    for rank, (_, message) in enumerate(gathered):
+    for rank, (_, message) in enumerate(outcomes):
         _raise_failure(error, rank, message)
-    return [cast(Result, value) for value, _ in gathered]
+    return [value for value, _ in outcomes]
 
 
 def fail_together(work: Callable[[], Result]) -> Result:

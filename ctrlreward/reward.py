@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeAlias, Unpack, cast, get_args
+from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import one_of
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
@@ -167,11 +167,7 @@ class Reward(AnyReward):
             vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
 
     Attributes:
-        components: The components by name; `reward["relevance"]` is one.
-        aggregate: The function from scores by name to totals.
-        weights: The weight of each component with `"weighted"`; None with other aggregates.
-        thresholds: t1 to t4 of `"gm"`; None with other aggregates.
-        accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
+        aggregate: The function from scores by name to totals. The others are those of `AnyReward`.
 
     Raises:
         TypeError: `components` is none of these.
@@ -212,21 +208,42 @@ class Reward(AnyReward):
     ) -> None:
         self.components, given_weights = _split(components)
         self.weights: dict[str, float] | None = None
+        self.thresholds: Thresholds | None = None
         self.accuracy_score: AccuracyScore | None = None
-        self.thresholds = _thresholds(aggregate, thresholds)
+        if not callable(aggregate):
+            one_of("aggregate", aggregate, ("weighted", "gm", "min", "a callable"))
+        if thresholds is not None and aggregate != "gm":
+            raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
+        if given_weights and aggregate != "weighted":
+            raise ValueError(
+                f"aggregate = {aggregate!r} takes no weights (given for "
+                f"{', '.join(given_weights)}): give the components alone"
+            )
+        # Partials instead of closures, so that a reward can be pickled.
+        self.aggregate: Aggregate
         if aggregate == "weighted":
-            self.weights = _complete_weights(self.components, given_weights)
-            self.aggregate: Aggregate = partial(weighted_sum, self.weights)
-        else:
-            _check_unweighted(aggregate, given_weights)
-            self.aggregate = cast(Aggregate, aggregate)
-        if aggregate == "min":
-            _check_all_higher(self.components)
+            self.weights = {
+                name: given_weights.get(name, 1.0 if c.spec.higher_is_better else -1.0)
+                for name, c in self.components.items()
+            }
+            for name, weight in self.weights.items():
+                check_direction(name, self.components[name], weight)
+            self.aggregate = partial(weighted_sum, self.weights)
+        elif aggregate == "min":
+            for name, component in self.components.items():
+                if not component.spec.higher_is_better:
+                    raise ValueError(
+                        f"aggregate = 'min' rewards the lowest score, and {name} is better when "
+                        "lower: give a score that is better when higher, such as log_likelihood, "
+                        "or a callable"
+                    )
             self.aggregate = lowest
-        if self.thresholds is not None:
+        elif aggregate == "gm":
+            self.thresholds = _four_numbers(thresholds or GM_THRESHOLDS)
             self.accuracy_score, names = _gm_components(self.components)
-            # A partial instead of a closure, so that a reward can be pickled.
-            self.aggregate = partial(_gm_of, names, self.thresholds)
+            self.aggregate = partial(gm_of, names, self.thresholds)
+        else:
+            self.aggregate = aggregate
         self.device = device
         if device is not None:
             for scorer in self._scorers():
@@ -297,9 +314,14 @@ def _split(
     components: Components,
 ) -> tuple[dict[str, Component], dict[str, float]]:
     """Return the components and the weights that were given, by name."""
+    places: list[tuple[str, str | None, Any]] = [("the reward", None, components)]
+    if isinstance(components, Mapping):
+        places = [(f"components[{name!r}]", name, given) for name, given in components.items()]
+    elif isinstance(components, list):
+        places = [(f"components[{i}]", None, given) for i, given in enumerate(components)]
     split: dict[str, Component] = {}
     weights: dict[str, float] = {}
-    for place, name, given in _places(components):
+    for place, name, given in places:
         component, weight = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
         if isinstance(component, tuple):
             raise TypeError(f"{place} has {len(component)} items, must be (component, weight)")
@@ -319,20 +341,6 @@ def _split(
     if not split:
         raise ValueError("components is empty: give at least one scorer['name'] or function")
     return split, weights
-
-
-def _places(
-    components: Components,
-) -> Iterator[tuple[str, str | None, Any]]:
-    """Yield the place of each component for errors, its name if it has one, and what was given."""
-    if isinstance(components, Mapping):
-        for name, given in components.items():
-            yield f"components[{name!r}]", name, given
-    elif isinstance(components, list):
-        for i, given in enumerate(components):
-            yield f"components[{i}]", None, given
-    else:
-        yield "the reward", None, components
 
 
 def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> Scores:
@@ -359,35 +367,6 @@ def check_direction(name: str, component: Component, weight: float) -> None:
         )
 
 
-def _complete_weights(
-    components: Mapping[str, Component], given: Mapping[str, float]
-) -> dict[str, float]:
-    signs = {name: 1.0 if c.spec.higher_is_better else -1.0 for name, c in components.items()}
-    weights = {**signs, **given}
-    for name, weight in weights.items():
-        check_direction(name, components[name], weight)
-    return weights
-
-
-def _check_unweighted(aggregate: str | Aggregate, weights: Mapping[str, float]) -> None:
-    if weights:
-        raise ValueError(
-            f"aggregate = {aggregate!r} takes no weights (given for {', '.join(weights)}): "
-            "give the components alone"
-        )
-    if not callable(aggregate):
-        one_of("aggregate", aggregate, ("weighted", "gm", "min", "a callable"))
-
-
-def _check_all_higher(components: Mapping[str, Component]) -> None:
-    for name, component in components.items():
-        if not component.spec.higher_is_better:
-            raise ValueError(
-                f"aggregate = 'min' rewards the lowest score, and {name} is better when lower: "
-                "give a score that is better when higher, such as log_likelihood, or a callable"
-            )
-
-
 def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, tuple[str, ...]]:
     """Return the score that stands for accuracy, and the names of the three in eq. 1's order."""
     score_names = [component.name for component in components.values()]
@@ -402,17 +381,8 @@ def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, 
     )
 
 
-def _thresholds(aggregate: str | Aggregate, given: Sequence[float] | None) -> Thresholds | None:
-    if aggregate != "gm":
-        if given is not None:
-            raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
-        return None
-    values = tuple(float(value) for value in given or GM_THRESHOLDS)
+def _four_numbers(thresholds: Sequence[float]) -> Thresholds:
+    values = tuple(float(value) for value in thresholds)
     if len(values) != 4 or not np.isfinite(values).all():
         raise ValueError(f"thresholds = {values}: give four numbers, t1 to t4")
     return values
-
-
-def _gm_of(names: tuple[str, ...], thresholds: Thresholds, scores: Mapping[str, Scores]) -> Scores:
-    accuracy, similarity, perplexity = (scores[name] for name in names)
-    return adjusted_gm(accuracy, similarity, perplexity, thresholds)

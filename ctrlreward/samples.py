@@ -51,31 +51,6 @@ class MissingColumn(ValueError):
         )
 
 
-def columns_from(data: object) -> dict[str, Any]:
-    """Return the columns of some data that `Samples` has, by their plural names.
-
-    Args:
-        data: Texts, records, a mapping of columns, a DataFrame or a Dataset.
-
-    Raises:
-        TypeError: The data is of another type.
-        ValueError: There are no texts, or two columns for one.
-    """
-    table = table_of(data)
-    if table is not None:
-        return _known_columns(table)
-    if isinstance(data, Iterable) and not isinstance(data, (str, bytes)):
-        items = list(data)
-        if items and all(isinstance(item, Mapping) for item in items):
-            return columns_from_records(items)
-        return {"texts": items}
-    hint = ": put it in a list" if isinstance(data, str) else ""
-    raise TypeError(
-        f"{shortened(data)} is a {type(data).__name__}{hint}. Give Samples, a list of texts or of "
-        "records, a mapping of columns, a pandas DataFrame or a datasets.Dataset"
-    )
-
-
 def columns_from_records(
     records: Sequence[Any], name: Callable[[int], str] = "samples[{}]".format
 ) -> dict[str, Any]:
@@ -249,14 +224,32 @@ class Samples:
     groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        torch = sys.modules.get("torch")  # whoever has a tensor has imported it
         for name in JSON_KEYS:
             column = getattr(self, name)
-            if column is not None or name == "texts":
-                object.__setattr__(self, name, _strings(name, column))
-        for name, column in self.columns().items():
-            if len(column) != len(self.texts):
+            if column is None and name != "texts":
+                continue
+            if torch is not None and isinstance(column, torch.Tensor):
+                column = column.tolist()
+            if isinstance(column, str) or not isinstance(column, Iterable):
+                raise TypeError(
+                    f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of "
+                    "strings"
+                )
+            items = list(column)
+            for i, item in enumerate(items):
+                if isinstance(item, str):
+                    continue
+                is_integer = isinstance(item, Integral) and not isinstance(item, bool)
+                if name not in _MAY_BE_INTEGERS or not is_integer:
+                    raise TypeError(
+                        f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
+                    )
+                items[i] = str(int(item))
+            object.__setattr__(self, name, tuple(items))
+            if len(items) != len(self.texts):
                 raise ValueError(
-                    f"{name} has {len(column)} items and texts has {len(self.texts)}: "
+                    f"{name} has {len(items)} items and texts has {len(self.texts)}: "
                     "give one item per text"
                 )
         for i, (text, prefix) in enumerate(zip(self.texts, self.prefixes or (), strict=False)):
@@ -294,8 +287,8 @@ class Samples:
             raise MissingColumn(name, scorer, columns)
         return columns[name]
 
-    def require_labels(self, known: Sequence[str], reader: str, owner: str) -> tuple[str, ...]:
-        """Return the labels, or raise an error that names one that is unknown.
+    def label_indices(self, known: Sequence[str], reader: str, owner: str) -> list[int]:
+        """Return the index of each label among those known.
 
         Args:
             known: The labels that there are.
@@ -306,15 +299,17 @@ class Samples:
             MissingColumn: There are no labels.
             ValueError: A label is not one of those known.
         """
-        labels = self.require("labels", reader)
-        for i, label in enumerate(labels):
-            if label not in known:
+        if self.labels is None:
+            raise MissingColumn("labels", reader, self.columns())
+        indices = {label: index for index, label in enumerate(known)}
+        for i, label in enumerate(self.labels):
+            if label not in indices:
                 raise ValueError(
                     f"labels[{i}] = {label!r} is not a label of {owner}, which has "
                     f"{', '.join(known)}{did_you_mean(label, known)}: use one of them, or map "
                     f"yours, label_map={{{label!r}: {known[0]!r}, ...}}"
                 )
-        return labels
+        return [indices[label] for label in self.labels]
 
     def replace(self, **columns: Iterable[str] | None) -> Samples:
         """Return the samples with some columns replaced, added or (None) removed."""
@@ -363,7 +358,7 @@ class Samples:
         return self.replace(texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
 
     def distinct(self) -> tuple[Samples, list[int]]:
-        """Return the distinct samples, and for each sample its index among them.
+        """Return the distinct samples (the samples themselves if all are), and each one's index.
 
         Two samples are equal if they agree in all columns except `prompts` and `groups`, which no
         pointwise scorer reads.
@@ -377,7 +372,7 @@ class Samples:
                 index_of[key] = len(first_rows)
                 first_rows.append(i)
             inverse.append(index_of[key])
-        return self[first_rows], inverse
+        return (self[first_rows] if len(first_rows) < len(inverse) else self), inverse
 
     def invalid_unicode(self) -> dict[int, str]:
         """Return the first column with an unpaired surrogate of each sample that has one.
@@ -387,8 +382,10 @@ class Samples:
         invalid: dict[int, str] = {}
         for name in _READ_AS_TEXT:
             for i, item in enumerate(getattr(self, name) or ()):
-                if i not in invalid and not _is_encodable(item):
-                    invalid[i] = name
+                try:
+                    item.encode()
+                except UnicodeEncodeError:
+                    invalid.setdefault(i, name)
         return dict(sorted(invalid.items()))
 
     def blanked(self, rows: Container[int]) -> Samples:
@@ -478,18 +475,46 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         >>> as_samples(["Good soup."], labels=[1], label_map={0: "cold", 1: "good"}).labels
         ('good',)
     """
-    added = _plural(columns)
-    label_map = added.pop("label_map", None)
-    if data is None and added.get("texts") is None:
-        raise TypeError("there are no texts: give them as the first argument, in a list")
+    label_map = columns.pop("label_map", None)
+    added: dict[str, Any] = {}
+    for name, given in columns.items():
+        plural = COLUMN_OF.get(name)
+        if plural is None:
+            advice = f"{', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
+            if name in _TEXTS_ELSEWHERE:
+                advice = "the texts as the first argument"
+            raise TypeError(
+                f"{name} = {shortened(given)} is not a column of Samples: give {advice}"
+            )
+        if plural in added:
+            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column: leave one out")
+        added[plural] = given
     if data is None:
+        if added.get("texts") is None:
+            raise TypeError("there are no texts: give them as the first argument, in a list")
         data = {"texts": added.pop("texts")}
-    samples = data if isinstance(data, Samples) else Samples(**columns_from(data))
+    table = None if isinstance(data, list | tuple) else table_of(data)
+    if isinstance(data, Samples):
+        samples = data
+    elif table is not None:
+        samples = Samples(**_known_columns(table))
+    elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
+        items: list[Any] = list(data)
+        if items and all(isinstance(item, Mapping) for item in items):
+            samples = Samples(**columns_from_records(items))
+        else:
+            samples = Samples(items)
+    else:
+        hint = ": put it in a list" if isinstance(data, str) else ""
+        raise TypeError(
+            f"{shortened(data)} is a {type(data).__name__}{hint}. Give Samples, a list of texts or "
+            "of records, a mapping of columns, a pandas DataFrame or a datasets.Dataset"
+        )
     if added:
-        repeated = {
-            n: [c] * len(samples) for n, c in added.items() if isinstance(c, str | Integral)
-        }
-        samples = samples.replace(**{**added, **repeated})
+        for name, given in added.items():
+            if isinstance(given, str | Integral):
+                added[name] = [given] * len(samples.texts)
+        samples = replace(samples, **added)
     if label_map is not None:
         targets = {str(label): target for label, target in label_map.items()}
         labels = samples.require("labels", "label_map")
@@ -501,57 +526,3 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
                 )
         samples = samples.replace(labels=[targets[label] for label in labels])
     return samples
-
-
-def _plural(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords of `as_samples` with plural names of columns."""
-    columns: dict[str, Any] = {}
-    for name, given in keywords.items():
-        if name in _TEXTS_ELSEWHERE:
-            raise TypeError(
-                f"{name} = {shortened(given)} is not a column of Samples: give the texts as the "
-                "first argument"
-            )
-        if name != "label_map" and name not in COLUMN_OF:
-            raise TypeError(
-                f"{name} = {shortened(given)} is not a column of Samples: give "
-                f"{', '.join(JSON_KEYS)}{did_you_mean(name, COLUMN_OF)}"
-            )
-        plural = COLUMN_OF.get(name, name)
-        if plural in columns:
-            raise TypeError(f"{plural} and {JSON_KEYS[plural]} are one column: leave one out")
-        columns[plural] = given
-    return columns
-
-
-def _strings(name: str, column: object) -> tuple[str, ...]:
-    torch = sys.modules.get("torch")  # whoever has a tensor has imported it
-    if torch is not None and isinstance(column, torch.Tensor):
-        column = column.tolist()
-    if isinstance(column, str) or not isinstance(column, Iterable):
-        raise TypeError(
-            f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of strings"
-        )
-    integers = name in _MAY_BE_INTEGERS
-    items: tuple[Any, ...] = tuple(_as_string(item) if integers else item for item in column)
-    for i, item in enumerate(items):
-        if not isinstance(item, str):
-            raise TypeError(
-                f"{name}[{i}] = {shortened(item)} is a {type(item).__name__}, not a str"
-            )
-    return items
-
-
-def _as_string(item: object) -> object:
-    """Return an integer as a string; anything else, a bool included, as it is."""
-    if isinstance(item, bool) or not isinstance(item, Integral):
-        return item
-    return str(int(item))
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ctrlreward.selection import (
+    AlarmRule,
     BestRule,
     BestState,
     ParetoRule,
@@ -22,6 +25,7 @@ from ctrlreward.selection import (
     StopState,
 )
 
+PROMPTS = 3  # of tests/callbacks/conftest.py
 PATIENCE, THRESHOLD = "patience_exhausted", "stopping_threshold"
 DIVERGENCE, NAN = "divergence_threshold", "non_finite_metric"
 
@@ -137,6 +141,97 @@ CASES = TABLE | {
 }
 
 
+@dataclass(frozen=True)
+class ByPrompt:
+    """A run of twelve prompts whose scores differ from the mean by a sixteenth, up or down.
+
+    The sign changes at every step, so that two validations differ by what their means do, or by an
+    eighth more and less at every other prompt. The proxy `b` rises, except where given.
+    """
+
+    a: str  # means of the held-out metric, in eighths
+    stop: int  # step of the last validation
+    cause: str | None
+    selected: int
+    alarm: int  # step of the first alarm, -1 without one
+    b: str = "012345678"
+    stopping: Mapping[str, Any] = field(default_factory=dict)
+    keeping: Mapping[str, Any] = field(default_factory=dict)
+    guarding: Mapping[str, Any] = field(default_factory=dict)
+
+    def scores(self, key: str, step: int) -> list[float]:
+        """Return the score of each prompt at a step."""
+        mean = values(getattr(self, key))[step]
+        return [mean + (-1) ** (prompt + step) / 16 for prompt in range(12)]
+
+
+BY_PROMPT = {
+    # From 8 to 7 eighths six prompts fall by a quarter and six stay: p = 1/64, a level of 0.0304.
+    "alarm at once": ByPrompt("87654321", 4, PATIENCE, 1, 2),
+    "no alarm while the proxy stays": ByPrompt("87654321", 4, PATIENCE, 1, -1, b="1" * 8),
+    "no alarm after a rise that remains": ByPrompt(
+        "15555444", 8, None, 2, -1, stopping={"patience": 9}
+    ),
+    "alarm after a rise": ByPrompt(
+        "15522222", 8, None, 2, 4, stopping={"patience": 9}, guarding={"reference": "best"}
+    ),
+    "no alarm within the margin": ByPrompt("8777", 4, PATIENCE, 1, -1, guarding={"margin": 0.5}),
+    "alarm of drift": ByPrompt(
+        "12345678", 8, None, 8, 3, guarding={"held_out": {"score/a": "drift"}}
+    ),
+    "a decline stops": ByPrompt(
+        "4551111", 4, "decline_shown", 2, 4, stopping={"patience": 9, "decline": True}
+    ),
+    "a gain is excluded": ByPrompt(
+        "44444444", 3, "gain_excluded", 1, -1,
+        stopping={"patience": 2, "futility": True, "min_delta": 0.5},
+    ),
+    "noise is no improvement": ByPrompt(
+        "4444444", 4, PATIENCE, 1, -1, stopping={"min_delta": "noise"}
+    ),
+    "the earliest of ties": ByPrompt(
+        "45555555", 5, PATIENCE, 1, -1, keeping={"ties_by": "earliest"},
+    ),
+    "a tie by another metric": ByPrompt(
+        "85558888", 8, None, 6, -1, b="77777077", stopping={"patience": 9},
+        keeping={"ties_by": {"score/b": "min"}},
+    ),
+    "a constraint that is not shown": ByPrompt(
+        "12111111", 8, None, 8, -1, b="47444449", stopping={"patience": 9},
+        keeping={"constraints": {"score/b": (0.85, None)}, "constraint_test": "if_shown"},
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class HandDrivenByPrompt:
+    """Rules of a case by prompt, and their states, driven without a trainer."""
+
+    case: ByPrompt
+
+    def __post_init__(self) -> None:
+        case = self.case
+        self.rules: dict[str, Any] = {
+            "stop": StopRule("score/a", **case.stopping),
+            "best": BestRule("score/a", **case.keeping),
+            "alarm": AlarmRule(**{"proxy": "score/b", "held_out": "score/a", **case.guarding}),
+        }
+        self.states = {name: rule.start() for name, rule in self.rules.items()}
+
+    def play(self, late: int = 0, cut: int = 0) -> None:
+        """Run the case; rules see the scores `late` validations late, and pass JSON at `cut`."""
+        for step in range(1 + late, len(self.case.a) + 1):
+            scores = {f"score/{key}": self.case.scores(key, step - late) for key in "ab"}
+            metrics = {key: sum(row) / len(row) for key, row in scores.items()}
+            for name, rule in self.rules.items():
+                state, _ = rule.update(self.states[name], step, metrics, (), scores)
+                if step == cut:
+                    state = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
+                self.states[name] = state
+            if self.states["stop"].stopped_by:
+                return
+
+
 def values(digits: str) -> list[float]:
     """Return the values by step; step 0 is not scored."""
     return [0.0] + [math.nan if d == "n" else int(d) / 8 for d in digits]
@@ -187,8 +282,10 @@ class HandDriven:
             last = {"score/a": a[min(scored, len(a) - 1)], "score/b": b[min(scored, len(b) - 1)]}
             metrics = last if scored else {}
             stale = () if scored == step else ("score/a", "score/b")
-            self.stop, decision = self.stop_rule.update(self.stop, step, metrics, stale)
-            self.best, _ = self.best_rule.update(self.best, step, metrics, stale)
+            # All prompts have the same score; so few show nothing.
+            evidence = {key: [value] * PROMPTS for key, value in metrics.items()}
+            self.stop, decision = self.stop_rule.update(self.stop, step, metrics, stale, evidence)
+            self.best, _ = self.best_rule.update(self.best, step, metrics, stale, evidence)
             self.front, _ = self.front_rule.update(self.front, step, metrics, stale)
             if decision.stop:
                 return

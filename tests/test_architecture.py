@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the lowest to the highest; a package imports from itself and from packages before it only.
 LAYERS = [
-    ["arguments", "displays", "extras", "ranks", "files"],
+    ["arguments", "extras", "ranks", "files"],
     ["samples", "progress"],
     ["items"],
     ["text"],

@@ -14,10 +14,9 @@ from types import SimpleNamespace
 import pytest
 from terminals import in_terminal
 
-from ctrlreward import displays
-from ctrlreward.displays import Count, Phase
+from ctrlreward import progress
 from ctrlreward.engine.batching import run_batched, windows
-from ctrlreward.progress import part, phase, show, track
+from ctrlreward.progress import Count, Phase, part, phase, show, track
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         clock.now += seconds
 
     stand_in = SimpleNamespace(monotonic=lambda: clock.now, strftime=lambda form: "12:00:00")
-    monkeypatch.setattr(displays, "time", stand_in)
+    monkeypatch.setattr(progress, "time", stand_in)
     return pass_seconds
 
 
@@ -211,8 +210,7 @@ def test_a_terminal_that_keeps_a_log_gets_lines(variables: dict[str, str]) -> No
 def test_lines_reach_a_pipe_at_once() -> None:
     script = """
 import time
-from ctrlreward.displays import Phase
-from ctrlreward.progress import show
+from ctrlreward.progress import Phase, show
 with show(Phase("downloading")):
     time.sleep(60)
 """

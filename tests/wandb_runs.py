@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from ctrlreward.tables.runs import _records
+from ctrlreward.tables.run_results import _records
 
 
 @dataclass(frozen=True)

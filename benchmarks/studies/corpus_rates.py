@@ -26,9 +26,9 @@ from corpus_cost import texts_per_second
 from ctrlreward import Samples
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
+    check_corpus,
     score_corpus,
     scored_shards,
-    survey,
     write_output,
 )
 from ctrlreward.commands.shards.shard_store import ShardStore
@@ -40,13 +40,11 @@ from ctrlreward.tables.table_columns import Columns
 from ctrlreward.tables.table_writing import TableShape
 
 
-class Instant:
-    """Workers that take no time."""
-
-    def score(self, components: Any, shards: Any) -> Iterator[tuple[int, Any]]:
-        for shard in shards:
-            pickle.dumps(shard)
-            yield shard.number, dict.fromkeys(components, np.zeros(len(shard.samples)))
+def score_at_once(components: Any, shards: Any) -> Iterator[tuple[int, Any]]:
+    """Score as workers that take no time."""
+    for shard in shards:
+        pickle.dumps(shard)
+        yield shard.number, dict.fromkeys(components, np.zeros(len(shard.samples)))
 
 
 def measure_driver(count: int = 20_000) -> None:
@@ -65,16 +63,15 @@ def measure_driver(count: int = 20_000) -> None:
             corpus = Corpus(
                 RowStream(Location(folder / "in.jsonl")),
                 Columns(),
-                components,
                 ["id", "text", "label"],
             )
             shape = TableShape(".jsonl")
             store = ShardStore(Location(folder / "partial"), list(components))
             times = [time.perf_counter()]
-            manifest = survey(corpus, {}, chunk, [shape])
+            manifest = check_corpus(corpus, components, {}, chunk, [shape])
             times.append(time.perf_counter())
             with contextlib.redirect_stderr(io.StringIO()):
-                score_corpus(corpus, manifest, store, Instant())  # type: ignore[arg-type]
+                score_corpus(corpus, components, manifest, store, score_at_once)
             times.append(time.perf_counter())
             scored = scored_shards(corpus, manifest, store)
             write_output(list(components), scored, [Location(folder / "out.jsonl")], [shape])

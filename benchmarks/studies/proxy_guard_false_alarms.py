@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from ctrlreward.functional.trend import rising_p_value
-from ctrlreward.selection.alarm import LEVEL, WINDOW
+from ctrlreward.selection.alarm import WALK_LEVEL, WINDOW
 
 Floats = np.ndarray
 Test = Callable[[Floats], float]
@@ -109,7 +109,7 @@ def alarm_rate(
     runs: int,
     validations: int,
     window: int = WINDOW,
-    level: float = LEVEL,
+    level: float = WALK_LEVEL,
     seed: int = 0,
     rising: Test = rising_p_value,
 ) -> float:
@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--validations", type=int, default=20)
     parser.add_argument("--window", type=int, default=WINDOW)
-    parser.add_argument("--level", type=float, default=LEVEL)
+    parser.add_argument("--level", type=float, default=WALK_LEVEL)
     options = parser.parse_args()
     print(f"{options.runs} runs of {options.validations} validations, window {options.window}, "
           f"level {options.level}\n")  # fmt: skip

@@ -72,7 +72,7 @@ def measure(model: str, steps: int) -> dict[str, Any]:
     without |= {"enable_checkpointing": "false", "limit_val_batches": "0"}
     options = [f"--trainer.{name}={value}" for name, value in without.items()]
     cli = build([str(CONFIGS / f"{model}.yaml"), *options, f"--trainer.max_steps={WARMUP + steps}"])
-    cli.datamodule.judges = ()  # nothing is scored
+    cli.datamodule.models = ()  # nothing is scored
     cli.model.style_models = UntrainedStyleModels()
     # Else the first steps would learn reconstruction alone, and cost less.
     cli.model.hparams.poor_discriminator = None

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lightning_utilities.core.rank_zero import rank_zero_warn
 
@@ -17,15 +17,16 @@ from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.lightning_internals import prepare_wandb_run
 from ctrlreward.callbacks.loggers.wandb_rows import wandb_loggers
-from ctrlreward.callbacks.monitoring import is_fitting
+from ctrlreward.callbacks.monitoring import is_fitting, resolutions
 from ctrlreward.callbacks.report import BeforeAfterMixin
-from ctrlreward.callbacks.saving import SelectingCheckpointMixin
+from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
     WandbLogger,
+    callbacks_of,
     misconfigured,
 )
 
@@ -37,7 +38,6 @@ else:
     AnyWandbLogger = object
 
 Summary: TypeAlias = dict[str, Any]
-Kind = TypeVar("Kind")
 
 
 class WandbReportMixin(CallbackMixin):
@@ -105,13 +105,9 @@ class WandbReportMixin(CallbackMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return id and number of rows of the run, and the best scores with their steps."""
-        run = self._wandb_run
-        rows = self._rows if run is None else run.step
-        return {
-            "run_id": self.run_id,
-            "rows": rows,
-            "best": {k: [*v] for k, v in self.best.items()},
-        }
+        rows = self._rows if self._wandb_run is None else self._wandb_run.step
+        best = {key: [value, step] for key, (value, step) in self.best.items()}
+        return {"run_id": self.run_id, "rows": rows, "best": best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state."""
@@ -144,19 +140,33 @@ class WandbReportMixin(CallbackMixin):
         if self.logger is not None and self.logger not in trainer.loggers:
             prepare_wandb_run(self.logger, self.run_id)
             trainer.loggers = [*trainer.loggers, self.logger]
-        if trainer.is_global_zero:
-            self._start(self._logger(trainer))
+        if not trainer.is_global_zero:
+            return
+        logger = self.logger or wandb_loggers(trainer)[0]
+        Path(logger.save_dir or ".").mkdir(parents=True, exist_ok=True)  # else wandb warns
+        run = logger.experiment
+        if self.logger is None and self.run_id not in ("", run.id):
+            rank_zero_warn(
+                f"the checkpoint belongs to the Weights & Biases run {self.run_id}, but this "
+                f"training logs to the run {run.id}: to continue the former, give the WandbLogger "
+                f"to WandbReport instead of to the trainer, or WandbLogger(id={self.run_id!r})"
+            )
+        if run.offline and run.id == self.run_id and run.step < self._rows:
+            run.log({}, step=self._rows)  # number the rows from here; online, the server does it
+        self.run_id, self._wandb_run = run.id, run
+        # As Lightning does, but not for a run that was started without it, such as in a sweep.
+        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Update the best scores, and the summary up to the decisions of the last validation."""
         if self._wandb_run is None or not is_fitting(trainer):
             return
-        for scorer in _callbacks(trainer, GenerationScorerMixin):
-            for key, spec in scorer.specs.items() if scorer.fresh else ():
+        for scorer in callbacks_of(trainer, GenerationScorerMixin):
+            for key, spec in scorer.specs.items() if scorer.has_new_scores else ():
                 value = trainer.callback_metrics[key].item()
                 sign = 1.0 if spec.higher_is_better else -1.0
-                before, _ = self.best.get(key, (-sign * math.inf, -1))
-                if sign * value > sign * before:  # never with NaN
+                best, _ = self.best.get(key, (-sign * math.inf, -1))
+                if sign * value > sign * best:  # never with NaN
                     self.best[key] = value, scorer.last_scored_step
         self._write_summary(trainer)
 
@@ -179,39 +189,27 @@ class WandbReportMixin(CallbackMixin):
             folders = Path(run.dir).parents[1] / f"offline-run-*-{run.id}*"
             print(f"Weights & Biases: wandb sync {os.path.relpath(folders)}")
 
-    def _logger(self, trainer: Trainer) -> WandbLogger:
-        return wandb_loggers(trainer)[0] if self.logger is None else self.logger
-
-    def _start(self, logger: WandbLogger) -> None:
-        Path(logger.save_dir or ".").mkdir(parents=True, exist_ok=True)  # else wandb warns
-        run = logger.experiment
-        if self.logger is None and self.run_id not in ("", run.id):
-            rank_zero_warn(
-                f"the checkpoint belongs to the Weights & Biases run {self.run_id}, but this "
-                f"training logs to the run {run.id}: to continue the former, give the WandbLogger "
-                f"to WandbReport instead of to the trainer, or WandbLogger(id={self.run_id!r})"
-            )
-        if run.offline and run.id == self.run_id and run.step < self._rows:
-            run.log({}, step=self._rows)  # number the rows from here; online, the server does it
-        self.run_id, self._wandb_run = run.id, run
-        # As Lightning does, but not for a run that was started without it, such as in a sweep.
-        run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-
     def _write_summary(self, trainer: Trainer) -> None:
         if self._wandb_run is None:
             return
         best = {f"best/{k}": {"value": value, "step": s} for k, (value, s) in self.best.items()}
         summary = {**best, **_selected(trainer), **_stopped(trainer)}
+        found = resolutions(trainer).items()
+        summary["resolution"] = {key: resolution._asdict() for key, resolution in found}
         self._wandb_run.summary.update(summary)
 
     def _log_adapter(self, trainer: Trainer, run: Any) -> None:
         """Log the adapter of the selected checkpoint, if this process has not logged the same."""
-        checkpoint = _selecting(trainer)
+        checkpoint = selecting_checkpoint(trainer)
         if checkpoint is None or not checkpoint.best_adapter_path:
             return
         wandb = import_extra("wandb", "WandbReport")
         folder = Path(checkpoint.best_adapter_path)
-        metadata = {**_selected(trainer), **_base_model(folder)}
+        metadata = _selected(trainer)
+        config = folder / "adapter_config.json"  # of peft; other adapters are logged without it
+        if config.is_file():
+            adapter = json.loads(config.read_text("utf-8"))
+            metadata["base_model"] = adapter.get("base_model_name_or_path")
         name = re.sub(r"[^\w.-]", "-", f"adapter-{run.id}", flags=re.ASCII)  # others are refused
         artifact = wandb.Artifact(name, type="model", metadata=metadata)
         artifact.add_dir(str(folder))
@@ -220,20 +218,9 @@ class WandbReportMixin(CallbackMixin):
             self._logged_adapter = artifact.digest
 
 
-def _callbacks(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
-    return [one for one in trainer.callbacks if isinstance(one, kind)]  # type: ignore[attr-defined]
-
-
-def _selecting(trainer: Trainer) -> SelectingCheckpointMixin | None:
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, SelectingCheckpointMixin):
-            return callback
-    return None
-
-
 def _selected(trainer: Trainer) -> Summary:
     """Return step and score of the selected checkpoint, and its constraints."""
-    checkpoint = _selecting(trainer)
+    checkpoint = selecting_checkpoint(trainer)
     if checkpoint is None:
         return {}
     score = checkpoint.best_model_score
@@ -244,18 +231,20 @@ def _selected(trainer: Trainer) -> Summary:
     if isinstance(checkpoint, RewardCheckpointMixin):
         selected["selected/constraints"] = {k: list(b) for k, b in checkpoint.constraints.items()}
         selected["selected/constraints_met"] = checkpoint.selected_step is not None
+        selected["selected/reason"] = checkpoint.reason
+        selected["selected/optimism"] = checkpoint.optimism
     return selected
 
 
 def _stopped(trainer: Trainer) -> Summary:
     """Return why training was stopped early, and the first alarm of each `ProxyGuard`."""
     stopped: Summary = {}
-    for guard in _callbacks(trainer, ProxyGuardMixin):
+    for guard in callbacks_of(trainer, ProxyGuardMixin):
         if guard.alarm_step >= 0:
             stopped[f"{guard.name}/alarm_step"] = guard.alarm_step
         if guard.stop and guard.alarm:
             stopped |= {"stopped_by": guard.name, "stopped_because": "possible reward hacking"}
-    for stopper in _callbacks(trainer, RewardEarlyStoppingMixin):
+    for stopper in callbacks_of(trainer, RewardEarlyStoppingMixin):
         if stopper.stopped_by:
             reason = stopper.stopping_reason_message
             stopped |= {"stopped_by": stopper.stopped_by, "stopped_because": reason}
@@ -265,13 +254,6 @@ def _stopped(trainer: Trainer) -> Summary:
 def _report(trainer: Trainer) -> Summary:
     """Return the summary that `BeforeAfter` has written."""
     path = Path(trainer.default_root_dir) / "summary.json"
-    if not _callbacks(trainer, BeforeAfterMixin) or not path.is_file():
+    if not callbacks_of(trainer, BeforeAfterMixin) or not path.is_file():
         return {}
     return {"report": json.loads(path.read_text(encoding="utf-8"))}
-
-
-def _base_model(adapter: Path) -> Summary:
-    config = adapter / "adapter_config.json"  # of peft; other adapters are logged without it
-    if not config.is_file():
-        return {}
-    return {"base_model": json.loads(config.read_text("utf-8")).get("base_model_name_or_path")}

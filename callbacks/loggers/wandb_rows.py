@@ -27,15 +27,9 @@ def log_sample_table(
     rows: int,
     steps: Mapping[str, int] | None = None,
 ) -> None:
-    """Log the `sample_table` to each Weights & Biases logger. Call this on rank 0.
+    """Log `sample_table(samples, scores, rows)` at `trainer.global_step`; call this on rank 0.
 
-    Args:
-        trainer: The trainer; the table is logged at its `global_step`.
-        key: Key of the table.
-        samples: n samples.
-        scores: Name → array of shape (n,).
-        rows: Number of rows; all samples if there are fewer.
-        steps: Further steps to log with the table, by key.
+    `steps` are further steps to log with the table, by key.
     """
     for logger in wandb_loggers(trainer):
         wandb = import_extra("wandb", "WandbLogger")
@@ -45,35 +39,23 @@ def log_sample_table(
 
 
 def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: str) -> None:
-    """Draw scores over the step whose texts were scored, and summarise each by its best value.
+    """Draw logged scores over the step of their texts, and summarise each by its best value.
 
     Rows without that step get its last value (`step_sync`), so it has to be logged before them.
-
-    Args:
-        trainer: The trainer.
-        specs: Direction and range of each logged key.
-        step_key: Logged key of the step.
     """
     for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
-        step = wandb_key(logger, step_key)
-        logger.experiment.define_metric(step, hidden=True)
+        define, step = logger.experiment.define_metric, wandb_key(logger, step_key)
+        define(step, hidden=True)
         for key, spec in specs.items():
-            best = "max" if spec.higher_is_better else "min"
-            name = wandb_key(logger, key)
-            logger.experiment.define_metric(
-                name, step_metric=step, step_sync=True, summary=f"{best},last"
-            )
+            summary = f"{'max' if spec.higher_is_better else 'min'},last"
+            define(wandb_key(logger, key), step_metric=step, step_sync=True, summary=summary)
 
 
 def send_alert(trainer: Trainer, title: str, text: str) -> None:
     """Send an alert of level WARN to each Weights & Biases run, from rank 0.
 
-    Weights & Biases passes it on by mail or Slack, as the user has set it up.
-
-    Args:
-        trainer: The trainer.
-        title: Less than 64 characters.
-        text: The message.
+    Weights & Biases passes it on by mail or Slack, as the user has set it up. The title has less
+    than 64 characters.
     """
     for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
         logger.experiment.alert(title, text, level="WARN")

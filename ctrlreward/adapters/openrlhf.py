@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctrlreward.adapters.conversion import (
+from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
     check_failed_score,

@@ -25,7 +25,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.samples import JSON_KEYS, SampleKeywords, Samples, SamplesLike, as_samples
+from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, score
 from ctrlreward.scorers.components import ComponentLike, as_component
 
@@ -41,7 +41,7 @@ class _ComponentRef:
 
 
 class _ScoreMetric(Metric):
-    """Base class of metrics over one component."""
+    """Base class of metrics over one component: a score, or a scorer with a single score."""
 
     is_differentiable = False
     full_state_update = False
@@ -61,7 +61,8 @@ class _ScoreMetric(Metric):
         return self.component.spec.higher_is_better
 
 
-# A number for each scorer, which keeps apart scorers whose sums happen to be equal.
+# A small number for each scorer, since torchmetrics compares states by `allclose`: it keeps apart
+# scorers whose sums happen to be equal.
 _scorer_ids: WeakKeyDictionary[Scorer, int] = WeakKeyDictionary()
 _next_id: Iterator[int] = count(1)
 
@@ -89,11 +90,11 @@ class _ScoreSums(_ScoreMetric):
             )
         self._names = list(scorer.specs)
         k = len(self._names)
-        if scorer not in _scorer_ids:
-            _scorer_ids[scorer] = next(_next_id)
         self.add_state("totals", torch.zeros(k, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(k, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("seen", torch.tensor(0), dist_reduce_fx="sum")
+        if scorer not in _scorer_ids:
+            _scorer_ids[scorer] = next(_next_id)
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
     def update(
@@ -235,13 +236,9 @@ class ScoreOfAll(_ScoreMetric):
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):
             raise ValueError(f"{len(ids)} ids for {len(samples)} samples: give one per sample")
-        table = samples.columns()
-        lines = []
-        for i, row in enumerate(zip(*table.values(), strict=True)):
-            record = dict(zip(table, row, strict=True))
-            lines.append(json.dumps([None if ids is None else int(ids[i]), record]) + "\n")
-        encoded = bytearray("".join(lines).encode())
-        if encoded:
+        if len(samples):
+            update = [None if ids is None else list(map(int, ids)), samples.columns()]
+            encoded = bytearray((json.dumps(update) + "\n").encode())
             assert isinstance(self.records, list)
             records = torch.frombuffer(encoded, dtype=torch.uint8)
             self.records.append(records.to(self.device, copy=True))
@@ -266,22 +263,13 @@ def _decode(records: list[Tensor] | Tensor) -> Samples | None:
     lines = bytes(dim_zero_cat(records).cpu().numpy()).decode().splitlines()
     if not lines:
         return None
-    decoded: list[tuple[int | None, dict[str, str]]] = [tuple(json.loads(line)) for line in lines]
-    rows = [row for _, row in decoded]
-    ids = [i for i, _ in decoded if i is not None]
-    if ids and len(ids) < len(rows):
+    updates: list[tuple[list[int] | None, dict[str, list[str]]]] = [*map(json.loads, lines)]
+    samples = Samples.concat(Samples(**columns) for _, columns in updates)
+    ids = [i for each, _ in updates for i in each or ()]
+    if ids and len(ids) < len(samples):
         raise ValueError(
-            f"ids were given for {len(ids)} of {len(rows)} samples: give them in every update, "
+            f"ids were given for {len(ids)} of {len(samples)} samples: give them in every update, "
             "or in none"
         )
-    if ids:
-        by_id = dict(zip(ids, rows, strict=True))
-        rows = [by_id[i] for i in sorted(by_id)]
-    names = [name for name in JSON_KEYS if name in rows[0]]
-    for row in rows:
-        if set(row) != set(names):
-            raise ValueError(
-                f"one update had the columns {', '.join(names)}, another {', '.join(row)}: "
-                "give the same columns in every update"
-            )
-    return Samples(**{name: [row[name] for row in rows] for name in names})
+    rows = {i: row for row, i in enumerate(ids)}
+    return samples[[rows[i] for i in sorted(rows)]] if ids else samples

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ctrlreward.adapters.conversion import (
+from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
     check_failed_score,
@@ -19,7 +19,7 @@ from ctrlreward.reward import Reward
 from ctrlreward.samples import MissingColumn, Samples, shortened
 from ctrlreward.scorers.base import check_columns as check_present
 
-# What the requests of trainers hold, beside the completion.
+# What the requests of trainers hold apart from the completion.
 _SOURCES = ("prompt", "label")
 
 
@@ -159,15 +159,16 @@ class TrainerRoutes:
                 f"{missing.reader} needs {name}: give columns.{name} = 'label' or 'prompt', or "
                 f"constants.{name} one text for all samples"
             ) from None
-        if self.template is not None and self.needs_labels():
+        if self.template is not None and self.labelled:
             raise ValueError(
                 "template is for /classify, whose requests have no labels, but columns maps "
-                f"{', '.join(self._mapped_to('label'))} to 'label': give constants, or no template"
+                f"{', '.join(self.labelled)} to 'label': give constants, or no template"
             )
 
-    def needs_labels(self) -> bool:
-        """Return True if a column is mapped to the labels."""
-        return bool(self._mapped_to("label"))
+    @property
+    def labelled(self) -> list[str]:
+        """Columns that are mapped to the labels."""
+        return [name for name, source in (self.columns or {}).items() if source == "label"]
 
     def samples(
         self, completions: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
@@ -178,9 +179,9 @@ class TrainerRoutes:
             ValueError: A column is mapped to labels, and there are none.
             TypeError: It is, and a label is not a text.
         """
-        if self.needs_labels() and labels is None:
+        if self.labelled and labels is None:
             raise ValueError(
-                f"columns maps {', '.join(self._mapped_to('label'))} to 'label', but the request "
+                f"columns maps {', '.join(self.labelled)} to 'label', but the request "
                 "has no labels: give each sample of the trainer's dataset one"
             )
         plain = [without(self.special_tokens, completion) for completion in completions]
@@ -188,6 +189,3 @@ class TrainerRoutes:
         samples = build_samples(plain, prompts, table, self.columns or {})
         constants = {name: [text] * len(samples) for name, text in (self.constants or {}).items()}
         return samples.replace(**constants)
-
-    def _mapped_to(self, source: str) -> list[str]:
-        return [name for name, given in (self.columns or {}).items() if given == source]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,11 +23,11 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from ctrlreward.adapters.conversion import completions_of, plain_text
+from ctrlreward.adapters._conversion import completions_of, plain_text
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.reward import Reward, RewardBatch
 from ctrlreward.samples import Samples
-from ctrlreward.serving.contract import QueueFull, Refusal, RejectedSamples
+from ctrlreward.serving.contract import QueueFull, RejectedSamples
 
 _MOST_HELD = 1024  # requests held while the queue is full
 
@@ -56,24 +56,11 @@ class _ClassifyRequest(BaseModel):
     use_activation: bool | None = None
 
 
-class _Busy(Refusal):
-    """The queue stayed full for the routes' patience."""
-
-    status = 503
-    retry_after = 1
-
-
 def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     """Return the routes of `/get_reward`, `/slime` and `/classify`.
 
-    They score with the queue of the application that includes them, `app.state.requests`.
-
-    Args:
-        options: Options of the routes.
-        reward: Reward of the application, for the checks.
-
-    Raises:
-        ValueError: As in `TrainerRoutes.check`.
+    They score with the queue of the application that includes them, `app.state.requests`. Raises a
+    ValueError as `TrainerRoutes.check` if they can't serve the reward of that application.
 
     Examples:
         >>> from ctrlreward import Reward, Similarity, WordVectors
@@ -99,7 +86,8 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
                 scored = await queue.score(samples, strict=options.strict)
             except QueueFull as full:
                 if time.monotonic() >= deadline or held >= _MOST_HELD:
-                    raise _Busy(str(full)) from full
+                    full.status, full.retry_after = 503, 1
+                    raise
                 held += 1
                 try:
                     await asyncio.sleep(min(1.0, options.patience))
@@ -112,7 +100,12 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     async def get_reward(request: Request, body: _OpenRLHFRequest) -> dict[str, Any]:
         """Score queries as OpenRLHF asks: one reward per query."""
         with _rejections("query"):
-            _check_lengths(body)
+            for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
+                if items is not None and len(items) != len(body.query):
+                    raise ValueError(
+                        f"{name} has {len(items)} items and query has {len(body.query)}: give one "
+                        "each"
+                    )
             completions = completions_of(body.query, body.prompts)
             samples = options.samples(completions, body.prompts, body.labels)
         values = await values_of(request, samples)
@@ -138,7 +131,16 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
         """Score texts of a chat template as verl asks vLLM: the reward is the one class's value."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         with _rejections("input"):
-            samples = _templated(options, texts, body.use_activation)
+            if options.template is None:
+                raise ValueError(
+                    "this server can't tell prompt from response: start it with "
+                    "--trainers.template.response_start, the text between them in your chat "
+                    "template"
+                )
+            if body.use_activation:
+                raise ValueError("use_activation = true: a reward has no activation; give false")
+            pairs = [options.template.split(text) for text in texts]
+            samples = options.samples([r for _, r in pairs], [p for p, _ in pairs], None)
         values = await values_of(request, samples)
         data = [
             {"index": i, "label": "reward", "probs": [total], "num_classes": 1}
@@ -165,29 +167,6 @@ def _finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[fl
         valid = ~batch.failed & np.isfinite(scores)
         values[name] = np.where(valid, scores, failed_score).tolist()
     return {**values, "failed": batch.failed.astype(np.float64).tolist()}
-
-
-def _check_lengths(body: _OpenRLHFRequest) -> None:
-    """Raise a ValueError unless there is a prompt and, if any, a label for each query."""
-    for name, items in {"prompts": body.prompts, "labels": body.labels}.items():
-        if items is not None and len(items) != len(body.query):
-            raise ValueError(
-                f"{name} has {len(items)} items and query has {len(body.query)}: give one each"
-            )
-
-
-def _templated(
-    options: TrainerRoutes, texts: Sequence[str], use_activation: bool | None
-) -> Samples:
-    if options.template is None:
-        raise ValueError(
-            "this server can't tell prompt from response: start it with "
-            "--trainers.template.response_start, the text between them in your chat template"
-        )
-    if use_activation:
-        raise ValueError("use_activation = true: a reward has no activation; give false")
-    pairs = [options.template.split(text) for text in texts]
-    return options.samples([response for _, response in pairs], [p for p, _ in pairs], None)
 
 
 @contextmanager

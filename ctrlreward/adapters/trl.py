@@ -19,11 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ctrlreward.adapters.conversion import (
-    build_samples,
-    check_columns,
-    plain_text,
-)
+from ctrlreward.adapters._conversion import build_samples, check_columns, plain_text
 from ctrlreward.engine.sharing import exclusive
 from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
@@ -87,8 +83,7 @@ def as_reward_funcs(
         >>> function(["Reword."] * 2, ["broth", ""], original=["soup", "soup"])  # as TRL calls it
         [0.6, None]
     """
-    reward = as_reward(reward)
-    return [_Total(check_columns(columns), name, reward)]
+    return [_Total(as_reward(reward), check_columns(columns), name)]
 
 
 def as_async_reward_funcs(
@@ -99,16 +94,12 @@ def as_async_reward_funcs(
     Worth it with several rewards, each on a device of its own.
 
     Examples:
-        >>> import asyncio
-        >>> from ctrlreward import Reward, Similarity, WordVectors
-        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward = Reward({"similarity": similarity})
-        >>> (function,) = as_async_reward_funcs(reward, {"sources": "original"})
-        >>> asyncio.run(function(["Reword."], ["broth"], original=["soup"]))
-        [0.6]
+        >>> from ctrlreward import Perplexity
+        >>> (function,) = as_async_reward_funcs(Perplexity()["log_likelihood"], name="fluency")
+        >>> function.__name__
+        'fluency'
     """
-    reward = as_reward(reward)
-    return [_AsyncTotal(check_columns(columns), name, reward)]
+    return [_AsyncTotal(as_reward(reward), check_columns(columns), name)]
 
 
 def as_component_funcs(
@@ -142,9 +133,8 @@ def as_component_funcs(
             "the reward is not a weighted sum, and TRL can combine components in no other way: "
             "use as_reward_funcs, which gives the total"
         )
-    mapping = check_columns(columns)
-    cached = _CachedReward(reward)
-    functions: list[RewardFunc] = [_Component(mapping, name, cached) for name in reward.weights]
+    cached, mapping = _CachedReward(reward), check_columns(columns)
+    functions: list[RewardFunc] = [_Component(cached, mapping, name) for name in reward.weights]
     return ComponentFuncs(functions, list(reward.weights.values()))
 
 
@@ -152,6 +142,7 @@ def as_component_funcs(
 class _RewardFunc:
     """Base class of reward functions: objects instead of closures, which don't pickle."""
 
+    reward: Any  # `AnyReward` or `_CachedReward`
     columns: Mapping[str, str]
     name: str
 
@@ -171,12 +162,19 @@ class _RewardFunc:
             self.columns,
         )
 
+    def logged_total(self, batch: RewardBatch, log_metric: LogMetric | None) -> Rewards:
+        """Return the total; log each sample, since TRL averages over the samples of all ranks."""
+        if log_metric is not None:
+            for failed in batch.failed:
+                log_metric(f"{self.name}/fail_rate", float(failed))
+            for component, values in batch.components.items():
+                for value in values[~batch.failed]:
+                    log_metric(f"{self.name}/{component}", float(value))
+        return _failed_as_none(batch.total, batch)
 
-@dataclass(frozen=True, eq=False)
+
 class _Total(_RewardFunc):
     """Total of a reward."""
-
-    reward: AnyReward
 
     def __call__(
         self,
@@ -186,15 +184,11 @@ class _Total(_RewardFunc):
         **dataset: Any,
     ) -> Rewards:
         batch = self.reward(self.samples(prompts, completions, dataset))
-        _log_components(batch, self.name, log_metric)
-        return _failed_as_none(batch.total, batch)
+        return self.logged_total(batch, log_metric)
 
 
-@dataclass(frozen=True, eq=False)
 class _AsyncTotal(_RewardFunc):
     """Total of a reward that is scored on its background thread."""
-
-    reward: AnyReward
 
     async def __call__(
         self,
@@ -204,16 +198,11 @@ class _AsyncTotal(_RewardFunc):
         **dataset: Any,
     ) -> Rewards:
         future = self.reward.submit(self.samples(prompts, completions, dataset))
-        batch = await asyncio.wrap_future(future)
-        _log_components(batch, self.name, log_metric)
-        return _failed_as_none(batch.total, batch)
+        return self.logged_total(await asyncio.wrap_future(future), log_metric)
 
 
-@dataclass(frozen=True, eq=False)
 class _Component(_RewardFunc):
     """One component of a reward that several functions share."""
-
-    reward: _CachedReward
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **dataset: Any
@@ -246,14 +235,3 @@ def _failed_as_none(values: Scores, batch: RewardBatch) -> Rewards:
     return [
         None if failed else float(value) for value, failed in zip(values, batch.failed, strict=True)
     ]
-
-
-def _log_components(batch: RewardBatch, name: str, log_metric: LogMetric | None) -> None:
-    """Log each sample by itself: TRL averages over all logged values of all ranks."""
-    if log_metric is None:
-        return
-    for failed in batch.failed:
-        log_metric(f"{name}/fail_rate", float(failed))
-    for component, values in batch.components.items():
-        for value in values[~batch.failed]:
-            log_metric(f"{name}/{component}", float(value))

@@ -25,11 +25,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from ctrlreward.adapters.conversion import (
+from ctrlreward.adapters._conversion import (
     build_samples,
     check_columns,
     check_failed_score,
@@ -39,8 +39,6 @@ from ctrlreward.reward import AnyReward, RewardBatch, RewardLike, as_reward
 from ctrlreward.samples import Samples
 
 Result = dict[str, float | None]
-
-_KEYS = ("score", "failed")
 
 
 def as_batch_compute_score(
@@ -68,8 +66,7 @@ def as_batch_compute_score(
         >>> compute_score(["menu"], ["broth"], [""], [{"original": "soup"}])
         [{'score': 0.6, 'failed': 0.0, 'similarity': 0.6}]
     """
-    reward = as_reward(reward)
-    return _BatchComputeScore(reward, failed_score, _check(reward, failed_score, columns))
+    return _BatchComputeScore.of(reward, failed_score, columns)
 
 
 def as_compute_score(
@@ -77,29 +74,20 @@ def as_compute_score(
 ) -> Callable[..., Result]:
     """Return a function for managers that wait for one sample at a time.
 
-    Args:
-        reward: As in `as_batch_compute_score`.
-        failed_score: As in `as_batch_compute_score`.
-        columns: As in `as_batch_compute_score`.
-
-    Raises:
-        TypeError: As in `as_batch_compute_score`.
-        ValueError: As in `as_batch_compute_score`, or a component depends on several samples.
+    Takes what `as_batch_compute_score` takes, and raises a ValueError also if a component depends
+    on several samples.
 
     Examples:
         >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
         >>> reward = Reward({"similarity": similarity})
         >>> compute_score = as_compute_score(reward, -1.0, {"sources": "original"})
-        >>> compute_score("menu", "broth", ground_truth="", extra_info={"original": "soup"})
-        {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
         {'score': -1.0, 'failed': 1.0, 'similarity': None}
     """
-    reward = as_reward(reward)
-    mapping = _check(reward, failed_score, columns)
-    check_pointwise(reward, "as_compute_score")
-    return _ComputeScore(_BatchComputeScore(reward, failed_score, mapping))
+    of_batch = _BatchComputeScore.of(reward, failed_score, columns)
+    check_pointwise(of_batch.reward, "as_compute_score")
+    return of_batch.compute_score
 
 
 def as_async_compute_score(
@@ -130,11 +118,10 @@ def as_async_compute_score(
         >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
         {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
     """
-    reward = as_reward(reward)
-    mapping = _check(reward, failed_score, columns)
-    check_pointwise(reward, "as_async_compute_score")
+    of_batch = _BatchComputeScore.of(reward, failed_score, columns)
+    check_pointwise(of_batch.reward, "as_async_compute_score")
     # verl asks `inspect.iscoroutinefunction`, which is true of a bound method but not of an object.
-    return _AsyncComputeScore(_Batcher(reward, wait), failed_score, mapping).__call__
+    return _Batcher(of_batch, wait).compute_score
 
 
 # Objects instead of closures, which don't pickle; compared by identity, as functions are.
@@ -148,6 +135,12 @@ class _BatchComputeScore:
     failed_score: float
     columns: Mapping[str, str]
 
+    @classmethod
+    def of(cls, reward: RewardLike, failed_score: float, columns: Mapping[str, str] | None) -> Self:
+        checked = as_reward(reward)
+        check_failed_score(checked, failed_score, ("score", "failed"))
+        return cls(checked, failed_score, check_columns(columns))
+
     def __call__(
         self,
         data_sources: Sequence[str],
@@ -156,18 +149,11 @@ class _BatchComputeScore:
         extra_infos: Sequence[Mapping[str, Any] | None],
         **_unused: Any,  # verl adds the reward_kwargs of its config
     ) -> list[Result]:
-        rows = zip(data_sources, ground_truths, extra_infos, strict=True)
-        samples = _samples(list(solution_strs), [_merge_row(*row) for row in rows], self.columns)
-        return _results(self.reward(samples), self.failed_score)
+        samples = self.samples(data_sources, solution_strs, ground_truths, extra_infos)
+        batch = self.reward(samples)
+        return [self.result(batch, i) for i in range(len(samples))]
 
-
-@dataclass(frozen=True, eq=False)
-class _ComputeScore:
-    """Function of one sample."""
-
-    of_batch: _BatchComputeScore
-
-    def __call__(
+    def compute_score(
         self,
         data_source: str,
         solution_str: str,
@@ -175,50 +161,62 @@ class _ComputeScore:
         extra_info: Mapping[str, Any] | None = None,
         **_unused: Any,
     ) -> Result:
-        return self.of_batch([data_source], [solution_str], [ground_truth], [extra_info])[0]
+        """Return the result of one sample."""
+        return self([data_source], [solution_str], [ground_truth], [extra_info])[0]
 
-
-@dataclass(frozen=True, eq=False)
-class _AsyncComputeScore:
-    """Coroutine function of one sample, scored together with those of concurrent calls."""
-
-    batcher: _Batcher
-    failed_score: float
-    columns: Mapping[str, str]
-
-    async def __call__(
+    def samples(
         self,
-        data_source: str,
-        solution_str: str,
-        ground_truth: Any,
-        extra_info: Mapping[str, Any] | None = None,
-        **_unused: Any,
-    ) -> Result:
-        row = _merge_row(data_source, ground_truth, extra_info)
-        batch, index = await self.batcher.submit(_samples([solution_str], [row], self.columns))
-        return _results(batch, self.failed_score)[index]
+        data_sources: Sequence[str],
+        solution_strs: Sequence[str],
+        ground_truths: Sequence[Any],
+        extra_infos: Sequence[Mapping[str, Any] | None],
+    ) -> Samples:
+        """Convert a batch of verl."""
+        rows = [
+            {**(extra or {}), "data_source": source, "ground_truth": truth}
+            for source, truth, extra in zip(data_sources, ground_truths, extra_infos, strict=True)
+        ]
+        for i, row in enumerate(rows):
+            for name, source in self.columns.items():
+                if source not in row:
+                    raise ValueError(
+                        f"columns maps {name!r} to {source!r}, but sample {i} has "
+                        f"{', '.join(row)}: give one of these"
+                    )
+        table = {source: [row[source] for row in rows] for source in self.columns.values()}
+        return build_samples(solution_strs, None, table, self.columns)
+
+    def result(self, batch: RewardBatch, i: int) -> Result:
+        """Return the result of one sample of a batch."""
+        failed = bool(batch.failed[i])
+        result: Result = {
+            "score": self.failed_score if failed else float(batch.total[i]),
+            "failed": float(failed),
+        }
+        for name, values in batch.components.items():
+            result[name] = None if np.isnan(values[i]) else float(values[i])
+        return result
 
 
 class _Batcher:
-    """Scores in one call all samples that arrive within a time window.
+    """Coroutine function of one sample, scored with the calls of the next `wait` seconds."""
 
-    Args:
-        reward: The reward.
-        wait: Seconds from the first sample of a batch to its scoring.
-    """
-
-    def __init__(self, reward: AnyReward, wait: float) -> None:
-        self.reward = reward
+    def __init__(self, of_batch: _BatchComputeScore, wait: float) -> None:
+        self.of_batch = of_batch
         self.wait = wait
         self.queue: list[Samples] = []
         self.scoring: asyncio.Task[RewardBatch] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings without the samples that wait: a copy starts with none."""
-        return {**self.__dict__, "queue": [], "scoring": None}
-
-    async def submit(self, sample: Samples) -> tuple[RewardBatch, int]:
-        """Return the scored batch and the sample's index in it."""
+    async def compute_score(
+        self,
+        data_source: str,
+        solution_str: str,
+        ground_truth: Any,
+        extra_info: Mapping[str, Any] | None = None,
+        **_unused: Any,
+    ) -> Result:
+        """Return the result of one sample."""
+        sample = self.of_batch.samples([data_source], [solution_str], [ground_truth], [extra_info])
         # The task has ended before the queue is empty if its event loop was closed.
         if not self.queue or self.scoring is None or self.scoring.done():
             self.queue = []
@@ -226,50 +224,13 @@ class _Batcher:
         self.queue.append(sample)
         scoring, index = self.scoring, len(self.queue) - 1
         # A cancelled caller must not cancel the scoring for the others.
-        return await asyncio.shield(scoring), index
+        return self.of_batch.result(await asyncio.shield(scoring), index)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings without the samples that wait: a copy starts with none."""
+        return {**self.__dict__, "queue": [], "scoring": None}
 
     async def _score_queue(self) -> RewardBatch:
         await asyncio.sleep(self.wait)
         samples, self.queue = Samples.concat(self.queue), []
-        return await asyncio.wrap_future(self.reward.submit(samples))
-
-
-def _check(
-    reward: AnyReward, failed_score: float, columns: Mapping[str, str] | None
-) -> dict[str, str]:
-    check_failed_score(reward, failed_score, _KEYS)
-    return check_columns(columns)
-
-
-def _merge_row(
-    data_source: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    return {**(extra_info or {}), "data_source": data_source, "ground_truth": ground_truth}
-
-
-def _samples(
-    solutions: Sequence[str], rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
-) -> Samples:
-    for i, row in enumerate(rows):
-        for name, source in columns.items():
-            if source not in row:
-                raise ValueError(
-                    f"columns maps {name!r} to {source!r}, but sample {i} has {', '.join(row)}: "
-                    "give one of these"
-                )
-    table = {source: [row[source] for row in rows] for source in columns.values()}
-    return build_samples(solutions, None, table, columns)
-
-
-def _results(batch: RewardBatch, failed_score: float) -> list[Result]:
-    results: list[Result] = []
-    for i, failed in enumerate(batch.failed):
-        components = {name: float(values[i]) for name, values in batch.components.items()}
-        results.append(
-            {
-                "score": failed_score if failed else float(batch.total[i]),
-                "failed": float(failed),
-                **{n: None if np.isnan(value) else value for n, value in components.items()},
-            }
-        )
-    return results
+        return await asyncio.wrap_future(self.of_batch.reward.submit(samples))

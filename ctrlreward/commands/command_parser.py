@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from inspect import isabstract
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-import ctrlreward.scorers  # lets the parser accept scorers by their short names
+import ctrlreward.scorers  # noqa: F401 — lets the parser accept scorers by their short names
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.scorers import Scorer
+from ctrlreward.commands.score import SCORERS, SCORERS_HINT
 
 # The option that an error of the parser is about, as typed or as a key: its name, or its group and
 # its name in the group.
@@ -30,7 +29,7 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 class CommandParser(ArgumentParser):
     """Parser without abbreviations, whose errors suggest the nearest option or scorer.
 
-    The parser of each scorer is a `CommandParser`, too.
+    The parser of each scorer is a `CommandParser` as well.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -42,10 +41,12 @@ class CommandParser(ArgumentParser):
         if unknown:
             dashes, *names = unknown.groups(default="")
             options = [option.lstrip("-") for option in self._option_string_actions]
-            given = ".".join(filter(None, names))
-            message += did_you_mean(given, options, lambda option: f"{dashes}{option}")
+            option_typed = ".".join(filter(None, names))
+            message += did_you_mean(option_typed, options, lambda option: f"{dashes}{option}")
         elif re.search(r'Parser key "scorers"|required:.*\bscorers\b', message):
-            message += _scorer_hint(message)
+            unknown = re.search(r"import path string: (\S+)", message)
+            meant = did_you_mean(unknown[1], SCORERS, str) if unknown else ""
+            message += f"{meant}\n{SCORERS_HINT}"
         elif 'Parser key "columns"' in message:
             message += "\nname one column at a time: --columns.text=COLUMN"
         super().error(message, ex)
@@ -54,13 +55,9 @@ class CommandParser(ArgumentParser):
 def command_parser(
     command: str, usage: str, description: str, examples: Sequence[str]
 ) -> CommandParser:
-    """Return a parser without options.
+    """Return a parser without options for `"ctrlreward score"`, with its arguments in short.
 
-    Args:
-        command: The command as it is typed: `"ctrlreward score"`.
-        usage: Its arguments in short: `"INPUT OUTPUT --scorers NAME [NAME ...]"`.
-        description: Its purpose, in lines as they are to be shown.
-        examples: Complete command lines, which end the help.
+    The examples are complete command lines, which end the help.
     """
     return CommandParser(
         prog=command,
@@ -74,24 +71,3 @@ def command_parser(
 def examples_epilog(examples: Sequence[str]) -> str:
     """Return the end of a command's help: one line per example."""
     return "\n".join(["examples:", *(f"  {example}" for example in examples)])
-
-
-def known_scorers() -> list[str]:
-    """Return the short names of the scorers."""
-    members = {name: getattr(ctrlreward.scorers, name) for name in ctrlreward.scorers.__all__}
-    return [
-        name
-        for name, member in members.items()
-        if isinstance(member, type) and issubclass(member, Scorer) and not isabstract(member)
-    ]
-
-
-def _scorer_hint(message: str) -> str:
-    """Return the known scorers, the most similar one apart if the message names an unknown one."""
-    known = known_scorers()
-    unknown = re.search(r"import path string: (\S+)", message)
-    meant = did_you_mean(unknown[1], known, str) if unknown else ""
-    return (
-        f"{meant}\nscorers: {', '.join(known)}, or the import path of your own. The options of a "
-        "scorer follow its name; --scorers.help=NAME lists them"
-    )

@@ -1,4 +1,4 @@
-"""Configurations of `ctrlreward train`: their files, what is wrong with them, and what they name.
+"""YAML files of training jobs and of rewards, what is wrong with them, and what they name.
 
 This module imports neither PyTorch nor Lightning, so that a mistake is reported at once.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -20,8 +20,7 @@ from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
 _EXTENDS = "extends"
-_ROOT = "trainer.default_root_dir"
-_PLACE = "${" + _ROOT + "}"
+_PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
     *("ckpt_path", "smoke"),
@@ -32,6 +31,12 @@ _OPTIONS = ("config", "help", "print_config", *_KEYS)
 MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
 
 
+# Keys of a reward, and of a component, in the short form.
+REWARD_KEYS = ("components", "aggregate", "thresholds", "device")
+AGGREGATES = ("weighted", "gm")
+COMPONENT_KEYS = ("scorer", "score", "weight", "options")
+
+
 @dataclass(frozen=True)
 class ConfigFile:
     """A YAML file, with the lines of its keys.
@@ -39,45 +44,35 @@ class ConfigFile:
     Attributes:
         path: The file, as it was given.
         content: Its keys and values.
-        root: Its nodes.
+        lines: Line by the keys that lead there; those of a list are "0", "1", ….
     """
 
     path: str
     content: Mapping[str, Any]
-    root: yaml.Node
+    lines: Mapping[tuple[str, ...], int]
 
-    def error(self, keys: Sequence[str], problem: str) -> ValueError:
+    def error(self, keys: tuple[str, ...], problem: str) -> ValueError:
         """Return the error of a key: `FILE:LINE: KEY PROBLEM`."""
         return ValueError(f"{self.path}:{self.line(keys)}: {'.'.join(keys)} {problem}")
 
-    def line(self, keys: Sequence[str]) -> int:
+    def line(self, keys: tuple[str, ...]) -> int:
         """Return the line of a key, or of the last one above it that the file has."""
-        line, node = 1, self.root
-        for key in keys:
-            if isinstance(node, yaml.SequenceNode):
-                node = node.value[int(key)]
-                line = node.start_mark.line + 1
-                continue
-            found = [pair for pair in _pairs(node) if pair[0].value == key]
-            if not found:
-                break
-            name, node = found[-1]
-            line = name.start_mark.line + 1
-        return line
+        while keys and keys not in self.lines:
+            keys = keys[:-1]
+        return self.lines.get(keys, 1)
 
-    def below(self, keys: Sequence[str]) -> ConfigFile:
+    def below(self, keys: tuple[str, ...]) -> ConfigFile:
         """Return the part of the file below a key, with the same lines."""
-        content, root = self.content, self.root
+        content, n = self.content, len(keys)
         for key in keys:
             content = content[key]
-            root = next(value for name, value in _pairs(root) if name.value == key)
-        return ConfigFile(self.path, content, root)
+        lines = {each[n:]: line for each, line in self.lines.items() if each[:n] == keys}
+        return ConfigFile(self.path, content, lines)
 
     def under(self, key: str) -> ConfigFile:
         """Return a file that has this one under a key, with the same lines."""
-        name = yaml.ScalarNode("tag:yaml.org,2002:str", key, self.root.start_mark)
-        root = yaml.MappingNode("tag:yaml.org,2002:map", [(name, self.root)], self.root.start_mark)
-        return ConfigFile(self.path, {key: self.content}, root)
+        lines = {(key, *keys): line for keys, line in self.lines.items()}
+        return ConfigFile(self.path, {key: self.content}, lines)
 
     def values(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         """Yield the keys that lead to each value that is neither a mapping nor a list."""
@@ -104,7 +99,7 @@ def read_config(path: str | Path) -> ConfigFile:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} has no keys: it must be a YAML mapping")
-    return ConfigFile(str(path), content, root)
+    return ConfigFile(str(path), content, dict(_lines(root, ())))
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
@@ -112,9 +107,6 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
     yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
-
-    Args:
-        arguments: Arguments of `ctrlreward train`.
 
     Returns:
         The arguments, and all files in the order in which they apply.
@@ -128,11 +120,11 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     rest = iter(arguments)
     for argument in rest:
         option, has_value, value = argument.partition("=")
-        given = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
-        if given is None:
+        path = (value if has_value else next(rest, None)) if option in ("--config", "-c") else None
+        if path is None:
             result.append(argument)
             continue
-        for file in _layers(given, ()):
+        for file in _layers(path, ()):
             files.append(file)
             own = {key: value for key, value in file.content.items() if key != _EXTENDS}
             # A file that extends another is not one that the parser reads.
@@ -144,14 +136,9 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
-    """Check what can be checked without the classes: keys, options of the trainer, short names.
+    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model.
 
-    Args:
-        arguments: Arguments of `ctrlreward train`.
-        files: Its files.
-
-    Raises:
-        ValueError: A key or an option does not exist, or a model's short name is misspelt.
+    That is what can be checked without the classes.
     """
     for file in files:
         for key, value in file.content.items():
@@ -167,12 +154,12 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
             continue
         option = argument[2:].partition("=")[0].rstrip("+")
         first, *others = option.split(".")
-        known, given = list(_OPTIONS), first
+        known, name = list(_OPTIONS), first
         if first == "trainer" and others:
-            known, given = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
-        if given not in known:
+            known, name = [f"trainer.{each}" for each in trainer_options()], f"trainer.{others[0]}"
+        if name not in known:
             raise ValueError(
-                f"--{option} is not an option{did_you_mean(given, known, '--{}'.format)}"
+                f"--{option} is not an option{did_you_mean(name, known, '--{}'.format)}"
             )
 
 
@@ -186,12 +173,71 @@ def check_models(file: ConfigFile) -> None:
                 raise ValueError(f"{file.path}:{file.line(keys)}: {error}") from None
 
 
+def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
+    """Read the reward of a YAML file.
+
+    Returns:
+        `class_path` and `init_args` of the reward, or `components` and its other arguments, and the
+        file.
+
+    Raises:
+        ValueError: The file is not YAML, has no reward, or has a wrong key.
+        OSError: It can't be read.
+    """
+    file = read_config(path)
+    check_models(file)
+    for keys, block in _reward_places(file.content):
+        if isinstance(block, Mapping) and "class_path" in block:
+            return dict(block), file.below(keys)
+        if isinstance(block, Mapping) and "components" in block:
+            own = file.below(keys)
+            _check_short_form(own, block)
+            return dict(block), own
+    raise ValueError(
+        f"{path} has no reward: give components, or class_path and init_args, bare, under "
+        "'reward:' or under 'model: init_args: reward:'"
+    )
+
+
+def _reward_places(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Yield the places of a file where a reward may be; a recipe's own class_path is its model."""
+    yield (), content
+    yield ("reward",), content.get("reward")
+    model = content.get("model")
+    arguments = model.get("init_args") if isinstance(model, Mapping) else None
+    if isinstance(arguments, Mapping):
+        yield ("model", "init_args", "reward"), arguments.get("reward")
+
+
+def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
+    for key in block:
+        if key not in REWARD_KEYS:
+            raise file.error((key,), f"is not a key{did_you_mean(key, REWARD_KEYS)}")
+    aggregate = block.get("aggregate", AGGREGATES[0])
+    if aggregate not in AGGREGATES:
+        hint = did_you_mean(aggregate, AGGREGATES)
+        names = " or ".join(AGGREGATES)
+        raise file.error(("aggregate",), f"must be {names}, got {aggregate!r}{hint}")
+    components = block["components"]
+    if not isinstance(components, Mapping) or not components:
+        raise file.error(("components",), "must be names with a scorer each")
+    for name, component in components.items():
+        block = component if isinstance(component, Mapping) else {}
+        if isinstance(component, str) or "class_path" in block:
+            continue
+        keys = ("components", name)
+        if not isinstance(block.get("scorer"), str):
+            near = next((key for key in block if did_you_mean(key, ("scorer",))), None)
+            hint = f", not {near!r}" if near else ""
+            raise file.error(keys, f"must have a scorer{hint}, such as scorer: CTRLEval")
+        weight = block.get("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise file.error((*keys, "weight"), f"must be a number, got {weight!r}")
+
+
 @cache
 def trainer_options() -> tuple[str, ...]:
-    """Return the arguments of Lightning's `Trainer`, read from its source.
-
-    Importing it takes many times as long.
-    """
+    """Return the arguments of Lightning's `Trainer`, from its source: an import takes longer."""
     package = find_spec("pytorch_lightning")
     assert package is not None
     assert package.origin is not None
@@ -203,33 +249,37 @@ def trainer_options() -> tuple[str, ...]:
     return tuple(names)
 
 
-def fill_root(config: Any, root: str) -> Any:
-    """Replace `${trainer.default_root_dir}` in each string of a configuration, in place.
-
-    So one option moves all that a run writes.
-
-    Args:
-        config: Nested dictionaries, namespaces and lists.
-        root: The trainer's `default_root_dir`.
+def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
+    """Replace each string of nested dictionaries, namespaces and lists, in place.
 
     Returns:
         The configuration, or the new string if it is one.
+    """
+    if isinstance(config, str):
+        return replaced(config)
+    if isinstance(config, list):
+        config[:] = [replace_strings(item, replaced) for item in config]
+    elif isinstance(config, dict | Namespace):
+        items = config if isinstance(config, dict) else vars(config)
+        for key, value in items.items():
+            items[key] = replace_strings(value, replaced)
+    return config
+
+
+def fill_in_run_folder(config: Any, folder: str) -> Any:
+    """Replace `${trainer.default_root_dir}` in each string, so that one option moves a whole run.
 
     Raises:
         ValueError: A string names another value.
     """
-    if isinstance(config, str):
-        filled = config.replace(_PLACE, root)
+
+    def filled_in(text: str) -> str:
+        filled = text.replace(_PLACE, folder)
         if "${" in filled:
-            raise ValueError(f"{config!r} names another value: only {_PLACE} is known")
+            raise ValueError(f"{text!r} names another value: only {_PLACE} is known")
         return filled
-    if isinstance(config, list):
-        config[:] = [fill_root(item, root) for item in config]
-    elif isinstance(config, (dict, Namespace)):
-        items = config if isinstance(config, dict) else vars(config)
-        for key, value in items.items():
-            items[key] = fill_root(value, root)
-    return config
+
+    return replace_strings(config, filled_in)
 
 
 def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
@@ -246,8 +296,15 @@ def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
     yield file
 
 
-def _pairs(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
-    return node.value if isinstance(node, yaml.MappingNode) else []
+def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    yield keys, node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            yield from _lines(value, (*keys, name.value))
+            yield (*keys, name.value), name.start_mark.line + 1
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            yield from _lines(item, (*keys, str(i)))
 
 
 def _leaves(value: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -10,8 +10,6 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-import yaml
-
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.commands.config_files import ConfigFile
 
@@ -38,29 +36,18 @@ _LITERAL = re.compile(r"Literal\[(.*)\]")
 
 
 class _Mistake(NamedTuple):
-    """A line of a parser's error, and the way to it.
+    """A line of a parser's error, and the way to it."""
 
-    Attributes:
-        keys: Keys from the top, with `init_args` below each class.
-        path: Import path of the innermost class; "" for none.
-        text: What the parser says.
-    """
-
-    keys: tuple[str, ...]
-    path: str
-    text: str
+    keys: tuple[str, ...]  # from the top, with `init_args` below each class
+    path: str  # import path of the innermost class; "" for none
+    text: str  # what the parser says
 
 
 def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str] = ()) -> str:
     """Return what is wrong, in one line, out of an error of the parser.
 
     The parser describes all types that a value might have had, and repeats the value. The innermost
-    line of its message is about the mistake.
-
-    Args:
-        message: Error of the parser.
-        files: Files that were parsed, in the order in which they apply.
-        arguments: The command line.
+    line of its message is about the mistake. Files are in the order in which they apply.
     """
     if no_file := _NO_FILE.search(message):
         return missing(no_file[1], files)
@@ -80,12 +67,13 @@ def one_line(message: str, files: Sequence[ConfigFile], arguments: Sequence[str]
         option = argument.partition("=")[0].rstrip("+")
         if option.replace(".init_args", "") == f"--{dotted}":
             return f"{option} {problem}"
-    found = [(file, _located(file.root, keys)) for file in files]
-    if not found:
+    if not files:
         return f"{dotted} {problem}"
     # The last file that has most of the keys.
-    file, (_, shown, line) = max(reversed(found), key=lambda each: each[1][0])
-    return f"{file.path}:{line}: {'.'.join(shown)} {problem}"
+    found = [(*_located(file.content, keys), file) for file in reversed(files)]
+    _, place, file = max(found, key=lambda each: each[0])
+    shown = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", ".".join(place))
+    return f"{file.path}:{file.line(place)}: {shown} {problem}"
 
 
 def missing(path: str, files: Sequence[ConfigFile]) -> str:
@@ -130,12 +118,12 @@ def _described(keys: tuple[str, ...], path: str, text: str) -> tuple[tuple[str, 
             names = dir(import_module(module))
         return (*keys, "class_path"), f"= {path}: {module} has no {name}{did_you_mean(name, names)}"
     if wrong := _TYPE.search(text):
-        expected, given = wrong[1] or wrong[2], wrong[3]
+        expected, found = wrong[1] or wrong[2], wrong[3]
         if choice := _LITERAL.match(expected):
             names = choice[1].replace("'", "").split(", ")
             expected = f"one of {', '.join(names)}"
-            return keys, f"must be {expected}, got {given!r}{did_you_mean(given, names)}"
-        return keys, f"must be {expected}, got {given!r}"
+            return keys, f"must be {expected}, got {found!r}{did_you_mean(found, names)}"
+        return keys, f"must be {expected}, got {found!r}"
     if text.startswith("the following arguments are required: "):
         return keys, f"lacks {text.partition(': ')[2]}"
     return keys, text[:1].lower() + text[1:]
@@ -145,7 +133,8 @@ def _unknown(
     keys: tuple[str, ...], path: str, names: tuple[str, ...]
 ) -> tuple[tuple[str, ...], str]:
     """Return the keys down to the first that does not exist, and the similar one that does."""
-    kind = _imported(path) if path else None
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name) if path else None
     known = list(signature(kind).parameters) if kind else []
     hint = did_you_mean(names[0], ("init_args", "class_path"))
     if hint and names[0] not in known and keys[-1:] == (f"={path}",):
@@ -160,7 +149,7 @@ def _unknown(
 
 def _hint(kind: Any, name: str, known: Sequence[str]) -> str:
     """Return what to type instead: the new name, a similar one, or one of all."""
-    instead = getattr(getattr(kind, "__init__", None), "instead", {})
+    instead = getattr(kind.__init__ if isinstance(kind, type) else kind, "instead", {})  # type: ignore[misc]
     if name in instead:
         return f": use {instead[name]}"
     return did_you_mean(name, known) or (f", only {', '.join(known)}" if known else "")
@@ -177,58 +166,35 @@ def _type_of(owner: Any, argument: str) -> Any:
     return None
 
 
-def _imported(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
-
-
-def _located(node: yaml.Node, keys: Sequence[str]) -> tuple[int, list[str], int]:
-    """Return how many keys a file has, the keys with the places in lists, and the line."""
-    line = node.start_mark.line + 1
-    shown: list[str] = []
+def _located(content: Any, keys: Sequence[str]) -> tuple[int, tuple[str, ...]]:
+    """Return how many of the keys a file has, and all keys that lead to the last."""
+    place: tuple[str, ...] = ()
     count = 0
     for key, following in zip(keys, [*keys[1:], ""], strict=True):
         if key.startswith("="):
-            inner = _of_class(node, key[1:], [])
+            inner = _place_of_class(content, key[1:])
             if inner is None:  # a group of options, whose class is not named
                 continue
-            node, places = inner
-            shown += places
-            line = node.start_mark.line + 1
+            for each in inner:
+                content = content[int(each) if isinstance(content, list) else each]
+            place += inner
             if following in ("", "class_path"):
                 continue
             key = "init_args"
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = [pair for pair in pairs if pair[0].value == key]
-        shown.append(key)
-        if not found:
-            continue
-        name, node = found[-1]
-        line = name.start_mark.line + 1
-        count += 1
-    return count, _with_places(shown), line
+        place += (key,)
+        if isinstance(content, dict) and key in content:
+            content = content[key]
+            count += 1
+    return count, place
 
 
-def _of_class(node: yaml.Node, path: str, places: list[str]) -> tuple[yaml.Node, list[str]] | None:
-    """Find the mapping of a class path in a node or in what it holds."""
-    if isinstance(node, yaml.SequenceNode):
-        inner = [(f"[{i}]", value) for i, value in enumerate(node.value)]
-    elif isinstance(node, yaml.MappingNode):
-        if any(key.value == "class_path" and value.value == path for key, value in node.value):
-            return node, places
-        inner = [(key.value, value) for key, value in node.value]
-    else:
-        return None
-    found = (_of_class(value, path, [*places, name]) for name, value in inner)
-    return next(filter(None, found), None)
-
-
-def _with_places(keys: Sequence[str]) -> list[str]:
-    """Write the places in lists behind their keys: `callbacks[1]`."""
-    written: list[str] = []
-    for key in keys:
-        if key.startswith("[") and written:
-            written[-1] += key
-        else:
-            written.append(key)
-    return written
+def _place_of_class(content: Any, path: str) -> tuple[str, ...] | None:
+    """Return the keys that lead to a class path in a mapping or a list."""
+    if isinstance(content, dict) and content.get("class_path") == path:
+        return ()
+    inner = enumerate(content) if isinstance(content, list) else ()
+    for key, value in content.items() if isinstance(content, dict) else inner:
+        place = _place_of_class(value, path)
+        if place is not None:
+            return (str(key), *place)
+    return None

@@ -71,15 +71,7 @@ def write_table(
 
 
 def read_sentences(paths: Sequence[Path], split: Callable[[str], list[str]]) -> Iterator[str]:
-    """Yield the sentences of text files line by line, and show the progress on standard error.
-
-    Args:
-        paths: UTF-8 files.
-        split: Splits a line into sentences.
-
-    Raises:
-        ValueError: A file is not UTF-8.
-    """
+    """Yield the sentences of UTF-8 files line by line, and show the progress."""
     total = sum(path.stat().st_size for path in paths) / MEGABYTE
     with track("counting", total, "MB") as advance:
         for path in paths:

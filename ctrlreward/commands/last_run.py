@@ -55,11 +55,7 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
     """Hold each folder that the trainer's run writes, so that no other run writes there.
 
     These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
-    from each unless this run is a part of it.
-
-    Args:
-        trainer: The trainer.
-        resumed: Whether the run resumes the last one.
+    from each unless it is resumed.
 
     Raises:
         ValueError: Another process holds a folder; names both. Or see `move_last_run_aside`.
@@ -68,9 +64,9 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
     with ExitStack() as held:
         for folder in _folders(trainer):
             held.enter_context(_hold(folder))
-        for folder, aside in () if resumed else make_room(trainer):
+        for folder, aside in () if resumed else move_last_runs_aside(trainer):
             print(f"moved the last run from {folder} to {aside}", file=sys.stderr)
-            held.enter_context(_hold(folder))  # a new one; the old one is held, too
+            held.enter_context(_hold(folder))  # a new one; the old one is still held
         yield
 
 
@@ -92,15 +88,10 @@ def _hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def make_room(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
+def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
     """Move the last run aside from each folder that the trainer's run will write.
 
-    Yields:
-        Each folder that was moved, and its new path.
-
-    Raises:
-        ValueError: See `move_last_run_aside`.
-        OSError: See `move_last_run_aside`.
+    Yields each folder that was moved, and its new path. See `move_last_run_aside`.
     """
     root = Path(trainer.default_root_dir)
     written = {path.resolve() for path in _histories(trainer)}
@@ -154,9 +145,11 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
             "aside: give another --trainer.default_root_dir, or resume this run with "
             "--ckpt_path last"
         )
-    aside = _first_free(place)
+    number = 1
+    while (aside := place.with_name(f"{place.name}-{number}")).exists() or aside.is_symlink():
+        number += 1
     place.rename(aside)
-    if folder.is_symlink():  # it goes on pointing to a folder
+    if folder.is_symlink():  # it still points to a folder
         place.mkdir()
         return aside
     return folder.with_name(aside.name)
@@ -170,10 +163,3 @@ def _folders(trainer: Trainer) -> list[Path]:
 
 def _histories(trainer: Trainer) -> list[Path]:
     return [logger.path for logger in trainer.loggers if isinstance(logger, HistoryLogger)]
-
-
-def _first_free(folder: Path) -> Path:
-    number = 1
-    while (aside := folder.with_name(f"{folder.name}-{number}")).exists() or aside.is_symlink():
-        number += 1
-    return aside

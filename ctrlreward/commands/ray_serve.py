@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ctrlreward.commands.serve import RayServeOptions
+from ctrlreward.commands.serve import RayServeOptions, url_of
 from ctrlreward.commands.served_reward import ServedReward
 from ctrlreward.commands.shards.ray_workers import connect_ray
 from ctrlreward.extras import import_extra
@@ -23,8 +23,7 @@ from ctrlreward.extras import import_extra
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-APP = "ctrlreward"
-"""Name of the application in Ray Serve."""
+APP = "ctrlreward"  # name of the application in Ray Serve
 
 _POLL = 1.0  # seconds between looks at the replicas
 _MARGIN = 15.0  # seconds to end a replica, after its grace
@@ -88,7 +87,7 @@ def serve_on_ray(
         False if the models can't be loaded; the cause is printed.
 
     Raises:
-        ValueError: The port is 0, the machine has not the resources, `max_replicas` is below
+        ValueError: The port is 0, the machine lacks the resources, `max_replicas` is below
             `replicas`, or the cluster serves a reward already.
         ConnectionError: There is no cluster at the address.
         ImportError: ray is not installed.
@@ -97,50 +96,74 @@ def serve_on_ray(
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")
     if not port:
         raise ValueError("port = 0: give a port that is free on the cluster's head")
-    with _cluster(options.address) as ray, _stopping() as stop:
+    with ExitStack() as stack:
+        connected = connect_ray(options.address, {}, log_to_driver=False)
+        ray = import_extra("ray", "--engine ray")
+        if connected:  # no Ray of our own is left behind
+            stack.callback(ray.shutdown)
+        from ray import serve
+
+        # The client's details have nodes and process ids of replicas, which `serve.status` lacks.
+        from ray.serve.context import _get_global_client
+
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            former = signal.signal(number, lambda *_: stop.set())
+            stack.callback(signal.signal, number, former)
         _check_resources(ray.cluster_resources(), replicas, options)
-        with _serve(host, port) as client:
-            return _serve_until_stopped(client, served, replicas, grace, options, stop)
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        if _get_global_client(raise_if_no_controller_running=False) is None:
+            stack.callback(serve.shutdown)
+        http = {"host": host, "port": port}
+        serve.start(proxy_location="HeadOnly", http_options=http, logging_config=_LOGGING)
+        if APP in serve.status().applications:
+            raise ValueError("the cluster serves a reward already: end the command that serves it")
+        target = serve.RunTarget(_application(served, replicas, grace, options), APP, "/")
+        serve.run_many([target], wait_for_applications_running=False)
+        try:
+            return _report_until(stop, _get_global_client(), options.num_gpus)
+        finally:
+            serve.delete(APP, _blocking=False)  # replicas finish what they hold
+            deadline = time.monotonic() + grace + _MARGIN
+            while APP in serve.status().applications and time.monotonic() < deadline:
+                time.sleep(_POLL / 5)
 
 
-def _serve_until_stopped(
-    client: Any,
-    served: ServedReward,
-    replicas: int,
-    grace: int,
-    options: RayServeOptions,
-    stop: threading.Event,
-) -> bool:
-    """Deploy the application and report its replicas until the end; see `serve_on_ray`."""
-    from ray import serve
-
-    if APP in serve.status().applications:
-        raise ValueError("the cluster serves a reward already: end the command that serves it")
-    target = serve.RunTarget(_application(served, replicas, grace, options), APP, "/")
-    serve.run_many([target], wait_for_applications_running=False)
+def _report_until(stop: threading.Event, client: Any, num_gpus: float) -> bool:
+    """Print the address and what happens to replicas; return False if they can't serve."""
+    gpus = f", {num_gpus:g} GPU" if num_gpus else ""
     announced = False
-    running: dict[str, str] = {}
-    try:
-        while not stop.is_set():
-            details = client.get_serve_details()
-            application = details["applications"].get(APP)
-            if application is None:
-                print("another program deleted the application", file=sys.stderr)
-                return False
-            if application["status"] == "DEPLOY_FAILED":
-                print(f"the reward can't be served: {_cause(application)}", file=sys.stderr)
-                return False
-            running = _report(running, _replicas(application, options.num_gpus))
-            if application["status"] == "RUNNING" and not announced:
-                print(f"serving on {_url(details['http_options'])}\nready", flush=True)
-                announced = True
-            stop.wait(_POLL)
-        return True
-    finally:
-        serve.delete(APP, _blocking=False)  # replicas finish what they hold
-        deadline = time.monotonic() + grace + _MARGIN
-        while APP in serve.status().applications and time.monotonic() < deadline:
-            time.sleep(_POLL / 5)
+    former: dict[str, str] = {}
+    while not stop.is_set():
+        details = client.get_serve_details()
+        application = details["applications"].get(APP)
+        if application is None:
+            print("another program deleted the application", file=sys.stderr)
+            return False
+        deployments = application["deployments"].values()
+        if application["status"] == "DEPLOY_FAILED":
+            # Of reports with tracebacks, the line that says why a start failed.
+            report = "\n".join([application["message"], *(d["message"] for d in deployments)])
+            causes = _NOT_LOADED.findall(report) or _ERROR.findall(report) or [report]
+            print(f"the reward can't be served: {causes[-1]}", file=sys.stderr)
+            return False
+        running = {
+            replica["replica_id"]: f"node {replica['node_ip']}, process {replica['pid']}{gpus}"
+            for deployment in deployments
+            for replica in deployment["replicas"]
+            if replica["state"] == "RUNNING"
+        }
+        for name in former.keys() - running.keys():
+            print(f"replica {name} ended: {former[name]}", flush=True)
+        for name in running.keys() - former.keys():
+            print(f"replica {name} runs: {running[name]}", flush=True)
+        former = running
+        if application["status"] == "RUNNING" and not announced:
+            http = details["http_options"]
+            print(f"serving on {url_of(http['host'], http['port'])}\nready", flush=True)
+            announced = True
+        stop.wait(_POLL)
+    return True
 
 
 def _application(served: ServedReward, replicas: int, grace: int, options: RayServeOptions) -> Any:
@@ -172,53 +195,6 @@ def _application(served: ServedReward, replicas: int, grace: int, options: RaySe
     return deployment.bind(served, max(1, int(options.num_cpus)))
 
 
-@contextmanager
-def _cluster(address: str | None) -> Iterator[Any]:
-    """Start a Ray on this machine, or join a cluster; leave no Ray of our own behind."""
-    connected = connect_ray(address, {}, log_to_driver=False)
-    ray = import_extra("ray", "--engine ray")
-    try:
-        yield ray
-    finally:
-        if connected:
-            ray.shutdown()
-
-
-@contextmanager
-def _serve(host: str, port: int) -> Iterator[Any]:
-    """Start Ray Serve with a proxy on the head, or join one that runs; yield its client."""
-    from ray import serve
-
-    # The client's details have nodes and process ids of replicas, which `serve.status` lacks.
-    from ray.serve.context import _get_global_client
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    joined = _get_global_client(raise_if_no_controller_running=False) is not None
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": host, "port": port},
-        logging_config=_LOGGING,
-    )
-    try:
-        yield _get_global_client()
-    finally:
-        if not joined:
-            serve.shutdown()
-
-
-@contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Yield an event that a SIGTERM or an interruption sets."""
-    stop = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    former = [signal.signal(number, lambda *_: stop.set()) for number in numbers]
-    try:
-        yield stop
-    finally:
-        for number, handler in zip(numbers, former, strict=True):
-            signal.signal(number, handler)
-
-
 def _check_resources(
     resources: Mapping[str, float], replicas: int, options: RayServeOptions
 ) -> None:
@@ -231,38 +207,3 @@ def _check_resources(
             fewer = f"give fewer replicas, or less to each by --ray.num_{kind.lower()}s"
             raise ValueError(f"{message}: {fewer}")
         print(f"warning: {message}: the rest starts once there are more", file=sys.stderr)
-
-
-def _replicas(application: Mapping[str, Any], num_gpus: float) -> dict[str, str]:
-    """Return id → place of each replica that runs."""
-    gpus = f", {num_gpus:g} GPU" if num_gpus else ""
-    return {
-        replica["replica_id"]: f"node {replica['node_ip']}, process {replica['pid']}{gpus}"
-        for deployment in application["deployments"].values()
-        for replica in deployment["replicas"]
-        if replica["state"] == "RUNNING"
-    }
-
-
-def _report(former: Mapping[str, str], running: dict[str, str]) -> dict[str, str]:
-    """Print a line for each replica that ended or started; return those that run."""
-    for name, place in former.items():
-        if name not in running:
-            print(f"replica {name} ended: {place}", flush=True)
-    for name, place in running.items():
-        if name not in former:
-            print(f"replica {name} runs: {place}", flush=True)
-    return running
-
-
-def _url(http_options: Mapping[str, Any]) -> str:
-    host, port = http_options["host"], http_options["port"]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _cause(application: Mapping[str, Any]) -> str:
-    """Return the line of Ray's report, which has tracebacks, that says why a start failed."""
-    messages = [deployment["message"] for deployment in application["deployments"].values()]
-    report = "\n".join([application["message"], *messages])
-    causes = _NOT_LOADED.findall(report) or _ERROR.findall(report)
-    return causes[-1] if causes else report

@@ -15,7 +15,7 @@ from pathlib import Path
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.samples import JSON_KEYS
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import RowStream, check_suffix
+from ctrlreward.tables.row_streams import open_rows
 
 _DESCRIPTION = """Score the texts of a JSONL, CSV or Parquet file, or of a folder of them.
 
@@ -49,6 +49,10 @@ SCORERS = (
     *("FunctionScorer", "InfillingPerplexity", "LexiconSentiment", "Perplexity", "Similarity"),
     "TransferQuality",
 )
+SCORERS_HINT = (
+    f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
+    "follow its name; --scorers.help=NAME lists them"
+)
 
 
 def run(arguments: list[str]) -> None:
@@ -69,25 +73,21 @@ def run(arguments: list[str]) -> None:
 
 
 def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
-    """Write list options as the parser reads them: `--names a b` as `--names=["a", "b"]`.
+    """Write options that take lists as the parser reads them: `--names=["a", "b"]`.
 
     An option's words end at the next option or at the name of a table (`texts.jsonl`). Commas
     separate words too. An option that is given again adds to its list. A value in brackets or
     braces and `null` are left as they are.
-
-    Args:
-        arguments: Options and positional arguments of a command.
-        lists: The options that take lists: `{"--scorers", "--names"}`.
     """
     gathered: list[str] = []
-    given: set[str] = set()
+    seen: set[str] = set()
     rest = deque(arguments)
     while rest:
         argument = rest.popleft()
         option, equals, value = argument.partition("=")
         words = [value] if equals else []
         if option in lists and not equals:
-            while rest and not _ends_words(rest[0]):
+            while rest and rest[0][:1] != "-" and Path(rest[0]).suffix not in _FILES:
                 words.append(rest.popleft())
         if option not in lists:
             gathered.append(argument)
@@ -95,37 +95,9 @@ def gather_words(arguments: Sequence[str], lists: Collection[str]) -> list[str]:
             gathered += [f"{option}={words[0]}", *words[1:]]
         else:
             items = [item for word in words for item in word.split(",") if item]
-            gathered.append(f"{option}{'+' if option in given else ''}={json.dumps(items)}")
-        given.add(option.removesuffix("+"))
+            gathered.append(f"{option}{'+' if option in seen else ''}={json.dumps(items)}")
+        seen.add(option.removesuffix("+"))
     return gathered
-
-
-def _ends_words(argument: str) -> bool:
-    return argument.startswith("-") or Path(argument).suffix in _FILES
-
-
-def open_rows(source: Location, target: Location) -> RowStream:
-    """Return the rows of the input.
-
-    Raises:
-        ValueError: The files are given in the wrong order, are one file, or can't be written; or
-            an output has an unknown suffix.
-        ImportError: The input or output is Parquet, and pyarrow is not installed.
-    """
-    if not source.exists() and target.exists() and not target.is_folder():
-        raise ValueError(
-            f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
-            f"score {target} {source}`"
-        )
-    if not source.exists():
-        raise source.missing()
-    if target.is_folder() and not source.is_folder():
-        raise ValueError(f"{target} is a folder: give a file for the scores")
-    if target.is_same(source):
-        raise ValueError(f"{target} is the input: give another file for the scores")
-    if target.suffix or not source.is_folder():
-        check_suffix(target)
-    return RowStream(source)
 
 
 def _singular(argument: str) -> str:
@@ -140,13 +112,7 @@ def _singular(argument: str) -> str:
 def _check(arguments: Sequence[str]) -> None:
     """Check what can be checked without PyTorch, unless there is a YAML file or help is wanted.
 
-    Args:
-        arguments: As `gather_words` returns them.
-
-    Raises:
-        ValueError: An option or a scorer is unknown, something is missing, or as `open_rows`.
-        OSError: As `open_rows`.
-        ImportError: As `open_rows`.
+    Raises as `open_rows` does, and a ValueError if an option or a scorer is unknown or missing.
     """
     files: list[str] = []
     scorers: list[str] | None = None
@@ -170,20 +136,13 @@ def _check(arguments: Sequence[str]) -> None:
     if "-h" in files:
         return
     required = {"input": files[:1], "output": files[1:2], "scorers": scorers is not None}
-    missing = [name for name, given in required.items() if not given]
+    missing = [name for name, there in required.items() if not there]
     if missing:
-        hint = f"\n{_scorers()}" if scorers is None else ""
+        hint = f"\n{SCORERS_HINT}" if scorers is None else ""
         raise ValueError(f"the following arguments are required: {', '.join(missing)}{hint}")
     for scorer in scorers or ():
         if "." not in scorer and scorer not in SCORERS:
             hint = did_you_mean(scorer, SCORERS, str)
-            raise ValueError(f"there is no scorer {scorer}{hint}\n{_scorers()}")
+            raise ValueError(f"there is no scorer {scorer}{hint}\n{SCORERS_HINT}")
     if STANDARD not in files and not any("://" in file for file in files):
         open_rows(*map(Location, files[:2]))
-
-
-def _scorers() -> str:
-    return (
-        f"scorers: {', '.join(SCORERS)}, or the import path of your own. The options of a scorer "
-        "follow its name; --scorers.help=NAME lists them"
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from itertools import islice, zip_longest
@@ -16,32 +17,28 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 from rich.table import Table
 
-from ctrlreward.commands.command_parser import command_parser, known_scorers
-from ctrlreward.commands.score import STANDARD, open_rows
+from ctrlreward.commands.command_parser import command_parser
+from ctrlreward.commands.score import SCORERS, STANDARD
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
-    Means,
-    check_rows,
+    check_corpus,
+    check_shard,
     score_corpus,
-    score_rows,
+    score_in_memory,
     scored_shards,
-    survey,
     write_output,
 )
-from ctrlreward.commands.shards.process_workers import ProcessWorkers
 from ctrlreward.commands.shards.ray_workers import RayOptions, RayWorkers
 from ctrlreward.commands.shards.shard_store import Manifest, ShardStore, in_chunks
-from ctrlreward.commands.shards.workers import InProcess, Workers
+from ctrlreward.commands.shards.workers import ProcessWorkers, ScoreShards, in_process
 from ctrlreward.commands.terminal import direction_arrow, plain_console, user_errors
-from ctrlreward.displays import write_line
+from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Component, Scorer
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.row_streams import RowStream, parse_rows
-from ctrlreward.tables.table_columns import Columns, explained_columns, to_samples
+from ctrlreward.tables.row_streams import RowStream, open_rows, parse_rows
+from ctrlreward.tables.table_columns import Columns, explained_columns
 from ctrlreward.tables.table_writing import TableShape, encode_rows
-
-_RESUME = ": repeat the command to resume"
 
 # Options of scorers that may change when a run is resumed: they don't change the scores.
 _NOT_IDENTITY = ("device", "batch_tokens")
@@ -52,9 +49,9 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
 
     Args:
         arguments: Options and positional arguments, as `gather_words` returns them.
-        usage: See `command_parser`.
-        description: See there.
-        examples: See there.
+        usage: See `command_parser`; so are the others.
+        description: The same.
+        examples: The same.
 
     Raises:
         SystemExit: With status 2 after an error of the user, 130 after an interruption.
@@ -71,7 +68,9 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             score_file(**options, identity=identity)
         except KeyboardInterrupt:
             target = Location(options["output"])
-            print(f"interrupted{_RESUME if _partial(target).exists() else ''}", file=sys.stderr)
+            resumable = target.beside(f"{target.name}.partial").exists()
+            hint = ": repeat the command to resume" if resumable else ""
+            print(f"interrupted{hint}", file=sys.stderr)
             raise SystemExit(130) from None
 
 
@@ -126,120 +125,135 @@ def score_file(
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
         if number is not None and number < 1:
             raise ValueError(f"{name} = {number}: give a positive number")
-    labels = _label_map(label_map)
-    with _locations(input, output) as (source, target, resumable):
+    for pair in label_map or ():
+        if "=" not in pair:
+            raise ValueError(f"label_map = {label_map}: {pair!r} is not OLD=NEW, 0=negative")
+    labels = None if label_map is None else dict(pair.split("=", 1) for pair in label_map)
+    with ExitStack() as stack:
+        source, target = Location(input), Location(output)
+        partial = target.beside(f"{target.name}.partial")
+        if STANDARD in (input, output):
+            source, target, partial = stack.enter_context(_piped(source, target))
         rows = open_rows(source, target)
-        head = list(islice(rows.placed(), chunk + 1))
-        first = head[0]
-        present = list(first.cells)
-        sample = to_samples([first.cells], columns, [rows.place(first)], present, labels)
-        with explained_columns(present):
-            components = name_components(scorers, names, sample)
-        corpus = Corpus(rows, columns, components, present, labels)
-        outputs = _outputs(rows, target)
+        outputs = [target] if target.suffix else [target.child(file.name) for file in rows.files]
         shapes = [TableShape(file.suffix) for file in outputs]
-        partial = _partial(resumable)
-        with _output_lock(target):
-            _refuse_former_log(target)
-            pool = _workers(engine, workers, threads, ray)
-            if len(head) <= chunk and not target.exists() and not partial.exists():
-                check_rows(corpus, head, shapes)
-                with pool:
-                    scores = score_rows(corpus, head, pool)
-                means = write_output(list(components), [(head, scores)], outputs, shapes)
+        head = list(islice(rows.placed(), chunk + 1))
+        corpus = Corpus(rows, columns, list(head[0].cells), labels)
+        first = corpus.shard(0, head[:chunk])
+        stack.enter_context(explained_columns(corpus.present))
+        components = name_components(scorers, names, first.samples)
+        if target.path is not None:
+            stack.enter_context(_output_lock(target.path))
+        pool: AbstractContextManager[ScoreShards] = in_process(threads)
+        if engine == "ray":
+            pool = RayWorkers(workers, ray, threads)
+        elif workers > 1:
+            pool = ProcessWorkers(workers, threads)
+        if len(head) <= chunk and not target.exists() and not partial.exists():
+            check_shard(corpus, components, first, head, shapes)
+            with pool as score_shards:
+                scores = score_in_memory(components, first, score_shards)
+            summary = write_output(list(components), [(head, scores)], outputs, shapes)
+        else:
+            del head, first
+            settings = {
+                "version": version("ctrlreward"),  # another one may score differently
+                "columns": asdict(columns),
+                "label_map": labels,
+                "scorers": [identity, list(components)],
+            }
+            store = ShardStore(partial, list(components))
+            started = store.manifest()
+            if started:
+                chunk = started.chunk
+            manifest = check_corpus(corpus, components, settings, chunk, shapes)
+            if started:
+                _resume(manifest, started, store, corpus, components)
+            elif target.exists():
+                inputs = [rows] if len(outputs) == 1 else [RowStream(f) for f in rows.files]
+                for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
+                    _require_complete(file, shape, its_rows, components)
+                print(
+                    f"{output} is already complete: delete it to score {input} again. Changes "
+                    "of --columns or of the scorers' options are not detected"
+                )
+                return
             else:
-                del head
-                settings = {
-                    "version": version("ctrlreward"),  # another one may score differently
-                    "columns": asdict(columns),
-                    "label_map": labels,
-                    "scorers": [identity, list(components)],
-                }
-                store = ShardStore(partial, list(components))
-                started = store.manifest()
-                manifest = survey(corpus, settings, started.chunk if started else chunk, shapes)
-                if started:
-                    _resume(manifest, started, store, corpus)
-                elif target.exists():
-                    inputs = [rows] if len(outputs) == 1 else [RowStream(f) for f in rows.files]
-                    for file, shape, its_rows in zip(outputs, shapes, inputs, strict=True):
-                        _require_complete(file, shape, its_rows, components)
-                    print(
-                        f"{output} is already complete: delete it to score {input} again. Changes "
-                        "of --columns or of the scorers' options are not detected"
-                    )
-                    return
-                else:
-                    store.start(manifest)
-                with pool:
-                    score_corpus(corpus, manifest, store, pool)
-                shards = scored_shards(corpus, manifest, store)
-                means = write_output(list(components), shards, outputs, shapes)
-                store.folder.remove()
+                store.start(manifest)
+            with pool as score_shards:
+                score_corpus(corpus, components, manifest, store, score_shards)
+            shards = scored_shards(corpus, manifest, store)
+            summary = write_output(list(components), shards, outputs, shapes)
+            store.folder.remove()
         if output == STANDARD:
             with target.open() as scored:
                 shutil.copyfileobj(scored, sys.stdout.buffer)
             sys.stdout.flush()
-        plain_console(stderr=output == STANDARD).print(_means_table(means, components))
+        table = Table(title="Means (↑ higher is better, ↓ lower is better)")
+        table.add_column("score")
+        for heading in ("mean", "rows", "failed"):
+            table.add_column(heading, justify="right")
+        for name, (mean, count, failed) in summary.items():
+            shown = f"{mean:.4f}" if failed < count else "–"
+            label = f"{name} {direction_arrow(components[name].spec)}"
+            table.add_row(label, shown, str(count), str(failed))
+        plain_console(stderr=output == STANDARD).print(table)
 
 
 @contextmanager
-def _locations(input: str, output: str) -> Iterator[tuple[Location, Location, Location]]:
-    """Yield input, output and the output beside which an unfinished run is kept.
+def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
+    """Yield input, output and folder of the unfinished run in a temporary folder.
 
-    Standard input is copied to a temporary folder, since it is read several times; so is what goes
-    to standard output, until it is complete.
+    Standard input is copied there, since it is read several times; so is what goes to standard
+    output, until it is complete.
     """
-    if STANDARD not in (input, output):
-        target = Location(output)
-        yield Location(input), target, target
-        return
     write_line("an interrupted run can't be resumed: it reads or writes a pipe")
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        source, target = Location(input), Location(output)
-        if input == STANDARD:
+        if str(source) == STANDARD:
             with open(folder / "stdin.jsonl", "wb") as copy:
                 shutil.copyfileobj(sys.stdin.buffer, copy)
             source = Location(folder / "stdin.jsonl", "stdin")
-        if output == STANDARD:
+        if str(target) == STANDARD:
             target = Location(folder / "stdout.jsonl", "stdout")
-        yield source, target, Location(folder / "stdout.jsonl")
+        yield source, target, Location(folder / "partial")
 
 
-def _label_map(pairs: Sequence[str] | None) -> dict[str, str] | None:
-    """Return labels of the file and those of the scorers from `["0=negative", "1=positive"]`.
-
-    Raises:
-        ValueError: A pair has no `=`.
-    """
-    if pairs is None:
-        return None
-    for pair in pairs:
-        if "=" not in pair:
-            raise ValueError(f"label_map = {list(pairs)}: {pair!r} is not OLD=NEW, 0=negative")
-    return dict(pair.split("=", 1) for pair in pairs)
-
-
-def _resume(manifest: Manifest, started: Manifest, store: ShardStore, corpus: Corpus) -> None:
+def _resume(
+    manifest: Manifest,
+    started: Manifest,
+    store: ShardStore,
+    corpus: Corpus,
+    components: Mapping[str, Component],
+) -> None:
     """Keep the scores of an unfinished run whose rows have not changed, and delete the others.
 
     The manifest is replaced last: what a kill leaves is compared with the old one again.
 
     Raises:
-        ValueError: The settings have changed.
+        ValueError: The settings have changed; names which.
     """
-    manifest.require_same_settings(started, str(store.folder))
+    settings = json.loads(json.dumps(manifest.settings))
+    differing = [name for name in settings if started.settings.get(name) != settings[name]]
+    if differing:
+        was, now = (
+            json.dumps([side.get(name) for name in differing])[:300]
+            for side in (started.settings, settings)
+        )
+        raise ValueError(
+            f"{store.folder} was started with a different {' and '.join(differing)}: {was}, not "
+            f"{now}. Resume with the same, or delete the folder to start over"
+        )
     changed = manifest.changed_shards(started)
     if not changed:
         return
-    shards = max(len(manifest.shards), len(started.shards))
-    of_all_rows = [n for n, c in corpus.components.items() if not c.scorer.pointwise]
-    store.drop(changed, list(corpus.components))
-    store.drop(range(shards), of_all_rows)
+    of_all_rows = [name for name, c in components.items() if not c.scorer.pointwise]
+    store.drop(changed, list(components))
+    count = len(manifest.checksums)
+    store.drop(range(max(count, len(started.checksums))), of_all_rows)
     store.start(manifest)
-    kept = len(manifest.shards) - sum(number < len(manifest.shards) for number in changed)
-    line = f"{corpus.rows} has changed: {kept} of {len(manifest.shards)} shards are kept"
+    kept = count - sum(shard < count for shard in changed)
+    line = f"{corpus.rows} has changed: {kept} of {count} shards are kept"
     if of_all_rows:
         line += f", except {', '.join(of_all_rows)}, which depend on all rows"
     write_line(line)
@@ -261,7 +275,7 @@ def name_components(
             same name.
     """
     if not scorers:
-        raise ValueError(f"scorers is empty: give one or more of {', '.join(known_scorers())}")
+        raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")
     if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):
         raise ValueError(
             f"names = {list(names)} for {len(scorers)} scorers: give one distinct name per scorer"
@@ -288,27 +302,14 @@ def _identity(configuration: Any) -> Any:
     return configuration if isinstance(configuration, int | float | None) else str(configuration)
 
 
-def _partial(output: Location) -> Location:
-    """Return the folder that keeps the scores of an unfinished run."""
-    return output.beside(f"{output.name}.partial")
-
-
-def _outputs(rows: RowStream, target: Location) -> list[Location]:
-    """Return the output, or one per file of the input if it is a folder."""
-    return [target] if target.suffix else [target.child(file.name) for file in rows.files]
-
-
 @contextmanager
-def _output_lock(output: Location) -> Iterator[None]:
+def _output_lock(output: Path) -> Iterator[None]:
     """Keep other processes of this machine from scoring into the same output.
 
     Raises:
         ValueError: Another process holds the lock.
     """
-    if output.path is None:
-        yield
-        return
-    path = output.path.with_name(f".{output.name}.lock")
+    path = output.with_name(f".{output.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
@@ -323,22 +324,6 @@ def _output_lock(output: Location) -> Iterator[None]:
         with suppress(OSError):  # some systems can't delete an open file
             path.unlink()
         lock.release()
-
-
-def _refuse_former_log(output: Location) -> None:
-    """Raise if version 0.2 or earlier has left an unfinished run."""
-    log = output.beside(f"{output.name}.partial.jsonl")
-    if log.exists():
-        raise ValueError(
-            f"{log} is an unfinished run of ctrlreward 0.2.0 or earlier: finish it with that "
-            "version, or delete it to start over"
-        )
-
-
-def _workers(engine: str, workers: int, threads: int | None, ray: RayOptions) -> Workers:
-    if engine == "ray":
-        return RayWorkers(workers, ray, threads)
-    return InProcess(threads) if workers == 1 else ProcessWorkers(workers, threads)
 
 
 def _require_complete(
@@ -364,8 +349,8 @@ def _require_complete(
             f"{', '.join(problems)}. Give another output, or delete it"
         )
     existing = in_chunks(found, 256)
-    for number, (has, given) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
-        carried = parse_rows(encode_rows(output.suffix, given, {}, shape), Path(output.name))
+    for number, (has, unscored) in enumerate(zip_longest(existing, in_chunks(rows, 256))):
+        carried = parse_rows(encode_rows(output.suffix, unscored, {}, shape), Path(output.name))
         for i, (row, expected) in enumerate(zip(has, carried, strict=True), 256 * number):
             for name, value in expected.items():
                 if repr(row.get(name)) != repr(value):  # repr, because NaN is not equal to itself
@@ -374,18 +359,3 @@ def _require_complete(
                         f"{row.get(name)!r}, not {value!r}. Give another output, or delete it to "
                         "score again"
                     )
-
-
-def _means_table(means: Means, components: Mapping[str, Component]) -> Table:
-    """Return a table of each score's direction, mean and number of failed rows."""
-    table = Table(title="Means (↑ higher is better, ↓ lower is better)")
-    table.add_column("score")
-    for heading in ("mean", "rows", "failed"):
-        table.add_column(heading, justify="right")
-    for name, component in components.items():
-        scored = means.scored[name]
-        mean = f"{means.mean(name):.4f}" if scored else "–"
-        failed = means.rows - scored
-        label = f"{name} {direction_arrow(component.spec)}"
-        table.add_row(label, mean, str(means.rows), str(failed))
-    return table

@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.commands.reward_files import read_reward
+from ctrlreward.commands.config_files import read_reward
 from ctrlreward.extras import import_extra
 from ctrlreward.serving.limits import QueueOptions
 
@@ -71,9 +72,8 @@ class RayServeOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_cpus", "target_ongoing_requests", "max_ongoing_requests"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"ray.{name} = {value}: give a positive number")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"ray.{name} = {getattr(self, name)}: give a positive number")
         if not 0 <= self.num_gpus < math.inf:
             raise ValueError(f"ray.num_gpus = {self.num_gpus}: give 0 or a positive number")
         if self.max_queued_requests < -1 or self.max_queued_requests == 0:
@@ -176,7 +176,10 @@ def serve(
     block, file = read_reward(reward)
     served = ServedReward(block, device, options, trainers)
     app = served.app(file)
-    if token is None and not _is_loopback(host):
+    loopback = False
+    with suppress(OSError, ValueError):
+        loopback = ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    if token is None and not loopback:
         print(
             f"warning: {host} is reached by other machines and there is no token: give "
             "--token_file, or set CTRLREWARD_TOKEN",
@@ -216,32 +219,28 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
-    except (OSError, ValueError):
-        return False
+def url_of(host: str, port: int) -> str:
+    """Return the URL of a server."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
     """Serve until the process is asked to end; return False if the models can't be loaded."""
     import uvicorn
 
-    host, port = listener.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     config = uvicorn.Config(
         app, lifespan="on", log_level="warning", timeout_graceful_shutdown=grace
     )
     server = uvicorn.Server(config)
     loaded = True
     # uvicorn raises the signal again after its shutdown; without a handler the status is not 0.
-    previous = signal.signal(signal.SIGTERM, _exit)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 
     async def report() -> None:
         nonlocal loaded
         while not server.started:
             await asyncio.sleep(0.01)
-        print(f"serving on http://{address}", flush=True)
+        print(f"serving on {url_of(*listener.getsockname()[:2])}", flush=True)
         await app.state.loading
         loaded = app.state.requests.state != "failed"
         if loaded:
@@ -265,7 +264,3 @@ def _serve(app: FastAPI, listener: socket.socket, grace: int) -> bool:
         if app.state.loading.cancelled():  # a thread can't be ended in the middle of a model
             os._exit(0)
     return loaded
-
-
-def _exit(*_: object) -> None:
-    raise SystemExit(0)

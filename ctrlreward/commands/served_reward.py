@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ctrlreward.adapters.trainer_options import TrainerRoutes
 from ctrlreward.commands.command_parser import CommandParser
-from ctrlreward.commands.config_files import ConfigFile
+from ctrlreward.commands.config_files import COMPONENT_KEYS, ConfigFile, read_reward
 from ctrlreward.commands.config_mistakes import one_line
-from ctrlreward.commands.reward_files import COMPONENT_KEYS, read_reward
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.remote_reward import RemoteReward
@@ -27,7 +26,7 @@ class ServedReward:
     """Recipe of a served reward: plain data, which may travel to other machines.
 
     Args:
-        block: The reward, as `reward_files.read_reward` returns it.
+        block: The reward, as `read_reward` returns it.
         device: Device of all scorers; None leaves each where the block says.
         options: Limits of the server.
         trainers: Options of the trainers' routes; None leaves these routes out.
@@ -41,12 +40,8 @@ class ServedReward:
     def app(self, file: ConfigFile | None = None) -> FastAPI:
         """Return the application; its lifespan loads the models.
 
-        Args:
-            file: File of the reward, for errors.
-
-        Raises:
-            ValueError: A class or an argument is wrong, the reward is that of another server, or
-                the routes can't serve it.
+        Raises a ValueError if a class or an argument of the file is wrong, the reward is on another
+        server, or the routes can't serve it.
         """
         from ctrlreward.serving.application import create_app
 
@@ -60,12 +55,7 @@ class ServedReward:
 
 
 def build_reward(path: Path, device: str | None = None) -> Reward:
-    """Return the reward of a YAML file.
-
-    Args:
-        path: The file: `class_path` and `init_args`, or `components`, bare, under `reward`, or
-            under `model.init_args.reward`.
-        device: Device of all scorers; None leaves each where the file says.
+    """Return the reward of a YAML file; see `serve`.
 
     Raises:
         ValueError: The file is not YAML, has no reward, or has a wrong class or argument.
@@ -78,19 +68,14 @@ def build_reward(path: Path, device: str | None = None) -> Reward:
 def reward_of(
     block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
 ) -> Reward:
-    """Return a reward; see `build_reward`.
-
-    Args:
-        block: The reward, as `reward_files.read_reward` returns it.
-        device: Device of all scorers; None leaves each where the block says.
-        file: File of the reward, for errors.
-    """
+    """Return the reward of a block; see `ServedReward`. Errors name the file."""
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
     else:
-        own = file and file.below(["components"])
+        own = file and file.below(("components",))
         components = {
-            name: _component(name, given, own) for name, given in block["components"].items()
+            name: _component(name, component, own)
+            for name, component in block["components"].items()
         }
         reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
     if isinstance(reward, RemoteReward):
@@ -125,25 +110,25 @@ def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> An
     return parser.instantiate(config)[name]
 
 
-def _component(name: str, given: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
+def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | None) -> Any:
     """Return a component, with its weight if there is one, of the short form."""
-    if isinstance(given, str):
-        given = {"scorer": given}
-    if "class_path" in given:
-        return _parsed(name, Scorer, given, file)
-    options = {key: value for key, value in given.items() if key not in COMPONENT_KEYS}
-    path = given["scorer"] if "." in given["scorer"] else f"ctrlreward.scorers.{given['scorer']}"
+    if isinstance(block, str):
+        block = {"scorer": block}
+    if "class_path" in block:
+        return _parsed(name, Scorer, block, file)
+    options = {key: value for key, value in block.items() if key not in COMPONENT_KEYS}
+    path = block["scorer"] if "." in block["scorer"] else f"ctrlreward.scorers.{block['scorer']}"
     scorer = _parsed(
         name,
         Scorer,
-        {"class_path": path, "init_args": options | dict(given.get("options") or {})},
+        {"class_path": path, "init_args": options | dict(block.get("options") or {})},
         file,
     )
     component = scorer
-    if "score" in given:
+    if "score" in block:
         try:
-            component = scorer[given["score"]]
+            component = scorer[block["score"]]
         except (KeyError, ValueError) as error:
             message = error.args[0]
             raise file.error((name, "score"), f"= {message}") if file else error from None
-    return (component, given["weight"]) if "weight" in given else component
+    return (component, block["weight"]) if "weight" in block else component

@@ -9,6 +9,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from ctrlreward.commands.config_files import replace_strings
+
 _STEPS = 2
 
 _TRAINER = {
@@ -44,13 +46,10 @@ _EVERY_GM = (0.0, 0.0, 1e9, -1e9)
 
 
 def shrink(config: Namespace) -> None:
-    """Turn the configuration of a job into that of its smoke run, in place.
+    """Turn the parsed configuration of a job into that of its smoke run, in place.
 
     Two training steps with a validation after each, a few texts everywhere, and a temporary folder.
     Models that the job needs are used where they exist, and else trained in smoke runs.
-
-    Args:
-        config: Parsed configuration of `ctrlreward train`.
     """
     name = Path(config.trainer.default_root_dir or "run").name
     root = tempfile.mkdtemp(prefix=f"{name}-smoke-")
@@ -60,7 +59,11 @@ def shrink(config: Namespace) -> None:
     for group in _groups(config):
         for key, value in vars(group).items():
             if key in _FEWER:
-                setattr(group, key, _at_most(value, _FEWER[key]))
+                limit = _FEWER[key]
+                if isinstance(value, list):
+                    setattr(group, key, value[: int(limit)])
+                else:
+                    setattr(group, key, limit if value is None else min(value, limit))
         if "thresholds" in group and "classifier" in group:
             group.thresholds = _EVERY_GM
         folder = group.get("folder")
@@ -74,7 +77,7 @@ def shrink(config: Namespace) -> None:
                 group.arguments = [*group.arguments, "--smoke"]
     for key, value in _TRAINER.items():
         config.trainer[key] = value
-    _rename(config, folders)
+    replace_strings(config, lambda text: folders.get(text, text))
 
 
 def written(folder: Path) -> str:
@@ -88,28 +91,8 @@ def _groups(value: Any) -> Iterator[Namespace]:
     """Yield a namespace and all that it holds."""
     if isinstance(value, Namespace):
         yield value
-    inner = vars(value).values() if isinstance(value, Namespace) else value
+        value = vars(value)
     if isinstance(value, dict):
-        inner = value.values()
-    if isinstance(value, Namespace | dict | list | tuple):
-        for each in inner:
-            yield from _groups(each)
-
-
-def _at_most(value: Any, limit: float) -> Any:
-    if isinstance(value, list):
-        return value[: int(limit)]
-    return limit if value is None else min(value, limit)
-
-
-def _rename(value: Any, names: dict[str, str]) -> Any:
-    """Replace each string that is one of the names, in place."""
-    if isinstance(value, str):
-        return names.get(value, value)
-    if isinstance(value, list):
-        value[:] = [_rename(each, names) for each in value]
-    elif isinstance(value, Namespace | dict):
-        items = vars(value) if isinstance(value, Namespace) else value
-        for key, each in items.items():
-            items[key] = _rename(each, names)
-    return value
+        value = list(value.values())
+    for each in value if isinstance(value, list | tuple) else ():
+        yield from _groups(each)

@@ -21,7 +21,12 @@ from transformers.utils import logging as transformers_logging
 from ctrlreward import configs
 from ctrlreward.callbacks import RewardProgressBar
 from ctrlreward.commands.command_parser import ExampleFormatter, examples_epilog
-from ctrlreward.commands.config_files import ConfigFile, check_names, fill_root, with_extended
+from ctrlreward.commands.config_files import (
+    ConfigFile,
+    check_names,
+    fill_in_run_folder,
+    with_extended,
+)
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.last_run import run_folders
 from ctrlreward.commands.smoke import shrink, written
@@ -63,12 +68,7 @@ _KNOWN_MESSAGES = {
 class TrainParser(LightningArgumentParser):
     """Lightning's parser, without abbreviations, whose errors are one line.
 
-    The parser of each class that a configuration names is a `TrainParser`, too.
-
-    Args:
-        files: Files that will be parsed.
-        arguments: The command line.
-        options: Arguments of a `LightningArgumentParser`.
+    The parser of each class that a configuration names is a `TrainParser` as well.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class TrainCLI(LightningCLI):
         """Fill in the run's folder, and raise before anything is built if a logger is missing."""
         if self.config.smoke:
             shrink(self.config)
-        fill_root(self.config, str(self.config.trainer.default_root_dir or "."))
+        fill_in_run_folder(self.config, str(self.config.trainer.default_root_dir or "."))
         if "WandbLogger" in str(self.config.trainer):  # a logger, or one of a callback
             import_extra("wandb", "WandbLogger")
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.commands.command_parser import CommandParser, command_parser
+from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
@@ -21,7 +21,7 @@ from ctrlreward.plots.tradeoff import (
     draw_transfer_paths,
     transfer_path,
 )
-from ctrlreward.tables.runs import Run, read_run
+from ctrlreward.tables.run_results import Run, read_run
 
 _DESCRIPTION = """Show how style transfer develops over training (Pang & Gimpel 2019, Figure 1 and
 Table 2): accuracy, similarity, perplexity and GM of each run at its validation
@@ -74,7 +74,29 @@ class Trajectory(GMPath):
 
 def run(arguments: list[str]) -> None:
     """Read the runs, write the files that are requested, and print the rows."""
-    parser = _parser()
+    usage = "RUN [RUN ...] [options]"
+    parser = command_parser("ctrlreward trajectories", usage, _DESCRIPTION, _EXAMPLES)
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        type=str,
+        help="the folder of a logger (HistoryLogger, CSVLogger, W&B), or a CSV file with steps",
+    )
+    parser.add_argument(
+        "--accuracy", type=float, default=0.8, help="accuracy at which the runs are compared"
+    )
+    parser.add_argument("--metrics", type=MetricKeys, default=MetricKeys())
+    parser.add_argument(
+        "--thresholds",
+        nargs=4,
+        type=float,
+        metavar="T",
+        default=None,
+        help="t1 to t4 of a GM that is computed for all runs instead of the logged one",
+    )
+    parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
+    parser.add_argument("--plot", type=str | None, default=None, help="PNG file for the figure")
     options = parser.parse_args(arguments)
     with user_errors(parser):
         if not 0 <= options.accuracy <= 1:
@@ -84,7 +106,10 @@ def run(arguments: list[str]) -> None:
             for name in options.runs
         ]
         if options.output:
-            write_whole(Path(options.output), to_json(found, options.accuracy))
+            content = to_record(found, options.accuracy)
+            write_whole(
+                Path(options.output), json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            )
         if options.plot:
             draw_transfer_paths([(each.name, each.points) for each in found], options.plot)
     print_rows(found, options.accuracy)
@@ -114,7 +139,7 @@ def read_trajectory(
     points = transfer_path(*(run.curves[keys[name]] for name in names))
     if not points:
         raise ValueError(f"{run.name} has no step with all of {', '.join(keys.values())}")
-    logged = metrics.gm is not None or any(key in run.curves for key in _candidates("gm"))
+    logged = metrics.gm or {"score/corpus/gm", "score/gm"} & run.curves.keys()
     if logged and thresholds is None:
         keys["gm"] = _key(run, "gm", metrics.gm)
         gm = [run.curves[keys["gm"]].get(point.step, float("nan")) for point in points]
@@ -155,12 +180,12 @@ def print_rows(trajectories: Sequence[Trajectory], accuracy: float) -> None:
     console.print(table)
 
 
-def to_json(trajectories: Sequence[Trajectory], accuracy: float) -> str:
-    """Encode all validations and the two rows of each run as JSON; NaN is null."""
-    runs: list[dict[str, Any]] = [
+def to_record(trajectories: Sequence[Trajectory], accuracy: float) -> dict[str, Any]:
+    """Return all validations and the two rows of each run as JSON values; NaN is None."""
+    runs = [
         {
             "name": each.name,
-            "metrics": dict(each.keys),
+            "metrics": each.keys,
             "thresholds": each.thresholds,
             "validations": [each.row(i) for i in range(len(each.points))],
             "nearest": each.row(each.nearest(accuracy)),
@@ -168,49 +193,17 @@ def to_json(trajectories: Sequence[Trajectory], accuracy: float) -> str:
         }
         for each in trajectories
     ]
-    return json.dumps({"accuracy": accuracy, "runs": runs}, indent=2, ensure_ascii=False) + "\n"
+    return {"accuracy": accuracy, "runs": runs}
 
 
-def _parser() -> CommandParser:
-    parser = command_parser(
-        "ctrlreward trajectories", "RUN [RUN ...] [options]", _DESCRIPTION, _EXAMPLES
-    )
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        type=str,
-        help="the folder of a logger (HistoryLogger, CSVLogger, W&B), or a CSV file with steps",
-    )
-    parser.add_argument(
-        "--accuracy", type=float, default=0.8, help="accuracy at which the runs are compared"
-    )
-    parser.add_argument("--metrics", type=MetricKeys, default=MetricKeys())
-    parser.add_argument(
-        "--thresholds",
-        nargs=4,
-        type=float,
-        metavar="T",
-        default=None,
-        help="t1 to t4 of a GM that is computed for all runs instead of the logged one",
-    )
-    parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
-    parser.add_argument("--plot", type=str | None, default=None, help="PNG file for the figure")
-    return parser
-
-
-def _candidates(name: str) -> tuple[str, str]:
-    return f"score/corpus/{name}", f"score/{name}"
-
-
-def _key(run: Run, name: str, given: str | None) -> str:
+def _key(run: Run, name: str, named: str | None) -> str:
     """Return the key of a metric that the run has."""
-    for key in (given,) if given else _candidates(name):
+    wanted = (named,) if named else (f"score/corpus/{name}", f"score/{name}")
+    for key in wanted:
         if key in run.curves:
             return key
-    wanted = given or " or ".join(_candidates(name))
-    hint = did_you_mean(given or name, run.curves, str)
+    hint = did_you_mean(named or name, run.curves, str)
     raise ValueError(
-        f"{run.name} has no {wanted}{hint}: name its {name} by --metrics.{name}=KEY, one of "
-        f"{', '.join(run.curves)}"
+        f"{run.name} has no {' or '.join(wanted)}{hint}: name its {name} by --metrics.{name}=KEY, "
+        f"one of {', '.join(run.curves)}"
     )

@@ -59,27 +59,22 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
     return min(max(tokens, _MIN_ACCELERATOR_TOKENS), _MAX_ACCELERATOR_TOKENS)
 
 
-def windows(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the indices of consecutive texts that are scored together; show how many are done."""
-    sizes = [len(text) for text in texts]
+def windows(texts: Sequence[str]) -> Iterator[range]:
+    """Yield the indices of consecutive texts that are scored together; show how many are done.
+
+    A window is a single text, or texts with at most `_WINDOW_CHARACTERS` together.
+    """
     with part("scoring", len(texts)) as advance:
-        for window in runs(range(len(texts)), sizes, _WINDOW_CHARACTERS):
-            yield window
-            advance(len(window))
-
-
-def runs(items: Iterable[int], sizes: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Split items into consecutive runs, each a single item or of a total size within `limit`."""
-    run: list[int] = []
-    size = 0
-    for i in items:
-        if run and size + sizes[i] > limit:
-            yield run
-            run, size = [], 0
-        run.append(i)
-        size += sizes[i]
-    if run:
-        yield run
+        start = characters = 0
+        for i, text in enumerate(texts):
+            if i > start and characters + len(text) > _WINDOW_CHARACTERS:
+                yield range(start, i)
+                advance(i - start)
+                start, characters = i, 0
+            characters += len(text)
+        if start < len(texts):
+            yield range(start, len(texts))
+            advance(len(texts) - start)
 
 
 def run_batched(
@@ -107,7 +102,12 @@ def run_batched(
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}
-    with torch.inference_mode(), _shown(description, len(lengths), len(pending)) as advance:
+    shown: AbstractContextManager[Callable[[float], None]] = nullcontext(lambda done: None)
+    if len(pending) >= _MIN_BATCHES_FOR_PROGRESS:
+        # A log has long work as a part of its caller's work only.
+        show = track if at_terminal() else part
+        shown = show(description, len(lengths), "rows")
+    with torch.inference_mode(), shown as advance:
         while pending:
             batch = pending[0]
             try:
@@ -119,7 +119,7 @@ def run_batched(
             if outputs is None:
                 free_unused()  # after the handler: its traceback holds the failed batch's tensors
                 budget = len(batch) * max(lengths[i] for i in batch) // 2
-                pending = pack(lengths, max(1, budget), [i for part in pending for i in part])
+                pending = pack(lengths, max(1, budget), [i for rest in pending for i in rest])
                 continue
             results.update(zip(batch, outputs, strict=True))
             pending = pending[1:]
@@ -193,13 +193,3 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
-
-
-def _shown(
-    description: str, items: int, batches: int
-) -> AbstractContextManager[Callable[[float], None]]:
-    """Show long work at a terminal; a log has it as a part of its caller's work only."""
-    if batches < _MIN_BATCHES_FOR_PROGRESS:
-        return nullcontext(lambda done: None)
-    show = track if at_terminal() else part
-    return show(description, items, "rows")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,18 +21,6 @@ if TYPE_CHECKING:
 # states); full rows took twice as long.
 _CPU_STATES, _CPU_WORDS = 2**10, 2**10
 _CUDA_LOGITS = 2**22
-
-
-class Targets(NamedTuple):
-    """Tokens whose log-probabilities are requested.
-
-    Attributes:
-        states: Indices of the hidden states that predict them, shape (k,).
-        tokens: Token ids, shape (k,).
-    """
-
-    states: Sequence[int]
-    tokens: Sequence[int]
 
 
 def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
@@ -69,25 +55,6 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
     return captured[0], output
 
 
-def target_log_probs(
-    model: PreTrainedModel, hidden: Tensor, targets: Sequence[Targets]
-) -> list[npt.NDArray[np.float64]]:
-    """Return the log-probabilities of each target's tokens; shared states are computed once.
-
-    Args:
-        model: The model that computed the hidden states.
-        hidden: Shape (states, width).
-        targets: One or more.
-    """
-    states = torch.tensor([state for target in targets for state in target.states]).long()
-    tokens = torch.tensor([token for target in targets for token in target.tokens]).long()
-    used, rows = states.unique(return_inverse=True)
-    device = hidden.device
-    values = token_log_probs(model, hidden[used.to(device)], rows.to(device), tokens.to(device))
-    counts = [len(target.tokens) for target in targets]
-    return np.split(values.cpu().double().numpy(), np.cumsum(counts)[:-1])
-
-
 def token_log_probs(
     model: PreTrainedModel,
     hidden: Tensor,
@@ -97,19 +64,24 @@ def token_log_probs(
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`.
 
-    Differentiable with respect to the states and the weights. A block of logits that does not fit
-    into the device's memory is halved.
+    Differentiable with respect to the states and the weights. The logits of a state are computed
+    once, and none of a state that is not in `states`. A block of logits that does not fit into the
+    device's memory is halved.
 
     Args:
         model: The model that computed the hidden states.
         hidden: Shape (states, width).
-        states: Indices into `hidden`, shape (k,).
-        tokens: Token ids, shape (k,).
+        states: Indices into `hidden`, shape (k,), on its device or the CPU.
+        tokens: Token ids, shape (k,), on either.
         temperature: Divisor of the logits.
 
     Returns:
         Natural log-probabilities, float32, shape (k,).
     """
+    used, states = states.unique(return_inverse=True)
+    if len(used) < len(hidden):
+        hidden = hidden[used.to(hidden.device)]
+    states, tokens = states.to(hidden.device), tokens.to(hidden.device)
     vocabulary = len(model.get_output_embeddings().weight)
     rows, words = _CPU_STATES, _CPU_WORDS
     if hidden.device.type != "cpu":

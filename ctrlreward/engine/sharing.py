@@ -44,23 +44,21 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
     """
     results: dict[int, Result] = {}
     pending: dict[int, Request] = {}
-
-    def advance(i: int, responses: list[Any] | None) -> None:
-        try:
-            pending[i] = generators[i].send(responses)  # type: ignore[arg-type]  # None starts it
-        except StopIteration as end:
-            results[i] = end.value
-
-    for i in range(len(generators)):
-        advance(i, None)
-    while pending:
-        model = next(iter(pending.values())).model
-        same_model = [i for i in pending if pending[i].model is model]
-        merged = {i: pending.pop(i).tasks for i in same_model}
-        with exclusive(model):
-            responses = iter(model.log_probs([t for tasks in merged.values() for t in tasks]))
-        for i, tasks in merged.items():
-            advance(i, [next(responses) for _ in tasks])
+    responses: dict[int, Any] = dict.fromkeys(range(len(generators)))  # None starts a generator
+    while responses:
+        for i, response in responses.items():
+            try:
+                pending[i] = generators[i].send(response)
+            except StopIteration as end:
+                results[i] = end.value
+        responses = {}
+        if pending:
+            model = next(iter(pending.values())).model
+            same_model = [i for i in pending if pending[i].model is model]
+            merged = {i: pending.pop(i).tasks for i in same_model}
+            with exclusive(model):
+                answers = iter(model.log_probs([t for tasks in merged.values() for t in tasks]))
+            responses = {i: [next(answers) for _ in tasks] for i, tasks in merged.items()}
     return [results[i] for i in range(len(generators))]
 
 

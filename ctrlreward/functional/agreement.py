@@ -232,11 +232,15 @@ def krippendorff_alpha(
     krippendorff = import_extra("krippendorff", "Krippendorff's α")
     rows = [row for row in _rectangle(ratings) if sum(r is not None for r in row) > 1]
     present = [rating for row in rows for rating in row if rating is not None]
-    codes: dict[str | float, float]
-    if level == "nominal":
-        codes = {rating: float(i) for i, rating in enumerate(dict.fromkeys(present))}
-    else:
-        codes = {rating: _numeric_rating(rating, level) for rating in present}
+    codes = {rating: float(i) for i, rating in enumerate(dict.fromkeys(present))}
+    if level != "nominal":
+        for rating in codes:
+            if isinstance(rating, str):
+                raise ValueError(
+                    f"rating {rating!r} is not a number: level = {level!r} takes numbers; for "
+                    "labels use level = 'nominal'"
+                )
+            codes[rating] = float(rating)
     if len(codes) < 2:
         return nan
     data = np.array([[nan if r is None else codes[r] for r in row] for row in rows]).T
@@ -255,12 +259,3 @@ def _rectangle(ratings: Sequence[Sequence[Rating]]) -> list[list[Rating]]:
     if not rows:
         raise ValueError("there are no items: give one or more, each with its ratings")
     return rows
-
-
-def _numeric_rating(rating: str | float, level: str) -> float:
-    if isinstance(rating, str):
-        raise ValueError(
-            f"rating {rating!r} is not a number: level = {level!r} takes numbers; for labels use "
-            "level = 'nominal'"
-        )
-    return float(rating)

@@ -6,11 +6,13 @@ Natural Language Generation", https://arxiv.org/abs/2109.06379.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy.stats import hmean
+
+from ctrlreward.functional.means import valid_mean
 
 Values = npt.NDArray[np.float64]
 
@@ -70,27 +72,8 @@ def content_tokens(
     return np.array(content, dtype=np.bool_)
 
 
-def mean_alignment(values: Values) -> float:
-    """Return the mean of a text's token alignments; NaN if it has none.
-
-    Examples:
-        >>> mean_alignment(np.array([0.5, 1.0]))
-        0.75
-    """
-    return float(values.mean()) if values.size else float("nan")
-
-
-def sum_alignment(values: Values) -> float:
-    """Return the sum of a text's token alignments, which grows with its length; 0 for none.
-
-    Examples:
-        >>> sum_alignment(np.array([0.5, 1.0]))
-        1.5
-    """
-    return float(values.sum())
-
-
-AGGREGATES = {"mean": mean_alignment, "sum": sum_alignment}
+# Folds of the token alignments of a text, shape (tokens,). A sum grows with its length.
+AGGREGATES: Mapping[str, Callable[[Values], float]] = {"mean": valid_mean, "sum": np.sum}
 
 
 def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:

@@ -1,4 +1,4 @@
-"""Cluster bootstrap: draws of whole clusters, and means of all draws at once.
+"""Cluster bootstrap: draws of whole clusters, and statistics of weighted rows.
 
 A draw is stored as the number of times that it contains each cluster, which is all that matters
 for most statistics: each is computed from weighted rows instead of resampled ones.
@@ -6,7 +6,7 @@ for most statistics: each is computed from weighted rows instead of resampled on
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,82 +71,93 @@ def paired_bootstrap(
 
         Every score rises by 1, so the difference is 1 in every draw.
     """
-    first = valid_scores("before", before, len(clusters))
-    second = valid_scores("after", after, len(clusters))
-    members, draws = clustered_draws(clusters, confidence, resamples, seed)
-    differences = _means(second, members, draws) - _means(first, members, draws)
-    value = float(np.nanmean(second) - np.nanmean(first))
-    return percentile_interval(value, differences, confidence)
+    sides, members = clustered_sides(before, after, clusters)
+    # Sums and counts of each cluster stand for its rows.
+    sums = [np.bincount(members, weights=np.nan_to_num(side)) for side in sides]
+    counts = [np.bincount(members, weights=~np.isnan(side)) for side in sides]
+
+    def gain(weights: Floats) -> Mapping[str, Floats]:
+        with np.errstate(invalid="ignore"):
+            first, second = (weights @ s / (weights @ c) for s, c in zip(sums, counts, strict=True))
+        return {"gain": second - first}
+
+    return bootstrap(gain, np.arange(len(sums[0])), confidence, resamples, seed)["gain"]
 
 
-def valid_scores(name: str, scores: npt.ArrayLike, rows: int) -> Floats:
-    """Return scores as an array of shape (rows,), NaN for failed samples.
-
-    Args:
-        name: Name of the argument, for the error.
-        scores: One score per row.
-        rows: Number of rows.
+def clustered_sides(
+    before: npt.ArrayLike, after: npt.ArrayLike, clusters: Sequence[Hashable]
+) -> tuple[list[Floats], Ints]:
+    """Return the scores of both sides, and the cluster of each row, numbered from 0, shape (n,).
 
     Raises:
-        ValueError: The length differs, no score is valid, or one is infinite.
+        ValueError: The lengths differ, a side has no valid score or an infinite one, or there are
+            fewer than two clusters.
 
     Examples:
-        >>> valid_scores("before", [1, float("nan")], rows=2)
-        array([ 1., nan])
+        >>> sides, members = clustered_sides([1, 2, 3], [4, 5, 6], ["soup", "dog", "soup"])
+        >>> members
+        array([0, 1, 0])
     """
-    array = np.asarray(scores, dtype=np.float64)
-    if array.shape != (rows,):
-        raise ValueError(
-            f"{name} has shape {array.shape} and clusters has {rows} items: give one of each "
-            "per row"
-        )
-    if np.isnan(array).all() or np.isinf(array).any():
-        raise ValueError(
-            f"{name} has no valid score or an infinite one: give numbers, NaN for failed samples"
-        )
-    return array
+    sides = []
+    for name, scores in (("before", before), ("after", after)):
+        side = np.asarray(scores, dtype=np.float64)
+        if side.shape != (len(clusters),):
+            raise ValueError(
+                f"{name} has shape {side.shape} and clusters has {len(clusters)} items: give one "
+                "of each per row"
+            )
+        if np.isnan(side).all() or np.isinf(side).any():
+            raise ValueError(
+                f"{name} has no valid score or an infinite one: give numbers, NaN for failed "
+                "samples"
+            )
+        sides.append(side)
+    numbers = {cluster: number for number, cluster in enumerate(dict.fromkeys(clusters))}
+    if len(numbers) < 2:
+        raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
+    return sides, np.array([numbers[cluster] for cluster in clusters])
 
 
-def clustered_draws(
-    clusters: Sequence[Hashable], confidence: float, resamples: int, seed: int
-) -> tuple[Ints, Ints]:
-    """Return the number of each row's cluster, and draws of as many clusters as there are.
+def bootstrap(
+    statistics: Callable[[Floats], Mapping[str, Floats]],
+    members: Ints,
+    confidence: float,
+    resamples: int,
+    seed: int,
+) -> dict[str, Estimate]:
+    """Return statistics of weighted rows with the percentile intervals of cluster draws.
+
+    Args:
+        statistics: Maps weights of shape (draws, n) to statistics by name, each of shape (draws,).
+        members: Cluster of each row, numbered from 0, shape (n,).
+        confidence: Share of the draws inside the intervals, in (0, 1); NaN draws are left out.
+        resamples: Number of draws.
+        seed: Seed of the draws.
 
     Returns:
-        Cluster of each row, shape (n,), numbered by first occurrence, and how often each draw
-        contains each cluster, shape (resamples, clusters).
+        By name; all NaN where the statistic of the data is.
 
     Raises:
-        ValueError: There are fewer than two clusters, or an option is out of range.
+        ValueError: `confidence` or `resamples` is out of range.
 
     Examples:
-        >>> members, draws = clustered_draws(["soup", "dog", "soup"], 0.95, resamples=4, seed=0)
-        >>> members, draws.shape
-        (array([0, 1, 0]), (4, 2))
+        >>> values = np.array([1.0, 1.0, 3.0])
+        >>> sums = bootstrap(lambda w: {"sum": w @ values}, np.array([0, 0, 1]), 0.95, 100, seed=0)
+        >>> sums["sum"]
+        Estimate(value=5.0, low=4.0, high=6.0)
     """
     check_options(confidence, resamples)
-    places = {cluster: place for place, cluster in enumerate(dict.fromkeys(clusters))}
-    if len(places) < 2:
-        raise ValueError(f"all rows have cluster {clusters[0]!r}: give two or more clusters")
-    members = np.array([places[cluster] for cluster in clusters])
-    return members, draw_clusters(len(places), resamples, seed)
-
-
-def percentile_interval(value: float, draws: Floats, confidence: float) -> Estimate:
-    """Return a statistic with the percentile interval of its draws; NaN draws are left out.
-
-    Args:
-        value: The statistic of the data.
-        draws: The statistic of each draw, shape (resamples,).
-        confidence: Share of the draws inside the interval, in (0, 1).
-
-    Examples:
-        >>> percentile_interval(0.5, np.array([0.0, 0.25, 0.5, 0.75, 1.0]), confidence=0.5)
-        Estimate(value=0.5, low=0.25, high=0.75)
-    """
+    draws = draw_clusters(int(members.max()) + 1, resamples, seed)
+    drawn = [statistics(weights) for weights in row_weights(draws, members)]
     tail = (1 - confidence) / 2
-    low, high = np.nanquantile(draws, [tail, 1 - tail])
-    return Estimate(value, float(low), float(high))
+    estimates = {}
+    for name, (value,) in statistics(np.ones((1, len(members)))).items():
+        low = high = np.nan
+        if not np.isnan(value):
+            values = np.concatenate([block[name] for block in drawn])
+            low, high = np.nanquantile(values, [tail, 1 - tail])
+        estimates[name] = Estimate(float(value), float(low), float(high))
+    return estimates
 
 
 def check_options(confidence: float, resamples: int) -> None:
@@ -192,11 +203,3 @@ def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
     size = max(1, _PIECE // len(members))
     for start in range(0, len(draws), size):
         yield draws[start : start + size, members].astype(np.float64)
-
-
-def _means(scores: Floats, members: Ints, draws: Ints) -> Floats:
-    """Return the mean score of each draw, shape (draws,); NaN if its clusters have no score."""
-    scored = ~np.isnan(scores)
-    sums = np.bincount(members, weights=np.where(scored, scores, 0.0))
-    with np.errstate(invalid="ignore"):
-        return np.asarray(draws @ sums / (draws @ np.bincount(members, weights=scored)))

@@ -3,21 +3,16 @@
 https://aclanthology.org/2022.acl-long.164. A pattern evaluator is a text with a blank (see
 `scorers/ctrleval.py`). The score s_j of evaluator j comes from the probability of its target, and
 the score of the text is the weighted mean Σ β_j s_j with weights that sum to 1.
-
-The paper's studies of the metric are here, too: scores by fewer evaluators (Figure 4), and samples
-of texts with a bias to one level of quality (Figure 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 def beta_weights(scores: Floats, beta: Floats) -> Floats:
@@ -92,9 +87,10 @@ def weighted_mean(scores: Floats, weights: Floats) -> float:
     """
     if not len(scores):
         return float("nan")
-    shares = normalize_weights(weights)
-    counted = shares > 0  # 0 · -inf would be NaN
-    return float(scores[counted] @ shares[counted])
+    counted = weights > 0  # 0 · -inf would be NaN
+    if not counted.any():
+        return float(scores.mean())
+    return float(np.average(scores[counted], weights=weights[counted]))
 
 
 def normalize_weights(weights: Floats) -> Floats:
@@ -155,70 +151,3 @@ def label_probabilities(log_probs: Floats, weighting: Weighting = beta_weights) 
     """
     scores, beta = relevance_evaluators(log_probs)
     return np.array([weighted_mean(column, weighting(column, beta)) for column in scores.T])
-
-
-def subset_means(scores: Floats, weights: Floats, chosen: Sequence[int]) -> Floats:
-    """Return the scores of texts by some of their evaluators (Figure 4).
-
-    Args:
-        scores: Scores of the evaluators, shape (n, evaluators); rows of NaN stay NaN.
-        weights: Weights ≥ 0 that need not sum to 1, same shape.
-        chosen: Indices of one evaluator or more.
-
-    Returns:
-        Shape (n,): `weighted_mean` of each row over the chosen columns.
-
-    Examples:
-        >>> scores, weights = np.array([[0.5, 0.1, 0.9]]), np.array([[1.0, 5.0, 3.0]])
-        >>> subset_means(scores, weights, [0, 2])  # (0.5 · 1 + 0.9 · 3) / 4
-        array([0.8])
-    """
-    columns = list(chosen)
-    rows = zip(scores[:, columns], weights[:, columns], strict=True)
-    return np.array([weighted_mean(*row) if np.isfinite(row).all() else np.nan for row in rows])
-
-
-def quality_levels(ratings: Floats, levels: int = 4) -> Ints:
-    """Return the level of quality of each text, by the rank of its rating.
-
-    Equal ratings have one level, that of their mean rank, so that levels are only about equal in
-    size.
-
-    Args:
-        ratings: Shape (n,), higher is better; NaN for a text without a rating.
-        levels: Number of levels, 1 or more.
-
-    Returns:
-        Shape (n,), from 1, the lowest quality, to `levels`; 0 for NaN.
-
-    Examples:
-        >>> quality_levels(np.array([1.0, 4.0, 2.0, 5.0, np.nan]))
-        array([1, 3, 2, 4, 0])
-    """
-    rated = ~np.isnan(ratings)
-    places = (stats.rankdata(ratings, nan_policy="omit") - 0.5) / max(1, rated.sum())
-    return np.ceil(np.where(rated, places, 0) * levels).astype(np.int64)
-
-
-def biased_sample(levels: Ints, favoured: int, seed: int) -> npt.NDArray[np.bool_]:
-    """Draw texts with a bias to one level of quality (Figure 3).
-
-    A text of level j is drawn with probability 1 / (|j - i| + 1), where i is the favoured level;
-    the draws are independent.
-
-    Args:
-        levels: Level of each text, shape (n,), as `quality_levels` returns them; 0 is never drawn.
-        favoured: The level i, all of whose texts are drawn.
-        seed: Seed of the draw; no other random state is read or changed.
-
-    Returns:
-        True for the texts that are drawn, shape (n,).
-
-    Examples:
-        >>> levels = np.array([1, 2, 3, 0] * 5000)
-        >>> drawn = biased_sample(levels, favoured=1, seed=0)
-        >>> drawn.reshape(5000, 4).mean(axis=0).round(1)  # 1, 1/2, 1/3 and never
-        array([1. , 0.5, 0.3, 0. ])
-    """
-    probability = np.where(levels > 0, 1 / (np.abs(levels - favoured) + 1), 0)
-    return np.random.default_rng(seed).random(len(levels)) < probability

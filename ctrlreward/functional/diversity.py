@@ -63,14 +63,12 @@ def distinct_by_group(
     members: dict[Hashable, list[Sequence[int]]] = {}
     for group, sequence in zip(groups, token_sequences, strict=True):
         members.setdefault(group, []).append(sequence)
-    return {group: _distinct(sequences, n) for group, sequences in members.items()}
-
-
-def _distinct(sequences: Sequence[Sequence[int]], n: int) -> float:
-    """Return Distinct-n of one group."""
-    # One set per group is small enough for the processor's cache.
-    seen: set[tuple[int, ...]] = set()
-    for sequence in sequences:
-        seen.update(zip(*(sequence[start:] for start in range(n)), strict=False))
-    tokens = sum(map(len, sequences))
-    return len(seen) / tokens if tokens else float("nan")
+    values = {}
+    for group, sequences in members.items():
+        # One set per group is small enough for the processor's cache.
+        seen: set[tuple[int, ...]] = set()
+        for sequence in sequences:
+            seen.update(zip(*(sequence[start:] for start in range(n)), strict=False))
+        tokens = sum(map(len, sequences))
+        values[group] = len(seen) / tokens if tokens else float("nan")
+    return values

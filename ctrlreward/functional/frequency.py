@@ -38,13 +38,7 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
     word takes nearly all the weight. This weight spans one order of magnitude, so an estimated
     frequency that is off by half does little harm.
 
-    Args:
-        counts: f_w, the number of corpus sentences that contain token w, shape (vocabulary,); at
-            most |C|.
-        sentences: |C|, the number of sentences in the corpus.
-
-    Returns:
-        Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
+    Arguments and shapes are those of `inverse_frequency`; no count may exceed |C|.
 
     Examples:
         >>> log_inverse_frequency([1, 5, 0], sentences=9).round(3)  # log 10, log 2, never seen

@@ -192,16 +192,6 @@ def constant_weights(mask: Tensor, length: float) -> Tensor:
 # KL divergence from a reference, token by token (Schulman 2020, "Approximating KL divergence")
 
 
-def kl_k1(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Estimate by k1 = policy - reference, in nats: unbiased, of either sign, high variance.
-
-    Examples:
-        >>> kl_k1(torch.tensor([-1.0]), reference=torch.tensor([-3.0]))
-        tensor([2.])
-    """
-    return log_probs - reference
-
-
 def kl_k2(log_probs: Tensor, reference: Tensor) -> Tensor:
     """Estimate by k2 = (policy - reference)² / 2, in nats: biased, never negative.
 
@@ -229,9 +219,10 @@ def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
 
 
 def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """Compute k1 with the gradient of k2, shape as given.
+    """Compute k1 = policy - reference, in nats, with the gradient of k2, shape as given.
 
-    k1 itself cannot be used as a loss: over tokens of the policy its gradient has mean 0.
+    k1 is unbiased, of either sign and high variance. It cannot be used as a loss: over tokens of
+    the policy its gradient has mean 0.
 
     Examples:
         >>> log_probs = torch.tensor([-1.0], requires_grad=True)
@@ -240,7 +231,7 @@ def kl_k1_penalty(log_probs: Tensor, reference: Tensor) -> Tensor:
         (2.0, (tensor([2.]),))
     """
     k2 = kl_k2(log_probs, reference)
-    return kl_k1(log_probs, reference).detach() + (k2 - k2.detach())
+    return (log_probs - reference).detach() + (k2 - k2.detach())
 
 
 # Masks and shapes

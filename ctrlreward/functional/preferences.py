@@ -6,13 +6,13 @@ Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878; the mean itself is `tran
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import differential_evolution, minimize
 
-from ctrlreward.functional.gm_search import best_scale, hinge_loss, minimise, search_bounds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 
 Floats = npt.NDArray[np.float64]
@@ -22,6 +22,18 @@ PartialThresholds = tuple[float | None, float | None, float | None, float | None
 
 # A fit with a larger share of ties is reported as degenerate.
 _MOST_TIES = 0.5
+
+# Size of the population in differential evolution, and its largest number of generations.
+_POPULATION = 60
+_GENERATIONS = 200
+
+# What a threshold at its lower and at its upper bound means, for t1 to t4.
+_EFFECTS_AT_BOUNDS = (
+    ("accuracy decides little", "only an accuracy of 1 counts"),
+    ("similarity decides little", "only a similarity of 1 counts"),
+    ("every GM is 0", "a high perplexity is hardly punished"),
+    ("a low perplexity is hardly punished", "every GM is 0"),
+)
 
 
 class PairwiseAgreement(NamedTuple):
@@ -139,62 +151,124 @@ def fit_gm(
         factor = best_scale(gains) if scale is None else scale
         return hinge_loss(gains, factor), factor
 
-    def loss(thresholds: Floats) -> float:
-        return loss_and_scale(thresholds)[0]
-
     start = np.array([d if t is None else t for t, d in zip(fixed, GM_THRESHOLDS, strict=True)])
-    best = minimise(loss, start, free, seed, outputs[:, 2])
+    # Bounds: 100 for t1 and t2, twice the largest finite perplexity, at least 194, for t3 and t4.
+    finite = outputs[np.isfinite(outputs[:, 2]), 2]
+    reach = 2 * finite.max(initial=GM_THRESHOLDS[2])
+    high = np.array([100.0, 100.0, reach, reach])
+    best = _search(lambda t: loss_and_scale(t)[0], start, free, high, finite, seed)
     best_loss, factor = loss_and_scale(best)
     thresholds = _as_tuple(best)
     fitted = pairwise_agreement(better, worse, thresholds)
+    problems = []
     any_gm = bool(_gm(outputs, thresholds).any())
-    problems = _scale_problems(factor, any_gm, fitted)
-    if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
-        problems += (
-            "accuracy is 0 or 1 in all pairs, so t1 only scales GM and any from 0 to 100 prefers "
-            "the same: hold it (fixed), or fit to the label probability",
-        )
-    problems += _bound_problems(best, free, search_bounds(outputs[:, 2]))
-    return GMFit(thresholds, factor, best_loss, fitted, default, problems)
-
-
-def _scale_problems(scale: float, any_gm: bool, agreement: PairwiseAgreement) -> tuple[str, ...]:
-    """Return what is wrong with the fit as a whole."""
-    if scale == 0:
-        return (
+    if factor == 0:
+        problems.append(
             "c = 0: no thresholds prefer the preferred side on the whole, so these mean nothing: "
-            "give more pairs or other judges",
+            "give more pairs or other judges"
         )
-    if not any_gm:
-        return (
+    elif not any_gm:
+        problems.append(
             "every GM is 0, so nothing is preferred: fit c too (scale=None), since a wrongly "
-            "ordered pair costs more than a tie in the loss of a fixed c",
+            "ordered pair costs more than a tie in the loss of a fixed c"
         )
-    if agreement.tied > _MOST_TIES:
-        return (
-            f"{agreement.tied:.0%} of the pairs are ties, more than {_MOST_TIES:.0%}, since GM is "
-            "0 for most outputs: fit c and all thresholds, or use judges that suit the texts",
+    elif fitted.tied > _MOST_TIES:
+        problems.append(
+            f"{fitted.tied:.0%} of the pairs are ties, more than {_MOST_TIES:.0%}, since GM is "
+            "0 for most outputs: fit c and all thresholds, or use judges that suit the texts"
         )
-    return ()
+    if any_gm and free[0] and best[0] >= 0 and np.isin(outputs[:, 0], (0.0, 1.0)).all():
+        problems.append(
+            "accuracy is 0 or 1 in all pairs, so t1 only scales GM and any from 0 to 100 prefers "
+            "the same: hold it (fixed), or fit to the label probability"
+        )
+    problems += [
+        f"t{i + 1} = {best[i]:.1f} is at the bound of its search, ±{high[i]:.0f}, where "
+        f"{_EFFECTS_AT_BOUNDS[i][int(best[i] > 0)]}: hold it at a value that you can defend (fixed)"
+        for i in range(4)
+        if free[i] and abs(best[i]) > 0.99 * high[i]
+    ]
+    return GMFit(thresholds, factor, best_loss, fitted, default, tuple(problems))
 
 
-def _bound_problems(
-    thresholds: Floats, free: npt.NDArray[np.bool_], bounds: Floats
-) -> tuple[str, ...]:
-    """Return a sentence for each fitted threshold within 1 % of its bound."""
-    effects = (
-        ("accuracy decides little", "only an accuracy of 1 counts"),
-        ("similarity decides little", "only a similarity of 1 counts"),
-        ("every GM is 0", "a high perplexity is hardly punished"),
-        ("a low perplexity is hardly punished", "every GM is 0"),
-    )
-    at_bound = free & (np.abs(thresholds) > 0.99 * bounds)
-    return tuple(
-        f"t{place + 1} = {thresholds[place]:.1f} is at the bound of its search, ±"
-        f"{bounds[place]:.0f}, where {effects[place][int(thresholds[place] > 0)]}: hold it at a "
-        "value that you can defend (fixed)"
-        for place in map(int, np.flatnonzero(at_bound))
-    )
+def _search(
+    loss: Callable[[Floats], float],
+    start: Floats,
+    free: npt.NDArray[np.bool_],
+    high: Floats,
+    perplexities: Floats,
+    seed: int,
+) -> Floats:
+    """Return the best thresholds of the search within ±high, never worse than the start."""
+    random = np.random.default_rng(seed)
+
+    def whole(searched: Floats) -> Floats:
+        thresholds = start.copy()
+        thresholds[free] = searched
+        return thresholds
+
+    def searched_loss(searched: Floats) -> float:
+        return loss(whole(searched))
+
+    candidates = [start[free]]
+    bounds = list(zip(-high[free], high[free], strict=True))
+    # Most perplexities are far below the largest. One population starts near typical values and
+    # one covers the whole box, since they find different minima.
+    far = high[2:3] / 2
+    for typical in (perplexities if perplexities.size else far, far):
+        population = random.uniform(-high, high, size=(_POPULATION, 4))
+        # t3 is between 0 and twice a typical perplexity, t4 between minus that and 0.
+        shares = random.uniform([0.0, -2.0], [2.0, 0.0], size=(_POPULATION, 2))
+        population[:, 2:] = random.choice(typical, size=(_POPULATION, 2)) * shares
+        population[0] = start
+        evolved = differential_evolution(
+            searched_loss,
+            bounds,
+            init=population.clip(-high, high)[:, free],
+            maxiter=_GENERATIONS,
+            tol=1e-6,
+            polish=False,
+            seed=seed,
+        ).x
+        # A loss over GM has no gradient beyond a threshold.
+        refined = minimize(searched_loss, evolved, method="Nelder-Mead", bounds=bounds).x
+        candidates += [evolved, refined]
+    return whole(min(candidates, key=searched_loss))
+
+
+def hinge_loss(gains: Floats, scale: float) -> float:
+    """Return Σ max(0, 1 - c · gain) over pairs, 0 or more; lower is better.
+
+    Args:
+        gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
+        scale: c, 0 or more.
+
+    Examples:
+        >>> hinge_loss(np.array([2.0, 0.5, -1.0]), scale=1.0)  # 0 + 0.5 + 2
+        2.5
+    """
+    return float(np.maximum(0.0, 1.0 - scale * gains).sum())
+
+
+def best_scale(gains: Floats) -> float:
+    """Return the c ≥ 0 with the smallest `hinge_loss`, exactly.
+
+    The loss is convex and piecewise linear in c with kinks at 1 / gain of the positive gains. Its
+    minimum is at the first kink after which it no longer falls.
+
+    Args:
+        gains: GM(preferred) - GM(rejected) of each pair, shape (pairs,).
+
+    Examples:
+        >>> best_scale(np.array([2.0, 0.5]))  # no loss is left from 1 / 0.5 on
+        2.0
+    """
+    rising = np.sort(gains[gains > 0])  # the largest gain has the first kink
+    # fall[k] is how fast the loss falls while only the k smallest gains miss the margin.
+    fall = np.concatenate([[0.0], rising.cumsum()]) + gains[gains < 0].sum()
+    if fall[-1] <= 0:
+        return 0.0
+    return float(1.0 / rising[np.flatnonzero(fall <= 0)[-1]])
 
 
 def _gm(outputs: Floats, thresholds: Thresholds) -> Floats:

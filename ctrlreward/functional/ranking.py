@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    Floats,
-    clustered_draws,
-    percentile_interval,
-    row_weights,
-    valid_scores,
-)
+from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap, clustered_sides
 
 Bools = npt.NDArray[np.bool_]
 
@@ -118,18 +111,14 @@ def paired_auc_bootstrap(
 
         Of four pairs, one was in the right order before, and all are after.
     """
-    sides = [valid_scores("before", before, len(clusters))]
-    sides.append(valid_scores("after", after, len(clusters)))
+    (first, second), members = clustered_sides(before, after, clusters)
     wanted = _flags(positive, len(clusters))
-    value = auc(sides[1], wanted) - auc(sides[0], wanted)
-    if np.isnan(value):
-        return Estimate(value, value, value)
-    members, draws = clustered_draws(clusters, confidence, resamples, seed)
-    differences = [
-        weighted_auc(sides[1], wanted, weights) - weighted_auc(sides[0], wanted, weights)
-        for weights in row_weights(draws, members)
-    ]
-    return percentile_interval(value, np.concatenate(differences), confidence)
+
+    def gain(weights: Floats) -> Mapping[str, Floats]:
+        risen = weighted_auc(second, wanted, weights) - weighted_auc(first, wanted, weights)
+        return {"gain": risen}
+
+    return bootstrap(gain, members, confidence, resamples, seed)["gain"]
 
 
 def _flags(positive: npt.ArrayLike, rows: int) -> Bools:

@@ -5,7 +5,7 @@ The measures themselves are in `agreement` (Belz, 2025, https://arxiv.org/abs/25
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import isfinite, nan
@@ -151,10 +151,18 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
             f"the runs have no metric in common: run 1 has {', '.join(tables[0]) or 'none'}, "
             f"run 2 has {', '.join(tables[1]) or 'none'}; give runs of the same study"
         )
-    columns = {metric: [table.get(metric, {}) for table in tables] for metric in names}
-    shared = {metric: _shared(columns[metric]) for metric in names}
-    metrics = {metric: _compare_metric(shared[metric]) for metric in names}
-    systems = _compare_systems(shared, metrics)
+    gaps: list[Gap] = []
+    shared = {}
+    metrics = {}
+    for metric in names:
+        columns = [table.get(metric, {}) for table in tables]
+        shared[metric], metrics[metric] = _compare_metric(metric, columns, gaps)
+    systems = {}
+    for name in dict.fromkeys(system for metric in names for system in metrics[metric].cv_star):
+        rows = [columns for columns in shared.values() if name in columns[0]]
+        runs = [[column[name] for column in run] for run in zip(*rows, strict=True)]
+        spread = [a.cv_star[name] for a in metrics.values() if name in a.cv_star]
+        systems[name] = SystemAgreement(_finite_mean(spread), _over_pairs(runs))
     pooled = [
         [value for metric in names for value in shared[metric][run].values()]
         for run in range(len(tables))
@@ -167,7 +175,7 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
         _mean_of([agreement.correlation for agreement in systems.values()]),
         _over_pairs(pooled),
         _sum(agreement.findings for agreement in metrics.values()),
-        tuple(gap for metric in names for gap in _gaps(metric, columns[metric])),
+        tuple(gaps),
     )
 
 
@@ -191,62 +199,43 @@ def compare_curves(curves: Sequence[Mapping[int, float]]) -> Correlation:
     return _over_pairs([[curve[step] for step in steps] for curve in curves])
 
 
-def _shared(columns: Sequence[Column]) -> list[Column]:
-    """Restrict the columns to the systems with a finite value in every run."""
-    kept = [system for system in _systems(columns) if not _lacking(columns, system)]
-    return [{system: column[system] for system in kept} for column in columns]
+def _compare_metric(
+    metric: str, columns: Sequence[Column], gaps: list[Gap]
+) -> tuple[list[Column], MetricAgreement]:
+    """Compare one metric of all runs; add to `gaps` what is left out.
 
-
-def _gaps(metric: str, columns: Sequence[Column]) -> Iterator[Gap]:
-    for system in _systems(columns):
-        reason = _lacking(columns, system) or _no_cv_star([c[system] for c in columns])
-        if reason:
-            yield Gap(metric, system, reason)
-
-
-def _systems(columns: Sequence[Column]) -> list[str]:
-    return list(dict.fromkeys(system for column in columns for system in column))
-
-
-def _lacking(columns: Sequence[Column], system: str) -> str:
-    """Return the runs without a finite value of the system, in words; empty if there are none."""
-    reasons = []
-    for run, column in enumerate(columns, 1):
-        if system not in column:
-            reasons.append(f"missing in run {run}")
-        elif not isfinite(column[system]):
-            reasons.append(f"{column[system]} in run {run}")
-    return ", ".join(reasons)
-
-
-def _compare_metric(columns: Sequence[Column]) -> MetricAgreement:
-    values = {system: [column[system] for column in columns] for system in columns[0]}
-    spread = {s: nan if _no_cv_star(v) else cv_star(v) for s, v in values.items()}
-    return MetricAgreement(
+    Returns:
+        The columns, restricted to the systems with a finite value in every run, and their
+        agreement.
+    """
+    kept, spread = [], {}
+    for system in dict.fromkeys(system for column in columns for system in column):
+        reasons = []
+        for run, column in enumerate(columns, 1):
+            if system not in column:
+                reasons.append(f"missing in run {run}")
+            elif not isfinite(column[system]):
+                reasons.append(f"{column[system]} in run {run}")
+        if not reasons:
+            kept.append(system)
+            values = [column[system] for column in columns]
+            spread[system] = nan
+            if min(values) < 0 < max(values):
+                reasons = ["CV* is undefined for values on both sides of 0"]
+            elif not any(values):
+                reasons = ["CV* is undefined if all values are 0"]
+            else:
+                spread[system] = cv_star(values)
+        if reasons:
+            gaps.append(Gap(metric, system, ", ".join(reasons)))
+    shared = [{system: column[system] for system in kept} for column in columns]
+    agreement = MetricAgreement(
         spread,
         _finite_mean(spread.values()),
-        _over_pairs([list(column.values()) for column in columns], _correlate_systems),
-        _sum(findings_upheld(a, b) for a, b in combinations(columns, 2)),
+        _over_pairs([list(column.values()) for column in shared], _correlate_systems),
+        _sum(findings_upheld(a, b) for a, b in combinations(shared, 2)),
     )
-
-
-def _compare_systems(
-    shared: Mapping[str, Sequence[Column]], metrics: Mapping[str, MetricAgreement]
-) -> dict[str, SystemAgreement]:
-    """Return the agreement of each system over the metrics that all runs have of it.
-
-    Args:
-        shared: Columns of each metric, one per run, restricted to the systems in all of them.
-        metrics: Agreement in each metric.
-    """
-    names = dict.fromkeys(system for agreement in metrics.values() for system in agreement.cv_star)
-    systems = {}
-    for name in names:
-        rows = [columns for columns in shared.values() if name in columns[0]]
-        runs = [[column[name] for column in run] for run in zip(*rows, strict=True)]
-        spread = [a.cv_star[name] for a in metrics.values() if name in a.cv_star]
-        systems[name] = SystemAgreement(_finite_mean(spread), _over_pairs(runs))
-    return systems
+    return [*shared], agreement
 
 
 def _correlate_systems(first: Sequence[float], second: Sequence[float]) -> Correlation:
@@ -261,22 +250,13 @@ def _correlate_systems(first: Sequence[float], second: Sequence[float]) -> Corre
     return Correlation(order or nan, order or nan, 2)
 
 
-def _no_cv_star(values: Sequence[float]) -> str:
-    """Return the reason why the values have no CV*; empty if they have one."""
-    if min(values) < 0 < max(values):
-        return "CV* is undefined for values on both sides of 0"
-    return "" if any(values) else "CV* is undefined if all values are 0"
-
-
 def _over_pairs(
     runs: Sequence[Sequence[float]],
     measure: Callable[[Sequence[float], Sequence[float]], Correlation] = correlate,
 ) -> Correlation:
     """Return the mean correlation over pairs of runs."""
     pairs = [measure(a, b) for a, b in combinations(runs, 2)]
-    pearson = _finite_mean(c.pearson for c in pairs)
-    spearman = _finite_mean(c.spearman for c in pairs)
-    return Correlation(pearson, spearman, len(runs[0]))
+    return _mean_of(pairs)._replace(n=len(runs[0]))
 
 
 def _mean_of(correlations: Sequence[Correlation]) -> Correlation:

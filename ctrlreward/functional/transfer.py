@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    check_options,
-    draw_clusters,
-    percentile_interval,
-    row_weights,
-)
+from ctrlreward.functional.bootstrap import Estimate, bootstrap
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,6 +57,22 @@ def adjusted_gm(
     fluency = np.minimum(np.maximum(t3 - pp, 0.0), np.maximum(pp - t4, 0.0))
     product = np.maximum(100 * acc - t1, 0.0) * np.maximum(100 * sim - t2, 0.0) * fluency
     return np.asarray(np.cbrt(product))
+
+
+def gm_of(
+    names: Sequence[str],
+    thresholds: tuple[float, float, float, float],
+    scores: Mapping[str, npt.ArrayLike],
+) -> Floats:
+    """Return `adjusted_gm` of the scores named accuracy, similarity and perplexity, in this order.
+
+    Examples:
+        >>> scores = {"style": [0.9], "content": [0.79], "fluency": [70.0]}
+        >>> gm_of(("style", "content", "fluency"), GM_THRESHOLDS, scores).round(3)
+        array([18.])
+    """
+    accuracy, similarity, perplexity = (scores[name] for name in names)
+    return adjusted_gm(accuracy, similarity, perplexity, thresholds)
 
 
 class SentenceScores(NamedTuple):
@@ -164,27 +175,18 @@ def paired_transfer_bootstrap(
         >>> [round(value, 3) for value in difference]
         [0.1, 0.1, 0.1]
     """
-    check_options(confidence, resamples)
     n = len(before.accuracy)
     if n < 2 or {len(column) for column in (*before, *after)} != {n}:
         raise ValueError(
             f"before has {n} sentences and after {len(after.accuracy)}: give the same ones, two or "
             "more, each with all scores"
         )
-    draws = draw_clusters(n, resamples, seed)
-    blocks = [np.ones((1, n)), *row_weights(draws, np.arange(n))]
-    figures = [
-        [weighted_transfer(side, block, thresholds) for side in (before, after)] for block in blocks
-    ]
-    estimates = {}
-    for name in figures[0][0]:
-        (value,), *drawn = (second[name] - first[name] for first, second in figures)
-        estimates[name] = (
-            Estimate(np.nan, np.nan, np.nan)
-            if np.isnan(value)
-            else percentile_interval(float(value), np.concatenate(drawn), confidence)
-        )
-    return estimates
+
+    def gains(weights: Floats) -> Mapping[str, Floats]:
+        first, second = (weighted_transfer(side, weights, thresholds) for side in (before, after))
+        return {name: second[name] - first[name] for name in first}
+
+    return bootstrap(gains, np.arange(n), confidence, resamples, seed)
 
 
 def _in_range(

@@ -1,39 +1,17 @@
-"""Trend tests: does a curve rise more than a random walk would, and do two curves diverge."""
+"""Trend test: does a curve rise more than a random walk would."""
 
 from __future__ import annotations
 
 import itertools
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from ctrlreward.arguments import Mode, check_direction, sign_of
 
 Floats = npt.NDArray[np.float64]
 
 # The steps between 16 values have 32,768 sign patterns, a few milliseconds to enumerate.
 LONGEST = 16
-
-
-class Divergence(NamedTuple):
-    """P-values of an improvement of one metric and a decline of another.
-
-    Attributes:
-        p_value: The larger of the two p-values below, since both effects must be present
-            (intersection-union test, Berger 1982).
-        proxy: One-sided p-value of an improvement of the proxy.
-        held_out: One-sided p-value of a decline of the held-out metric.
-
-    Examples:
-        >>> divergence(proxy=[0.1, 0.2, 0.4], held_out=[0.5, 0.6, 0.7])  # both rise
-        Divergence(p_value=1.0, proxy=0.25, held_out=1.0)
-    """
-
-    p_value: float
-    proxy: float
-    held_out: float
 
 
 def rising_p_value(values: npt.ArrayLike) -> float:
@@ -70,53 +48,11 @@ def rising_p_value(values: npt.ArrayLike) -> float:
         return 1.0
     steps = np.diff(curve)
     # Half of the patterns suffice: flipping all steps negates the score.
-    scores = _kendall_scores(_signs(len(steps)) * steps, _rounding(curve))
+    rounding = 1e-6 * float(np.abs(curve).max())  # since logs may be in float32
+    scores = _kendall_scores(_signs(len(steps)) * steps, rounding)
     observed = scores[0]
     as_high = np.count_nonzero(scores >= observed) + np.count_nonzero(-scores >= observed)
     return float(as_high) / (2 * len(scores))
-
-
-def divergence(
-    proxy: npt.ArrayLike,
-    held_out: npt.ArrayLike,
-    proxy_mode: Mode = "max",
-    held_out_mode: Mode = "max",
-) -> Divergence:
-    """Test whether a proxy improves while a held-out metric declines.
-
-    If the proxy does improve, as it should, the level is that of the test of the held-out metric
-    alone. Nothing is assumed about the dependence between the two.
-
-    Args:
-        proxy: Optimised metric, one value per validation, shape (n,), n ≤ 16.
-        held_out: Held-out metric at the same validations, shape (n,).
-        proxy_mode: "max" if higher is better, "min" if lower is better.
-        held_out_mode: The same for the held-out metric.
-
-    Returns:
-        Both p-values and the larger of them.
-
-    Raises:
-        ValueError: Unknown mode, the lengths differ, or as in `rising_p_value`.
-
-    Examples:
-        >>> divergence(proxy=[0.1, 0.2, 0.4], held_out=[0.9, 0.7, 0.6])
-        Divergence(p_value=0.25, proxy=0.25, held_out=0.25)
-    """
-    better = _signed("proxy_mode", proxy_mode, proxy)
-    worse = -_signed("held_out_mode", held_out_mode, held_out)
-    if better.shape != worse.shape:
-        raise ValueError(
-            f"proxy has shape {better.shape} and held_out {worse.shape}: give one value of each "
-            "per validation"
-        )
-    rise, fall = rising_p_value(better), rising_p_value(worse)
-    return Divergence(max(rise, fall), rise, fall)
-
-
-def _signed(argument: str, mode: str, values: npt.ArrayLike) -> Floats:
-    check_direction(argument, mode)
-    return np.asarray(values, dtype=np.float64) * sign_of(mode)
 
 
 @lru_cache(maxsize=LONGEST)
@@ -124,11 +60,6 @@ def _signs(n: int) -> Floats:
     """Return all sign patterns of n steps that start with +1, shape (2^(n-1), n), all +1 first."""
     rest = list(itertools.product((1.0, -1.0), repeat=n - 1))
     return np.column_stack([np.ones(len(rest)), np.reshape(rest, (len(rest), n - 1))])
-
-
-def _rounding(values: Floats) -> float:
-    """Return the largest difference that counts as rounding, since logs may be in float32."""
-    return 1e-6 * float(np.abs(values).max(initial=0.0))
 
 
 def _kendall_scores(steps: Floats, rounding: float) -> npt.NDArray[np.int64]:

@@ -12,25 +12,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ctrlreward.engine.batching import pad_rows, run_batched, to_device, token_budget
 from ctrlreward.engine.output_layer import (
-    Targets,
     check_output_layer,
     hidden_states,
-    target_log_probs,
+    states_and_output,
+    token_log_probs,
 )
 from ctrlreward.models.control_tokens import real_ids, text_reader
-from ctrlreward.models.tasks import Continuation, TokenScores, empty_scores
+from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.models.tokenization import start_token, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class PrefixTree(NamedTuple):
@@ -65,7 +61,11 @@ def build_prefix_trees(sequences: Sequence[Sequence[int]], max_unshared: int) ->
     previous: Sequence[int] = ()
     for index in sorted(range(len(sequences)), key=lambda i: list(sequences[i])):
         sequence = sequences[index]
-        shared = _common_prefix(previous, sequence)
+        shared = 0
+        for known, token in zip(previous, sequence, strict=False):
+            if known != token:
+                break
+            shared += 1
         if not trees or 4 * shared < len(sequence) or len(trees[-1].ids) - shared > max_unshared:
             trees.append(PrefixTree([], [], []))
             shared = 0
@@ -78,31 +78,6 @@ def build_prefix_trees(sequences: Sequence[Sequence[int]], max_unshared: int) ->
         tree.paths.append((index, path))
         previous = sequence
     return trees
-
-
-def depths(tree: PrefixTree) -> Ints:
-    """Return the depth of each node, which is its position for the model, shape (nodes,)."""
-    result = np.zeros(len(tree.ids), dtype=np.int64)
-    for node, parent in enumerate(tree.parents):
-        result[node] = result[parent] + 1 if parent >= 0 else 0
-    return result
-
-
-def ancestor_mask(tree: PrefixTree) -> Bools:
-    """Return the attention mask: each node sees itself and its ancestors, shape (nodes, nodes)."""
-    mask = np.zeros((len(tree.ids), len(tree.ids)), dtype=np.bool_)
-    for node, parent in enumerate(tree.parents):
-        if parent >= 0:
-            mask[node] = mask[parent]
-        mask[node, node] = True
-    return mask
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    for i, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return i
-    return min(len(a), len(b))
 
 
 # Most nodes of a row that a token does not attend to. Attention over them is wasted, but cheap next
@@ -145,27 +120,49 @@ class CausalLM:
         """
         if not continuations:
             return []
-        untruncated = self._encode(continuations)
-        lengths = [len(ids) - 1 for ids, _ in untruncated]  # the last token is never an input
-        warn_truncated("continuations", lengths, self._limit, "tokens farthest from the target")
-        encoded = [self._truncate(ids, start) for ids, start in untruncated]
+        encoded = self._encode(continuations)
         trees = build_prefix_trees([ids[:-1] for ids, _ in encoded], self._max_unshared)
-        scores = empty_scores([ids[start:] for ids, start in encoded])
+        inputs = tree_inputs if self._max_unshared else _row_inputs
+        tokens = np.array([token for ids, start in encoded for token in ids[start:]], np.int64)
+        ends = np.cumsum([len(ids) - start for ids, start in encoded])
+        # One array: small ones between the forward passes would fragment the heap.
+        log_probs = np.full(len(tokens), np.nan)
 
-        def forward(batch: list[int]) -> list[None]:
-            self._score_trees([trees[i] for i in batch], encoded, scores)
+        def score_trees(batch: list[int]) -> list[None]:
+            chosen = [trees[i] for i in batch]
+            read = inputs(self.model, chosen)
+            hidden, _ = states_and_output(self.model, use_cache=False, **read)
+            states: list[int] = []
+            places: list[int] = []
+            for row, tree in enumerate(chosen):
+                first = row * hidden.shape[1]
+                for index, path in tree.paths:
+                    predicting = path[encoded[index][1] - 1 :]
+                    states += [first + node for node in predicting]
+                    places += range(ends[index] - len(predicting), ends[index])
+            values = token_log_probs(
+                self.model,
+                hidden.flatten(0, 1),
+                torch.tensor(states, dtype=torch.long),
+                torch.from_numpy(tokens[places]),
+            )
+            log_probs[places] = values.cpu().numpy()
             return [None] * len(batch)
 
         run_batched(
             [len(tree.ids) for tree in trees],
             self.batch_tokens,
-            forward,
+            score_trees,
             f"{self.name}: {len(encoded)} continuations",
         )
-        return scores
+        parts = (np.split(array, ends[:-1]) for array in (tokens, log_probs))
+        return list(map(TokenScores, *parts))
 
     def _encode(self, continuations: Sequence[Continuation]) -> list[tuple[list[int], int]]:
-        """Encode context and target as one text; also return where the target starts."""
+        """Encode context and target as one text, truncated to the model's context.
+
+        Also return where the target starts.
+        """
         distinct = list(dict.fromkeys(c.context + c.target for c in continuations))
         reader = text_reader(self.tokenizer, distinct)
         batch = reader(
@@ -175,41 +172,23 @@ class CausalLM:
         if reader is not self.tokenizer:
             ids = [real_ids(self.tokenizer, row) for row in ids]
         rows = dict(zip(distinct, zip(ids, batch.offset_mapping, strict=True), strict=True))
-        encoded = []
+        encoded, lengths = [], []
         for context, target in continuations:
             ids, offsets = rows[context + target]
             start = len(ids)
             while start and offsets[start - 1][1] > len(context):
                 start -= 1
+            ids = [*self._start, *ids]
             # Without a start token, nothing predicts the first token: it is not scored.
-            encoded.append(([*self._start, *ids], max(1, len(self._start) + start)))
+            start = max(1, len(self._start) + start)
+            lengths.append(len(ids) - 1)  # the last token is never an input
+            if self._limit and lengths[-1] > self._limit:
+                dropped = min(lengths[-1] - self._limit, start - 1)
+                ids, start = ids[dropped : dropped + self._limit + 1], start - dropped
+            encoded.append((ids, start))
+        if self._limit and max(lengths) > self._limit:
+            warn_truncated("continuations", lengths, self._limit, "tokens farthest from the target")
         return encoded
-
-    def _truncate(self, ids: list[int], start: int) -> tuple[list[int], int]:
-        """Truncate a sequence to the model's context; also return the new start of the target."""
-        if not self._limit:
-            return ids, start
-        dropped = min(max(0, len(ids) - 1 - self._limit), start - 1)
-        return ids[dropped : dropped + self._limit + 1], start - dropped
-
-    def _score_trees(
-        self,
-        trees: list[PrefixTree],
-        encoded: list[tuple[list[int], int]],
-        scores: list[TokenScores],
-    ) -> None:
-        """Write the log-probabilities of the targets of all sequences in the trees to `scores`."""
-        inputs = _tree_inputs if self._max_unshared else _row_inputs
-        hidden = hidden_states(self.model, **inputs(self.model, trees))
-        targets = {}
-        for row, tree in enumerate(trees):
-            first = row * hidden.shape[1]
-            for index, path in tree.paths:
-                ids, start = encoded[index]
-                targets[index] = Targets([first + node for node in path[start - 1 :]], ids[start:])
-        log_probs = target_log_probs(self.model, hidden.flatten(0, 1), list(targets.values()))
-        for index, values in zip(targets, log_probs, strict=True):
-            scores[index].log_probs[:] = values
 
 
 def _row_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
@@ -218,24 +197,24 @@ def _row_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Te
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def _tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
+def tree_inputs(model: PreTrainedModel, trees: list[PrefixTree]) -> dict[str, Tensor]:
     """Return padded ids, positions, and the mask by which each node attends to its ancestors."""
-    ids, _ = pad_rows([tuple(tree.ids) for tree in trees], 0, model.device)
-    width = ids.shape[1]
-    positions = torch.zeros(ids.shape, dtype=torch.long)
+    width = max(1, *(len(tree.ids) for tree in trees))
+    ids, positions = np.zeros((2, len(trees), width), dtype=np.int64)
     # Padding attends to itself, since a row of attention over nothing would be NaN.
-    mask = torch.eye(width, dtype=torch.bool).repeat(len(trees), 1, 1)
+    seen = np.tile(np.eye(width, dtype=np.bool_), (len(trees), 1, 1))
     for row, tree in enumerate(trees):
-        nodes = len(tree.ids)
-        positions[row, :nodes] = torch.from_numpy(depths(tree))
-        mask[row, :nodes, :nodes] = torch.from_numpy(ancestor_mask(tree))
+        ids[row, : len(tree.ids)] = tree.ids
+        for node, parent in enumerate(tree.parents):
+            if parent >= 0:
+                positions[row, node] = positions[row, parent] + 1
+                seen[row, node] |= seen[row, parent]
     blocked = torch.finfo(model.dtype).min
+    mask = torch.where(torch.from_numpy(seen), 0.0, blocked).to(model.dtype)
     return {
-        "input_ids": ids,
-        "position_ids": to_device(positions, model.device),
-        "attention_mask": to_device(torch.where(mask, 0.0, blocked).to(model.dtype), model.device)[
-            :, None
-        ],
+        "input_ids": to_device(torch.from_numpy(ids), model.device),
+        "position_ids": to_device(torch.from_numpy(positions), model.device),
+        "attention_mask": to_device(mask, model.device)[:, None],
     }
 
 
@@ -253,7 +232,7 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     with torch.inference_mode():
         alone = hidden_states(model, **_row_inputs(model, [row]))[0].float()
         try:
-            beside = hidden_states(model, **_tree_inputs(model, [tree]))[0, tree.paths[-1][1]]
+            beside = hidden_states(model, **tree_inputs(model, [tree]))[0, tree.paths[-1][1]]
         except ValueError:  # Falcon's ALiBi expects a two-dimensional mask
             return False
     # Rounding errors are far smaller than half of the digits.

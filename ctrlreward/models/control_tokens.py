@@ -70,7 +70,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     Raises:
         ValueError: A text contains a control token that the tokenizer cannot spell.
     """
-    readers = _readers(tokenizer)
+    readers = _CACHE.get(tokenizer) or _build(tokenizer)
     suspects, marked = [], False
     for text in texts:
         marked = marked or _OPEN in text
@@ -90,7 +90,7 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
 
 def real_ids(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
     """Return ids of a `text_reader`, with those of the control tokens in place of their marks'."""
-    of_marks = _readers(tokenizer).of_marks
+    of_marks = (_CACHE.get(tokenizer) or _build(tokenizer)).of_marks
     return [of_marks.get(token, token) for token in ids]
 
 
@@ -181,13 +181,6 @@ class _Readers(NamedTuple):
 _CACHE: WeakKeyDictionary[PreTrainedTokenizerBase, _Readers] = WeakKeyDictionary()
 
 
-def _readers(tokenizer: PreTrainedTokenizerBase) -> _Readers:
-    readers = _CACHE.get(tokenizer)
-    if readers is None:
-        readers = _CACHE[tokenizer] = _build(tokenizer)
-    return readers
-
-
 def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
     control = control_tokens(tokenizer)
     literals = {token: i for token, i in control.items() if len(token) > 1}
@@ -203,7 +196,9 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
         backend: Tokenizer = reader._tokenizer
         for token_id in control.values():
             of_marks[cast(int, backend.token_to_id(mark(token_id)))] = token_id
-    return _Readers(first, similar, reader, for_any, of_marks, unspelled)
+    readers = _Readers(first, similar, reader, for_any, of_marks, unspelled)
+    _CACHE[tokenizer] = readers
+    return readers
 
 
 def _copy(

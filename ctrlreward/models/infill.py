@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from jinja2 import TemplateError
@@ -76,55 +76,43 @@ class CausalInfiller:
     def __init__(self, lm: CausalLM) -> None:
         self.lm = lm
         self.tokenizer = lm.tokenizer
-        self._infix = _infix_order(self.tokenizer) or _suffix_first
+        self._infix = _infix_order(self.tokenizer) or _SUFFIX_FIRST
         self._prompt = _chat_order(self.tokenizer) or self._infix
 
     def requests(self, blanks: Sequence[Blank]) -> Requests[list[list[TokenScores]]]:
         """See `Infiller.requests`."""
-        scores = iter(
-            (yield Request(self.lm, [c for blank in blanks for c in self._continuations(blank)]))
-        )
+        continuations = []
+        for blank in blanks:
+            closing = blank.closing or ""
+            left, right = blank.left.strip(), blank.right[len(closing) :].strip()
+            context = left
+            if right:
+                order = self._infix if blank.closing is None else self._prompt
+                context = order.format(left=left, right=right)
+            for target in blank.targets:
+                # A space separates a filling from the text before it, unless a joined filling
+                # brings none ("The dog" and "'s fine").
+                space = " " if left and not (blank.joined and not target[:1].isspace()) else ""
+                continuations.append(Continuation(context, space + target.strip() + closing))
+        scores = iter((yield Request(self.lm, continuations)))
         return [[next(scores) for _ in blank.targets] for blank in blanks]
 
-    def _continuations(self, blank: Blank) -> list[Continuation]:
-        """Return one continuation per target of the blank, all with the same context."""
-        closing = blank.closing or ""
-        left, right = blank.left.strip(), blank.right[len(closing) :].strip()
-        context = left
-        if right:
-            order = self._infix if blank.closing is None else self._prompt
-            context = order(left, right)
-        # A space separates a filling from the text before it, unless a joined filling brings none
-        # ("The dog" and "'s fine").
-        spaces = [
-            " " if left and not (blank.joined and not target[:1].isspace()) else ""
-            for target in blank.targets
-        ]
-        return [
-            Continuation(context, space + target.strip() + closing)
-            for space, target in zip(spaces, blank.targets, strict=True)
-        ]
+
+# Orders: what a filling continues, as a format of the text before and after its blank.
+_SUFFIX_FIRST = "{right}\n\n{left}"
 
 
-# Function from the text before and after a blank to the context that the filling continues.
-_Order = Callable[[str, str], str]
-
-
-def _suffix_first(left: str, right: str) -> str:
-    return f"{right}\n\n{left}"
-
-
-def _infix_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
+def _infix_order(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the fill-in-the-middle format, or None if the vocabulary lacks its tokens."""
     control = control_tokens(tokenizer)
     for tokens in _MIDDLE_TOKENS:
         if all(token in control for token in tokens):
             prefix, suffix, middle = (mark(control[token]) for token in tokens)
-            return lambda left, right: f"{prefix}{left}{suffix} {right}{middle}"
+            return f"{prefix}{{left}}{suffix} {{right}}{middle}"
     return None
 
 
-def _chat_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
+def _chat_order(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return the format of a chat turn, or None if the tokenizer has no usable chat template.
 
     A later turn is used: templates add a system message, the date and the like to the first one,
@@ -151,4 +139,5 @@ def _chat_order(tokenizer: PreTrainedTokenizerBase) -> _Order | None:
             *(tokenizer.name_or_path, whole),
         )
         return None
-    return lambda left, right: f"{before}{right}{after}{left}"
+    before, after = (text.replace("{", "{{").replace("}", "}}") for text in (before, after))
+    return f"{before}{{right}}{after}{{left}}"

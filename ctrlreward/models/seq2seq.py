@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_outputs import BaseModelOutput
 
-from ctrlreward.engine.batching import Ids, pad_rows, run_batched, runs, token_budget
-from ctrlreward.engine.output_layer import (
-    Targets,
-    check_output_layer,
-    hidden_states,
-    target_log_probs,
-)
+from ctrlreward.engine.batching import Ids, pad_rows, run_batched, token_budget
+from ctrlreward.engine.output_layer import check_output_layer, hidden_states, token_log_probs
 from ctrlreward.engine.sharing import Request, Requests
 from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
-from ctrlreward.models.tasks import Blank, TokenScores, empty_scores
+from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.models.tokenization import encode_texts, max_tokens, warn_truncated
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
 
@@ -50,7 +47,7 @@ def _encode(model: Seq2SeqInfiller, texts: Mapping[str, str], limit: int) -> lis
     return encode_texts(model.tokenizer, [*texts.values()], limit, [*texts].__getitem__)
 
 
-# Decoder states per call of the output layer, since each call reads all weights of the vocabulary.
+# About so many decoder states per call of the output layer: each reads all of its weights.
 _STATES_PER_CALL = 2**13
 
 _NO_MASK = -1  # of a tokenizer that cannot mark blanks
@@ -150,9 +147,10 @@ class Seq2SeqInfiller:
             indices.setdefault(ids, []).append(i)
         distinct = list(indices)
         merged = [[filling for i in rows for filling in fillings[i]] for rows in indices.values()]
-        states = [sum(len(filling.scored) for filling in group) for group in merged]
+        states = np.cumsum([sum(len(filling.scored) for filling in group) for group in merged])
         scored: list[list[TokenScores]] = []
-        for run in runs(range(len(distinct)), states, _STATES_PER_CALL):
+        for _, group in groupby(range(len(distinct)), lambda i: states[i] // _STATES_PER_CALL):
+            run = list(group)
             scored += self._score([distinct[i] for i in run], [merged[i] for i in run])
         results: dict[int, list[TokenScores]] = {}
         for rows, scores in zip(indices.values(), scored, strict=True):
@@ -179,21 +177,21 @@ class Seq2SeqInfiller:
             f"{self.name}: {len(sources)} blanks",
         )
         keys: list[tuple[int, Filling]] = []
-        targets = []
+        predicting: list[int] = []
         first = 0
         for k, group in enumerate(rows):
             for row in group:
                 for filling in row.fillings:
                     start = first + len(filling.given) - 1 - row.unused
-                    predicting = range(start, start + len(filling.scored))
-                    targets.append(Targets(predicting, filling.scored))
+                    predicting += range(start, start + len(filling.scored))
                     keys.append((k, filling))
                 first += row.states
-        scores = empty_scores([filling.scored for _, filling in keys])
-        log_probs = target_log_probs(self.model, states, targets)
-        for score, values in zip(scores, log_probs, strict=True):
-            score.log_probs[:] = values
-        by_key = dict(zip(keys, scores, strict=True))
+        scored = [token for _, filling in keys for token in filling.scored]
+        tokens, places = torch.tensor([scored, predicting], dtype=torch.long)
+        log_probs = token_log_probs(self.model, states, places, tokens)
+        ends = np.cumsum([len(filling.scored) for _, filling in keys])[:-1]
+        parts = (np.split(x, ends) for x in (tokens.numpy(), log_probs.cpu().double().numpy()))
+        by_key = dict(zip(keys, map(TokenScores, *parts), strict=True))
         return [[by_key[k, filling] for filling in fills] for k, fills in enumerate(fillings)]
 
     def _read(self, work: list[tuple[Ids, list[_DecoderRow], list[Tensor]]]) -> list[None]:

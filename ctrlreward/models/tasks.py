@@ -7,7 +7,6 @@ those of each candidate at the blank. Each candidate is answered by one `TokenSc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,15 +54,3 @@ class TokenScores(NamedTuple):
 
     ids: npt.NDArray[np.int64]
     log_probs: npt.NDArray[np.float64]
-
-
-def empty_scores(targets: Sequence[Sequence[int]]) -> list[TokenScores]:
-    """Allocate scores for targets of token ids; the log-probabilities are NaN until written.
-
-    All of them are views of one array: small arrays allocated between the forward passes would
-    fragment the heap.
-    """
-    ids = np.array([token for target in targets for token in target], dtype=np.int64)
-    edges = np.cumsum([len(target) for target in targets])[:-1]
-    values = np.full(len(ids), np.nan)
-    return list(map(TokenScores, np.split(ids, edges), np.split(values, edges)))

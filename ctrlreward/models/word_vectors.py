@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ctrlreward.files import whole_folder
 from ctrlreward.items import item_logger
 from ctrlreward.samples import shortened
-from ctrlreward.text.separation import split_words_and_marks
+from ctrlreward.text.words import split_words_and_marks
 from ctrlreward.weights.sources import VECTOR_NAMES, resolve_vectors
 from ctrlreward.weights.vector_folder import (
     StoredVectors,

@@ -7,29 +7,28 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, zip_longest
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.plots.style import (
+    DPI,
     EXCLUDED,
     FAINT,
     FIRST,
     SECOND,
     TEXT,
     arrowed,
+    change_text,
     count_steps,
     finish_panel,
     mark_steps,
     new_figure,
     note,
-    signed,
 )
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]]
-
-_DPI = 130
 
 
 def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
@@ -88,12 +87,12 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
         ImportError: matplotlib is not installed.
     """
     draw: list[Callable[[Any], None]] = [
-        partial(_draw_score, history=history, report=report, key=key)
-        for key in _held_out(history, report)
+        *(
+            partial(_draw_score, history=history, report=report, key=key)
+            for key in _held_out(history, report)
+        ),
+        *(partial(_draw_judge, report=report, name=name) for name in report.get("judges", {})),
     ]
-    draw += [
-        partial(_draw_judge, report=report, name=name) for name in report.get("judges", {})
-    ]  # older reports have none
     if curve(history, "reward/total")[0]:
         draw.append(partial(_draw_reward, history=history))
     if curve(history, "policy/kl")[0] or curve(history, "policy/entropy")[0]:
@@ -102,12 +101,12 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
     columns = min(3, len(draw))
     rows = -(-len(draw) // columns)
     figure = new_figure(4.2 * columns, 3.2 * rows)
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for panel, fill in zip(panels, draw, strict=False):
-        fill(panel)
-    for unused in panels[len(draw) :]:
-        unused.set_visible(False)
-    figure.savefig(path, dpi=_DPI)
+    for panel, fill in zip_longest(figure.subplots(rows, columns, squeeze=False).flat, draw):
+        if fill is None:
+            panel.set_visible(False)
+        else:
+            fill(panel)
+    figure.savefig(path, dpi=DPI)
 
 
 def draw_front(
@@ -137,11 +136,11 @@ def draw_front(
     figure = new_figure(4.2 * len(pairs), 3.6)
     panels = figure.subplots(1, len(pairs), squeeze=False).flat
     for panel, (x, y) in zip(panels, pairs, strict=True):
-        dominated = [(values[x], values[y]) for values in pruned.values()]
         front = [(values[x], values[y]) for values in kept.values()]
-        panel.scatter(*_columns(dominated), color=FAINT, s=18, label="pruned")
+        dominated = [[values[i] for values in pruned.values()] for i in (x, y)]
+        panel.scatter(*dominated, color=FAINT, s=18, label="pruned")
         panel.plot(
-            *_columns(sorted(front)),
+            *zip(*sorted(front), strict=True),
             color=FIRST,
             linestyle="-" if len(names) == 2 else "",
             marker="o",
@@ -150,7 +149,7 @@ def draw_front(
         )
         mark_steps(panel, kept, front)
         finish_panel(panel, "checkpoints by step", labels[x], labels[y], legend=True)
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=DPI)
 
 
 def _history(folder: Path) -> Rows:
@@ -176,25 +175,21 @@ def _held_out(history: Rows, report: Mapping[str, Any]) -> list[str]:
     The share of texts without a score is left out while it is 0.
     """
     logged = dict.fromkeys(key for row in history for key in row)
-    names = [name for name in report.get("before", {}) if name not in ("generations", "fail_rate")]
+    names = [name for name in report.get("before", {}) if name != "generations"]
     selection = report.get("selection", {})
     watched = [selection.get("monitor"), *selection.get("constraints", {})]
-    reported = dict.fromkeys(
-        [
-            *(f"score/{name}" for name in names),
-            *report.get("scores", {}),
-            *(key for key in watched if key in logged),
-        ]
-    )
-    keys = reported or [
+    keys = [*(f"score/{name}" for name in names), *report.get("scores", {})]
+    keys += [key for key in watched if key in logged]
+    elsewhere = ("policy/", "reward/", "rollout/", "time/", "shaping/")
+    keys = keys or [
         key
         for key in logged
         if key not in ("step", "epoch")
         and not key.endswith(("_std", "/scored_step"))
-        and not key.startswith(("policy/", "reward/", "rollout/", "time/", "shaping/"))
+        and not key.startswith(elsewhere)
     ]
     failing = [key for key in logged if key.endswith("/fail_rate") and any(curve(history, key)[1])]
-    return [key for key in keys if not key.endswith("/fail_rate")] + failing
+    return [key for key in dict.fromkeys(keys) if not key.endswith("/fail_rate")] + failing
 
 
 def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], key: str) -> None:
@@ -203,19 +198,17 @@ def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], key: str) 
     selection = report.get("selection", {})
     kept = selection.get("step")
     name = key.removeprefix("score/")
-    ends = {side: report.get(side, {}).get(name) for side in ("before", "after")}
-    title = arrowed(key.removeprefix("score/").replace("_", " "), _mode(report, key))
-    if not steps and all(value is None for value in ends.values()):
+    title = arrowed(name.replace("_", " "), report.get("directions", {}).get(key))
+    last = steps[-1] if steps else report.get("steps", 1)
+    ends = {"before": 0, "after": last if kept is None else kept}
+    if not steps and all(report.get(side, {}).get(name) is None for side in ends):
         note(panel, "no validation yet")
         finish_panel(panel, title, "step")
         return
     label = "validation" if steps else "no validation yet"
     panel.plot(steps, values, color=FIRST, marker="o", markersize=3.5, label=label)
-    last = steps[-1] if steps else report.get("steps", 1)
-    for side, step in (("before", 0), ("after", last if kept is None else kept)):
-        if ends[side] is not None:
-            interval = report.get("intervals", {}).get(side, {}).get(name)
-            _draw_point(panel, step, ends[side], interval, side)
+    for side, step in ends.items():
+        _draw_point(panel, step, report, side, name, report.get(side, {}).get(name))
     if kept is not None:
         panel.axvline(kept, color=FAINT, linewidth=1, zorder=0, label=f"kept, step {kept}")
     _shade_excluded(panel, selection.get("constraints", {}).get(key))
@@ -224,21 +217,25 @@ def _draw_score(panel: Any, history: Rows, report: Mapping[str, Any], key: str) 
 
 
 def _draw_point(
-    panel: Any, x: float, value: float, interval: Sequence[float | None] | None, label: str
+    panel: Any, x: float, report: Mapping[str, Any], side: str, name: str, value: float | None
 ) -> None:
-    """Draw a reported value as a point with its interval."""
-    low, high = map(_number, interval or (None, None))
+    """Draw a value before or after training as a point with its interval; None is not drawn."""
+    if value is None:
+        return
+    interval: Sequence[Any] = report.get("intervals", {}).get(side, {}).get(name) or (None, None)
+    low, high = interval
+    reaches = None if low is None else [[max(0.0, value - low)], [max(0.0, high - value)]]
     panel.errorbar(
         [x],
         [value],
-        yerr=None if isnan(low) else [[max(0.0, value - low)], [max(0.0, high - value)]],
+        yerr=reaches,
         color=SECOND,
-        marker="s" if label == "before" else "D",
-        markerfacecolor="white" if label == "before" else SECOND,
+        marker="s" if side == "before" else "D",
+        markerfacecolor="white" if side == "before" else SECOND,
         markersize=5,
         capsize=3,
         linestyle="",
-        label=label,
+        label=side,
         zorder=3,
     )
 
@@ -261,23 +258,16 @@ def _shade_excluded(panel: Any, bounds: Sequence[float | None] | None) -> None:
 def _draw_judge(panel: Any, report: Mapping[str, Any], name: str) -> None:
     """Draw a judge before and after training; the legend has the difference and its interval."""
     judge = report["judges"][name]
-    before, after = (_number(judge[key]) for key in ("before", "after"))
-    low, high = map(_number, judge["difference_ci95"])
-    label = (
-        "undefined"
-        if isnan(after - before)
-        else f"{signed(after - before)} (95 % interval {signed(low)} to {signed(high)})"
-    )
-    panel.plot([0, 1], [before, after], color=FAINT, linewidth=1, label=label)
-    for x, side in enumerate(("before", "after")):
-        if judge[side] is not None:
-            interval = report.get("intervals", {}).get(side, {}).get(name)
-            _draw_point(panel, x, judge[side], interval, side)
+    ends = {side: judge[side] for side in ("before", "after")}
+    values = [nan if value is None else value for value in ends.values()]
+    panel.plot([0, 1], values, color=FAINT, linewidth=1, label=change_text(judge))
+    panel.legend(fontsize=7, frameon=False)  # without the points
+    for x, (side, value) in enumerate(ends.items()):
+        _draw_point(panel, x, report, side, name, value)
     panel.set_xlim(-0.4, 1.4)
-    panel.set_xticks([0, 1], ["before", "after"])
-    title = arrowed(f"judge: {name.replace('_', ' ')}", _mode(report, f"judges/{name}"))
-    finish_panel(panel, title, "")
-    panel.legend([panel.lines[0]], [label], fontsize=7, frameon=False)
+    panel.set_xticks([0, 1], list(ends))
+    mode = report.get("directions", {}).get(f"judges/{name}")
+    finish_panel(panel, arrowed(f"judge: {name.replace('_', ' ')}", mode), "")
 
 
 def _draw_reward(panel: Any, history: Rows) -> None:
@@ -301,20 +291,6 @@ def _draw_drift(panel: Any, history: Rows) -> None:
     twin.spines["top"].set_visible(False)
     count_steps(panel)
     finish_panel(panel, "drift", "step")
-
-
-def _mode(report: Mapping[str, Any], key: str) -> str | None:
-    mode: str | None = report.get("directions", {}).get(key)
-    return mode
-
-
-def _number(value: float | None) -> float:
-    """Return NaN, which is not drawn, for None."""
-    return nan if value is None else value
-
-
-def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:

@@ -61,14 +61,14 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
 def _name(evaluator: PatternScore) -> str:
     """Return the filled pattern around its blank, on one line."""
     left, target, right = (
-        " ".join(part.split()) for part in (evaluator.left, evaluator.target, evaluator.right)
+        " ".join(text.split()) for text in (evaluator.left, evaluator.target, evaluator.right)
     )
-    if len(left) > _AROUND:
-        left = "…" + left[1 - _AROUND :]
-    if len(right) > _AROUND:
-        right = right[: _AROUND - 1] + "…"
-    if len(target) > _TARGET:
-        target = target[: _TARGET - 1] + "…"
+    left = _shortened(left[::-1], _AROUND)[::-1]  # its end stands next to the target
+    target, right = _shortened(target, _TARGET), _shortened(right, _AROUND)
     # Closing punctuation follows its word without a space.
     between = " " if right[:1].isalnum() or right[:1] in "<…" else ""
     return f"{left} [{target}]{between}{right}".strip()
+
+
+def _shortened(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import hypot, isfinite
+from collections.abc import Iterable, Mapping
+from math import hypot, isfinite, isnan
 from typing import TYPE_CHECKING, Any, Literal
 
 from ctrlreward.extras import import_extra
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 GRID, TEXT = "#e4e4e7", "#3f3f46"
 FIRST, SECOND, FAINT, EXCLUDED = "#2563eb", "#d97706", "#a1a1aa", "#dc2626"
 
+DPI = 130  # of a PNG
+
 _LABEL = 22.0  # pixels between points whose labels do not overlap, at matplotlib's 100 per inch
 
 # Of several runs in one panel.
@@ -21,11 +23,7 @@ SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", 
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure that needs no display.
-
-    Args:
-        width: In inches.
-        height: In inches.
+    """Return an empty figure of a size in inches, which needs no display.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -43,10 +41,10 @@ def finish_panel(
     legend: bool = False,
     grid: Literal["both", "x"] = "both",
 ) -> None:
-    """Add title, axis labels and grid to a panel that has its data.
+    """Add title, axis labels and grid to a panel (matplotlib `Axes`) that has its data.
 
     Args:
-        panel: matplotlib `Axes`.
+        panel: The panel.
         title: Shown at the left; may be empty.
         x_label: Label of the x axis.
         y_label: Label of the y axis; None keeps the current one.
@@ -66,12 +64,7 @@ def finish_panel(
 
 
 def arrowed(label: str, mode: str | None) -> str:
-    """Return a label with an arrow in the better direction: `"similarity ↑"`.
-
-    Args:
-        label: Name of a metric.
-        mode: "max" if higher is better, "min" if lower is better, None if unknown.
-    """
+    """Return a label with an arrow in the better direction, "max" or "min": `"similarity ↑"`."""
     return label if mode is None else f"{label} {'↑' if mode == 'max' else '↓'}"
 
 
@@ -90,6 +83,14 @@ def signed(value: float) -> str:
     """Return a difference with its sign, but 0 without: `"+0.250"`, `"0.000"`."""
     text = plain(value)
     return text if text == "0.000" or text.startswith("-") else f"+{text}"
+
+
+def change_text(change: Mapping[str, Any]) -> str:
+    """Return the `difference` of an entry of `summary.json`, and its 95 % interval."""
+    difference, (low, high) = change["difference"], change["difference_ci95"]
+    if difference is None or isnan(difference):
+        return "undefined, since a side has too few texts with a score"
+    return f"{signed(difference)} (95 % interval {signed(low)} to {signed(high)})"
 
 
 def count_steps(panel: Any) -> None:
@@ -115,11 +116,5 @@ def mark_steps(panel: Any, steps: Iterable[int], points: Iterable[tuple[float, f
         if any(hypot(x - left, y - top) < _LABEL for left, top in labelled):
             continue
         labelled.append((x, y))
-        panel.annotate(
-            str(step),
-            point,
-            xytext=(4, 4),
-            textcoords="offset points",
-            fontsize=7,
-            color=TEXT,
-        )
+        offset = {"xytext": (4, 4), "textcoords": "offset points"}
+        panel.annotate(str(step), point, fontsize=7, color=TEXT, **offset)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ctrlreward.files import finite_or_none
-from ctrlreward.plots.style import SERIES, finish_panel, mark_steps, new_figure
+from ctrlreward.plots.style import DPI, SERIES, finish_panel, mark_steps, new_figure
 
-_DPI = 130
 _MARKERS = "osD^vP"
 
 
@@ -115,4 +114,4 @@ def draw_transfer_paths(
     several = len(runs) > 1
     finish_panel(left, "content against style", "error rate ↓", "similarity ↑", legend=several)
     finish_panel(right, "fluency against content", "similarity ↑", "perplexity ↓")
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=DPI)

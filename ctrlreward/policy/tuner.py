@@ -106,7 +106,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     Attributes:
         last_rollout: The texts of the last update and their scores; None before the first.
         beta: Weight of the KL term, `objective.beta` at first; may change during training.
-        shape_rewards: Shapes the rewards (`callbacks.shaped_module`); None for the total reward.
+        shape_rewards: Shapes the rewards (`callbacks.shaping`); None for the total reward.
 
     Raises:
         TypeError: An argument is not of the class that it has to be.

@@ -40,7 +40,7 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     rows = hidden.numel() // hidden.shape[-1]
     operands = [hidden, weight, *([] if bias is None else [bias])]
     is_float32 = all(tensor.dtype == torch.float32 for tensor in operands)
-    if rows < _ROWS or not (is_float32 and _is_inference(*operands) and _mkl_lacks_avx512()):
+    if rows < _ROWS or not (is_float32 and _mkl_lacks_avx512() and _is_inference(*operands)):
         return plain(hidden, weight, bias)
     padded = hidden.reshape(rows, -1)
     if missing := -rows % _ROWS:

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.sharing import shared_model
@@ -54,13 +53,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         check_loaded(model, LabelProbabilities, "labels", "probabilities")
         super().__init__(model, **options)
 
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of decision and probability."""
-        return {
-            "accuracy": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
-            "label_probability": ScoreSpec(higher_is_better=True, range=(0.0, 1.0)),
-        }
+    specs = dict.fromkeys(("accuracy", "label_probability"), ScoreSpec(True, (0.0, 1.0)))
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`labels`, the targets."""
@@ -78,34 +71,22 @@ class Accuracy(ModelScorer[LabelProbabilities]):
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
         """Raise if labels are absent or the classifier lacks one; loads no weights."""
-        samples.require_labels(self.configured_labels, "Accuracy", "the classifier")
+        samples.label_indices(self.configured_labels, "Accuracy", "the classifier")
 
     def build_model(self, name: str) -> LabelProbabilities:
         """Load the classifier, or share it with the scorers that have loaded it."""
         return shared_model(load_classifier, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
-
-        Raises:
-            ValueError: The column `labels` is absent, or the classifier lacks a label.
-        """
-        targets = self._columns(samples)
+        """Return both scores; NaN, with a warning, for an empty text."""
+        targets = np.array(samples.label_indices(self.labels, "Accuracy", "the classifier"), int)
         kept = nonempty("accuracy", texts=samples.texts)
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
         with self.exclusive_model() as classifier:
             probabilities = classifier.probabilities([samples.texts[i] for i in kept])
         target_probabilities = probabilities[np.arange(len(kept)), targets[kept]]
-        correct = (probabilities.argmax(axis=1) == targets[kept]).astype(np.float64)
-        correct[np.isnan(target_probabilities)] = np.nan
-        return {
-            "accuracy": scatter(correct, kept, len(samples)),
-            "label_probability": scatter(target_probabilities, kept, len(samples)),
-        }
-
-    def _columns(self, samples: Samples) -> npt.NDArray[np.int64]:
-        """Return the classifier's output column of each label."""
-        known = self.labels
-        labels = samples.require_labels(known, "Accuracy", "the classifier")
-        return np.array([known.index(label) for label in labels], dtype=np.int64)
+        correct = probabilities.argmax(axis=1) == targets[kept]
+        correct = np.where(np.isnan(target_probabilities), np.nan, correct)
+        columns = {"accuracy": correct, "label_probability": target_probabilities}
+        return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of, some_of
 from ctrlreward.engine.sharing import shared_model
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
 from ctrlreward.items import item_logger
 from ctrlreward.models.aligner import (
@@ -63,31 +64,27 @@ class AlignedText:
     score: float
     tokens: tuple[AlignedToken, ...] = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON; a NaN score becomes None."""
-        record = asdict(self)
-        return {**record, "score": None if np.isnan(self.score) else self.score}
 
+class Aligned(NamedTuple):
+    """One direction of an aspect for one sample; without tokens if there is nothing to score.
 
-# Alignment of a text's tokens, which of them count, shape (tokens,), and the score.
-Aligned: TypeAlias = tuple[TokenAlignment, npt.NDArray[np.bool_], float]
-
-
-def aligned_text(
-    text: str, other: str, alignment: TokenAlignment, counted: npt.NDArray[np.bool_], score: float
-) -> AlignedText:
-    """Explain the score of a text by its tokens.
-
-    Args:
+    Attributes:
+        sample: Index of the sample.
+        direction: Name of the direction.
         text: Text whose tokens are aligned.
         other: Text that they are aligned with.
-        alignment: Spans and values of the tokens; none if there is nothing to score.
+        alignment: Spans and values of the tokens.
         counted: Whether each token counts, shape (tokens,).
         score: Score of the text.
     """
-    rows = zip(alignment.spans, alignment.values.tolist(), counted.tolist(), strict=True)
-    tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
-    return AlignedText(text, other, score, tokens)
+
+    sample: int
+    direction: str
+    text: str
+    other: str
+    alignment: TokenAlignment
+    counted: npt.NDArray[np.bool_]
+    score: float
 
 
 def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str, Any]]:
@@ -101,7 +98,12 @@ def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str,
         the tokens are records too.
     """
     return [
-        {"sample": index, "direction": name, **aligned.to_record()}
+        {
+            "sample": index,
+            "direction": name,
+            **asdict(aligned),
+            "score": finite_or_none(aligned.score),
+        }
         for index, directions in enumerate(explained)
         for name, aligned in directions.items()
     ]
@@ -121,20 +123,6 @@ class Direction(NamedTuple):
 
     text: str
     others: tuple[str, ...]
-
-    def columns(self, samples: Samples, scorer: str) -> dict[str, list[str]]:
-        """Return both sides by name, with surrounding white space stripped.
-
-        Raises:
-            ValueError: A column is absent.
-        """
-        joined = zip(*(samples.require(name, scorer) for name in self.others), strict=True)
-        return {
-            self.text: [text.strip() for text in samples.require(self.text, scorer)],
-            " + ".join(self.others): [
-                _SEPARATOR.join(part.strip() for part in parts).strip() for parts in joined
-            ],
-        }
 
 
 class Aspect(NamedTuple):
@@ -261,7 +249,9 @@ class Alignment(ModelScorer[Aligner]):
         ranges: dict[str, tuple[float, float]] = {}
         for name in self.aspects:
             aspect = ASPECTS[name]
-            low, high = self._range(aspect)
+            low, high = _VALUES[self.method]
+            if (self.aggregate or aspect.aggregate) == "sum":
+                low, high = (-np.inf if low < 0 else 0.0), np.inf
             ranges.update(dict.fromkeys(aspect.directions, (low, high)))
             if aspect.fold is not None:
                 signed = low < 0 and aspect.fold is not preservation
@@ -289,21 +279,15 @@ class Alignment(ModelScorer[Aligner]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Compute the chosen aspects and their directions, each float64 of shape (n,).
-
-        With `names` only the aspects of these scores.
+        """Return the chosen aspects and their directions; with `names` only those of these scores.
 
         NaN, with a warning, if a text that the aspect reads is empty or has no token to average.
         The sum over a text of stop words only is 0: such a text carries no information.
-
-        Raises:
-            ValueError: A column that an aspect needs is absent.
         """
         aspects = self._wanted(names)
         scores = {d: np.empty(len(samples)) for a in aspects for d in ASPECTS[a].directions}
-
-        for job, (_, _, score) in self._align_each(samples, aspects):
-            scores[job.direction][job.sample] = score
+        for aligned in self._align_each(samples, aspects):
+            scores[aligned.direction][aligned.sample] = aligned.score
         for name in aspects:
             aspect = ASPECTS[name]
             if aspect.fold is not None:
@@ -331,91 +315,66 @@ class Alignment(ModelScorer[Aligner]):
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))
-        explained = {
-            (job.sample, job.direction): aligned_text(job.text, job.other, *aligned)
-            for job, aligned in self._align_each(samples, aspects)
-        }
+        explained = {}
+        for found in self._align_each(samples, aspects):
+            spans, values = found.alignment
+            rows = zip(spans, values.tolist(), found.counted.tolist(), strict=True)
+            tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
+            text = AlignedText(found.text, found.other, found.score, tokens)
+            explained[found.sample, found.direction] = text
         directions = [direction for aspect in aspects for direction in ASPECTS[aspect].directions]
         return [
             {direction: explained[i, direction] for direction in directions}
             for i in range(len(samples))
         ]
 
-    def _align_each(
-        self, samples: Samples, aspects: Sequence[str]
-    ) -> Iterator[tuple[_Job, Aligned]]:
+    def _align_each(self, samples: Samples, aspects: Sequence[str]) -> Iterator[Aligned]:
         """Yield each direction of each sample, in an order that suits the aligner.
 
-        A pair of texts is aligned once, even if several aspects or samples contain it.
+        White space around a text is stripped, and empty texts get a warning. A pair of texts is
+        aligned once, even if several aspects or samples contain it.
         """
-        jobs: dict[tuple[str, str], list[_Job]] = {}
-        for aspect in aspects:
-            for job in _jobs(aspect, samples):
-                jobs.setdefault((job.text, job.other), []).append(job)
+        jobs: dict[tuple[str, str], list[tuple[str, str, int]]] = {}
+        for name in aspects:
+            columns: dict[str, list[str]] = {}
+            for direction, (text, others) in ASPECTS[name].directions.items():
+                parts = zip(*(samples.require(other, "Alignment") for other in others), strict=True)
+                texts = [item.strip() for item in samples.require(text, "Alignment")]
+                joined = [_SEPARATOR.join(map(str.strip, row)).strip() for row in parts]
+                columns |= {text: texts, " + ".join(others): joined}
+                for i, pair in enumerate(zip(texts, joined, strict=True)):
+                    jobs.setdefault(pair, []).append((name, direction, i))
+            nonempty(name, **columns)
         pairs = group_shared_texts(pair for pair in jobs if all(pair))
         empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
         with self.exclusive_model() as aligner:
             for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
-                for job in jobs[pair]:
-                    yield job, self._aligned(job, alignment)
+                for name, direction, i in jobs[pair]:
+                    yield self._aligned(ASPECTS[name], direction, i, pair, alignment)
+
+    def _aligned(
+        self, aspect: Aspect, direction: str, i: int, pair: tuple[str, str], found: TokenAlignment
+    ) -> Aligned:
+        """Aggregate the alignment of a pair, with a warning if there is nothing to score."""
+        text, other = pair
+        spans, values = found
+        if spans and not np.isnan(values).any():
+            by_word = aspect.content_only and self.method != "regression"
+            counted = content_tokens(text, spans, self.stop_words if by_word else ())
+            score = AGGREGATES[self.aggregate or aspect.aggregate](values[counted])
+        else:
+            found, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
+        if all(pair) and np.isnan(score):
+            column = aspect.directions[direction].text
+            log.warning(
+                "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
+                *(column, i, shortened(text), direction),
+            )
+        return Aligned(i, direction, text, other, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""
-        if names is None:
-            return list(self.aspects)
-        return [a for a in self.aspects if not {a, *ASPECTS[a].directions}.isdisjoint(names)]
-
-    def _aggregate(self, aspect: Aspect) -> str:
-        return self.aggregate or aspect.aggregate
-
-    def _range(self, aspect: Aspect) -> tuple[float, float]:
-        """Return the range of one direction."""
-        low, high = _VALUES[self.method]
-        if self._aggregate(aspect) == "mean":
-            return low, high
-        return (-np.inf if low < 0 else 0.0), np.inf
-
-    def _aligned(self, job: _Job, alignment: TokenAlignment) -> Aligned:
-        """Return the alignment, the tokens that count, shape (tokens,), and the score."""
-        aspect = ASPECTS[job.aspect]
-        spans, values = alignment
-        if spans and not np.isnan(values).any():
-            by_word = aspect.content_only and self.method != "regression"
-            counted = content_tokens(job.text, spans, self.stop_words if by_word else ())
-            score = AGGREGATES[self._aggregate(aspect)](values[counted])
-        else:
-            alignment, counted, score = _NO_TOKENS, np.zeros(0, np.bool_), np.nan
-        if job.text and job.other and np.isnan(score):
-            column = aspect.directions[job.direction].text
-            log.warning(
-                "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
-                *(column, job.sample, shortened(job.text), job.direction),
-            )
-        return alignment, counted, score
-
-
-class _Job(NamedTuple):
-    """One direction of an aspect for one sample."""
-
-    sample: int
-    aspect: str
-    direction: str
-    text: str
-    other: str
-
-
-def _jobs(aspect: str, samples: Samples) -> list[_Job]:
-    """Return all directions of an aspect for all samples, and warn of empty texts."""
-    columns: dict[str, list[str]] = {}
-    jobs = []
-    for name, direction in ASPECTS[aspect].directions.items():
-        sides = direction.columns(samples, "Alignment")
-        columns |= sides
-        jobs += [
-            _Job(i, aspect, name, *row) for i, row in enumerate(zip(*sides.values(), strict=True))
-        ]
-    nonempty(aspect, **columns)
-    return jobs
+        return [a for a in self.aspects if names is None or {a, *ASPECTS[a].directions} & {*names}]
 
 
 def _read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:

@@ -132,14 +132,10 @@ class AttributeClassifier(CompositeScorer):
         self._targets(samples)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores, float64 of shape (n,).
+        """Return all scores.
 
         NaN, with a warning, if a text is empty or its label names no attribute. A mean is also
         NaN if a classifier fails on one of its attributes.
-
-        Raises:
-            ValueError: The column `labels` is absent, or it names an attribute without a
-                classifier or a label that the classifier lacks.
         """
         return self._score(samples, self._targets(samples))
 
@@ -212,31 +208,29 @@ class AttributeClassifier(CompositeScorer):
         targets: list[Targets] = []
         single = next(iter(self.classifiers)) if len(self.classifiers) == 1 else None
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
+            item = f"labels[{i}] = {label!r}"
             parsed = _parse(label, single)
             if parsed is None:
                 raise ValueError(
-                    f"labels[{i}] = {label!r} is not of the form "
+                    f"{item} is not of the form "
                     f"{attribute_label(dict.fromkeys(self.classifiers, '…'))!r}: name each target "
                     "attribute once"
                 )
             for attribute, target in parsed.items():
-                self._check(f"labels[{i}] = {label!r}", attribute, target)
+                if attribute not in self.classifiers:
+                    raise ValueError(
+                        f"{item}: there is no classifier for {attribute!r}, only for "
+                        f"{', '.join(self.classifiers)}"
+                    )
+                known = self.classifiers[attribute].configured_labels
+                if target not in known:
+                    raise ValueError(
+                        f"{item}: {target!r} is not a label of the classifier for {attribute!r}, "
+                        f"which has {', '.join(known)}: use one of them, or map yours, "
+                        f"label_map={{{target!r}: {known[0]!r}, ...}}"
+                    )
             targets.append(parsed)
         return targets
-
-    def _check(self, item: str, attribute: str, target: str) -> None:
-        if attribute not in self.classifiers:
-            raise ValueError(
-                f"{item}: there is no classifier for {attribute!r}, only for "
-                f"{', '.join(self.classifiers)}"
-            )
-        known = self.classifiers[attribute].configured_labels
-        if target not in known:
-            raise ValueError(
-                f"{item}: {target!r} is not a label of the classifier for {attribute!r}, which "
-                f"has {', '.join(known)}: use one of them, or map yours, label_map={{{target!r}: "
-                f"{known[0]!r}, ...}}"
-            )
 
 
 def attribute_label(targets: Mapping[str, str | None]) -> str:

@@ -81,9 +81,12 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`sources` for faithfulness, `references` for the others."""
-        wanted = self._wanted(names)
-        columns = {name: "sources" if name == "faithfulness" else "references" for name in wanted}
-        return {column: f"BARTScore {name}" for name, column in columns.items()}
+        aspects = self.aspects if names is None else names
+        return {
+            "sources" if name == "faithfulness" else "references": f"BARTScore {name}"
+            for name in self.aspects
+            if name in aspects
+        }
 
     def build_model(self, name: str) -> Seq2SeqInfiller:
         """Load the encoder-decoder, or share it with the scorers that have loaded it.
@@ -110,28 +113,19 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Compute the chosen scores, or those of them in `names`, each float64 of shape (n,).
+        """Return the chosen scores, or those of them in `names`.
 
         NaN, with a warning, if the text or what it is compared with is empty.
-
-        Raises:
-            ValueError: A column that a score needs is absent.
         """
-        for column, reader in self.required_columns(names).items():
-            samples.require(column, reader)
-        wanted = self._wanted(names)
+        wanted = [name for name in self.aspects if names is None or name in names]
         needed = dict.fromkeys(part for name in wanted for part in _PARTS[name])
         scores = {part: self._score(part, samples) for part in needed}
         return {name: np.mean([scores[p] for p in _PARTS[name]], axis=0) for name in wanted}
 
-    def _wanted(self, names: Collection[str] | None) -> list[AspectName]:
-        return [name for name in self.aspects if names is None or name in names]
-
     def _score(self, aspect: str, samples: Samples) -> Scores:
         """Return the log-probability of one column given another, shape (n,)."""
-        columns = samples.columns()
         given, scored = _COLUMNS[aspect]
-        sources, targets = columns[given], columns[scored]
+        sources, targets = (samples.require(c, f"BARTScore {aspect}") for c in (given, scored))
         scores = np.full(len(samples), np.nan)
         kept = nonempty(aspect, **{given: sources, scored: targets})
         for window in windows([sources[i] + targets[i] for i in kept]):

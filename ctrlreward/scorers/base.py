@@ -17,36 +17,14 @@ import torch
 from ctrlreward.engine.sharing import Requests, exclusive, run_requests
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
-from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
-
-log = item_logger(__name__)
-
-
-def nonempty(score: str, **columns: Sequence[str]) -> list[int]:
-    """Return the indices of the samples that have text in every column, in order.
-
-    A text of white space only is empty. A warning names each sample that is left out.
-
-    Args:
-        score: Name of the score that is NaN, for the warning (`"perplexity"`).
-        columns: Columns of equal length, by their names in `Samples`.
-    """
-    kept = []
-    for i, row in enumerate(zip(*columns.values(), strict=True)):
-        empty = [name for name, text in zip(columns, row, strict=True) if not text.strip()]
-        if empty:
-            log.warning("%s[%d] is empty: %s is NaN", empty[0], i, score)
-        else:
-            kept.append(i)
-    return kept
-
-
-def scatter(values: Sequence[float] | Scores, kept: Sequence[int], n: int) -> Scores:
-    """Return an array of shape (n,) with the values at the indices `kept` and NaN elsewhere."""
-    scores = np.full(n, np.nan)
-    scores[list(kept)] = values
-    return scores
-
+from ctrlreward.samples import (
+    MissingColumn,
+    SampleKeywords,
+    Samples,
+    SamplesLike,
+    as_samples,
+    shortened,
+)
 
 log = item_logger(__name__)
 
@@ -57,6 +35,32 @@ _ROUNDING = 2.0**-7
 
 # Methods of metrics in torchmetrics and evaluate, which a scorer doesn't have.
 _METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
+
+
+def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
+    """Return the indices of the samples that have text in every column, in order.
+
+    A text of white space only is empty. A warning names each sample that is left out.
+
+    Args:
+        name: Name of the score that is NaN, for the warning (`"perplexity"`).
+        columns: Columns of equal length, by their names in `Samples`.
+    """
+    kept = []
+    for i, row in enumerate(zip(*columns.values(), strict=True)):
+        empty = [column for column, text in zip(columns, row, strict=True) if not text.strip()]
+        if empty:
+            log.warning("%s[%d] is empty: %s is NaN", empty[0], i, name)
+        else:
+            kept.append(i)
+    return kept
+
+
+def scatter(values: Sequence[float] | Scores, kept: Sequence[int], n: int) -> Scores:
+    """Return an array of shape (n,) with the values at the indices `kept` and NaN elsewhere."""
+    scores = np.full(n, np.nan)
+    scores[list(kept)] = values
+    return scores
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,10 @@ class Scorer(ABC):
     # True if the score of a sample does not depend on the other samples.
     pointwise: bool = True
 
+    # True if all samples of a group share one value. One prompt's part in it is then its jackknife
+    # value: that of all prompts against that without this one.
+    of_groups: bool = False
+
     # Device of the model, as in torch; "" for a scorer without a model.
     device: str = ""
 
@@ -150,7 +158,7 @@ class Scorer(ABC):
             ValueError: A column that a score needs is absent, or the scorer rejects an item of it.
         """
         samples = as_samples(samples, **columns)
-        return score({name: self[name] for name in self.computable(samples)}, samples)
+        return score({name: Component(self, name) for name in self.computable(samples)}, samples)
 
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -247,22 +255,34 @@ class Scorer(ABC):
             samples.require(column, reader)
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of all models that the scorer uses, as in torch."""
-        return (self.device,) if self.device else ()
+    def parts(self) -> Sequence[Scorer]:
+        """Other scorers that this one runs."""
+        return ()
 
-    def load(self) -> None:  # noqa: B027 — a scorer without a model has nothing to load
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of all models that the scorer uses, as in torch, each once."""
+        own = (self.device,) if self.device else ()
+        return tuple(dict.fromkeys((*own, *(d for part in self.parts for d in part.devices))))
+
+    def load(self) -> None:
         """Load the models now instead of at the first `score`.
 
         Building a model may draw random numbers. Call this before scoring on a thread beside
         training, because all threads share the random generators.
         """
+        for part in self.parts:
+            part.load()
 
-    def to(self, device: str) -> None:  # noqa: B027 — a scorer without a model has no device
+    def to(self, device: str) -> None:
         """Move the models to a device; they are loaded there at the next use."""
+        for part in self.parts:
+            part.to(device)
 
-    def release(self) -> None:  # noqa: B027 — a scorer without a model has nothing to free
+    def release(self) -> None:
         """Free the models; the next `score` loads them again."""
+        for part in self.parts:
+            part.release()
 
     if not TYPE_CHECKING:  # to a type checker, a class with this method has every attribute
 
@@ -320,36 +340,30 @@ class Component:
 
 
 def checked_requests(
-    scorer: Scorer, samples: Samples, names: Collection[str] | None = None
+    scorer: Scorer, samples: Samples, names: Collection[str]
 ) -> Requests[dict[str, Scores]]:
-    """Run `scorer.score_samples`, with NaN for samples whose text is not valid Unicode.
+    """Run `scorer.score_samples` as a generator of its model requests, whichever form it has.
 
-    A tokenizer would fail on the whole batch. Such samples are scored as empty texts, so that the
-    others keep their places in warnings and errors.
+    Samples whose text is not valid Unicode are scored as empty texts, so that the others keep their
+    places in warnings and errors: a tokenizer would fail on the whole batch.
 
     Returns:
-        The scores in `names`, all for None, as `checked_scores` returns them.
+        The scores in `names`, as `checked_scores` returns them; NaN for invalid Unicode.
     """
-    wanted = tuple(scorer.specs if names is None else names)
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():
         log.warning("%s[%d] is not valid Unicode: the scores of the sample are NaN", column, i)
-    readable = samples.blanked(invalid) if invalid else samples
-    returned = yield from unchecked_requests(scorer, readable, names)
-    scores = checked_scores(scorer, readable, returned, wanted)
-    for values in scores.values() if invalid else ():
-        values[list(invalid)] = np.nan
-    return scores
-
-
-def unchecked_requests(
-    scorer: Scorer, samples: Samples, names: Collection[str] | None = None
-) -> Requests[Any]:
-    """Run `scorer.score_samples` as a generator of its model requests, whichever form it has."""
+    if invalid:
+        samples = samples.blanked(invalid)
     method: Callable[..., Any] = scorer.score_samples
     takes_names = len(signature(method).parameters) > 1
     returned = method(samples, names) if takes_names else method(samples)
-    return (yield from returned) if isinstance(returned, Generator) else returned
+    if isinstance(returned, Generator):
+        returned = yield from returned
+    scores = checked_scores(scorer, samples, returned, names)
+    for values in scores.values() if invalid else ():
+        values[list(invalid)] = np.nan
+    return scores
 
 
 def checked_scores(
@@ -370,66 +384,58 @@ def checked_scores(
         ValueError: A score is absent, has another shape than (n,), or lies outside its range by
             more than the rounding of bfloat16.
     """
-    owner = type(scorer).__name__
+    owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
         raise TypeError(
             f"{owner} returned a {type(returned).__name__}, must be a mapping from the name of "
             "each score to an array of one number per sample"
         )
-    specs = scorer.specs
     scores = {}
     for name in names:
+        subject = f"{owner} returned {name!r}"
         if name not in returned:
             raise ValueError(
                 f"{owner} returned no score {name!r}, only {', '.join(returned) or 'none'}: return "
                 "every score of specs"
             )
-        values = _numbers(f"{owner} returned {name!r}", returned[name], samples.texts)
+        given: Any = returned[name]
+        if isinstance(given, torch.Tensor):
+            given = given.detach().double().cpu().numpy()
+        if not isinstance(given, np.ndarray) or given.dtype.kind not in "biuf":
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise TypeError(
+                    f"{subject} = {shortened(given)}, a {type(given).__name__}, must be one number "
+                    "per sample"
+                )
+            given = list(given)
+            for i, (item, text) in enumerate(zip(given, texts, strict=False)):
+                if not isinstance(item, float | Real | np.bool_ | np.ndarray | torch.Tensor | None):
+                    raise TypeError(
+                        f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
+                        f"{type(item).__name__}, must be a number, or None for a failed sample"
+                    )
+        values = np.array(given, dtype=np.float64)
+        if values.shape != (len(texts),):
+            raise ValueError(
+                f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of "
+                f"shape ({len(texts)},)"
+            )
         infinite = np.isinf(values)
         if infinite.any():
             count = np.count_nonzero(infinite)
             log.warning("%s: %d infinite scores %r are NaN", owner, count, name)
             values[infinite] = np.nan
-        if name in specs:
-            low, high = specs[name].range
-            outside = (values < low - _ROUNDING * max(1.0, abs(low))) | (
-                values > high + _ROUNDING * max(1.0, abs(high))
+        low, high = specs[name].range if name in specs else (-np.inf, np.inf)
+        above = values > high + _ROUNDING * max(1.0, abs(high))
+        outside = above | (values < low - _ROUNDING * max(1.0, abs(low)))
+        if outside.any():
+            i = int(outside.argmax())
+            raise ValueError(
+                f"{subject} = {values[i]} for texts[{i}] = {shortened(texts[i])}, outside its "
+                f"range [{low}, {high}]: correct the score, or the range in specs"
             )
-            if outside.any():
-                i = int(outside.argmax())
-                raise ValueError(
-                    f"{owner} returned {name!r} = {values[i]} for texts[{i}] = "
-                    f"{shortened(samples.texts[i])}, outside its range [{low}, {high}]: correct "
-                    "the score, or the range in specs"
-                )
         scores[name] = values
     return scores
-
-
-def _numbers(subject: str, given: Any, texts: Sequence[str]) -> Scores:
-    """Return one float64 per text from what a scorer returned for one score, None as NaN."""
-    if isinstance(given, torch.Tensor):
-        given = given.detach().double().cpu().numpy()
-    if not isinstance(given, np.ndarray) or given.dtype.kind not in "biuf":
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise TypeError(
-                f"{subject} = {shortened(given)}, a {type(given).__name__}, must be one number per "
-                "sample"
-            )
-        given = list(given)
-        for i, (item, text) in enumerate(zip(given, texts, strict=False)):
-            if not isinstance(item, float | Real | np.bool_ | np.ndarray | torch.Tensor | None):
-                raise TypeError(
-                    f"{subject} = {shortened(item)} for texts[{i}] = {shortened(text)}, a "
-                    f"{type(item).__name__}, must be a number, or None for a failed sample"
-                )
-    values = np.array(given, dtype=np.float64)
-    if values.shape != (len(texts),):
-        raise ValueError(
-            f"{subject} of shape {values.shape} for {len(texts)} samples: return an array of shape "
-            f"({len(texts)},)"
-        )
-    return values
 
 
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
@@ -443,29 +449,30 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
         MissingColumn: The samples lack a column that a component needs.
         ValueError: A scorer does not return one value per sample.
     """
-    check_columns(components, samples)
+    scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
+    wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
+    for scorer, names in wanted.items():
+        for column, reader in scorer.required_columns(names).items():
+            if getattr(samples, column) is None:
+                raise MissingColumn(column, reader, samples.columns())
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
-    repeats = len(first_rows) < len(samples)
-    wanted = _names_by_scorer(components)
     with ExitStack() as locks:
-        for scorer in sorted(wanted, key=id):  # the same order in all threads: no deadlock
+        for scorer in scorers:
             locks.enter_context(exclusive(scorer))
         results = run_requests(
             [
-                _named(checked_requests(s, distinct, names), first_rows)
-                if repeats and s.pointwise
-                else checked_requests(s, samples, names)
-                for s, names in wanted.items()
+                _named(checked_requests(scorer, distinct, names), first_rows)
+                if scorer.pointwise and distinct is not samples
+                else checked_requests(scorer, samples, names)
+                for scorer, names in wanted.items()
             ]
         )
-    outputs = dict(zip(wanted, results, strict=True))
-    scores = {}
-    for name, component in components.items():
-        scorer = component.scorer
-        places = inverse if scorer.pointwise else slice(None)
-        scores[name] = outputs[scorer][component.name][places]
-    return scores
+    outputs = dict(zip(scorers, results, strict=True))
+    return {
+        name: outputs[c.scorer][c.name][inverse if c.scorer.pointwise else slice(None)]
+        for name, c in components.items()
+    }
 
 
 def _named(
@@ -489,8 +496,8 @@ def check_columns(components: Mapping[str, Component], samples: Samples) -> None
     Raises:
         MissingColumn: Names the scorer and the column.
     """
-    for scorer, names in _names_by_scorer(components).items():
-        for column, reader in scorer.required_columns(names).items():
+    for component in components.values():
+        for column, reader in component.scorer.required_columns([component.name]).items():
             samples.require(column, reader)
 
 
@@ -500,12 +507,6 @@ def check_samples(components: Mapping[str, Component], samples: Samples) -> None
     Raises:
         ValueError: See `Scorer.check_samples`.
     """
-    for scorer, names in _names_by_scorer(components).items():
+    for scorer in dict.fromkeys(component.scorer for component in components.values()):
+        names = [c.name for c in components.values() if c.scorer is scorer]
         scorer.check_samples(samples, names)
-
-
-def _names_by_scorer(components: Mapping[str, Component]) -> dict[Scorer, set[str]]:
-    wanted: dict[Scorer, set[str]] = {}
-    for component in components.values():
-        wanted.setdefault(component.scorer, set()).add(component.name)
-    return wanted

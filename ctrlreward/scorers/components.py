@@ -99,12 +99,9 @@ class FunctionScorer(Scorer):
         Raises:
             MissingColumn: The function needs a column that is absent.
         """
-        return {self.name: self._call(samples)}
-
-    def _call(self, samples: Samples) -> Any:
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
-            return self.function(samples)
+            return {self.name: self.function(samples)}
         columns = {name: [*column] for name, column in samples.columns().items()}
         if samples.prefixes is not None:
             columns.setdefault("prompts", columns["prefixes"])
@@ -118,10 +115,10 @@ class FunctionScorer(Scorer):
             elif _is_required(parameter):
                 raise MissingColumn(COLUMN_OF[name], self.name, samples.columns())
         if "completions" not in parameters:
-            return self.function(columns["texts"], **keywords)
+            return {self.name: self.function(columns["texts"], **keywords)}
         prefixes = samples.prefixes or [""] * len(samples)
-        pairs = zip(samples.texts, prefixes, strict=True)
-        return self.function(completions=[text[len(p) :] for text, p in pairs], **keywords)
+        completions = [text[len(p) :] for text, p in zip(samples.texts, prefixes, strict=True)]
+        return {self.name: self.function(completions=completions, **keywords)}
 
     def _parameters(self) -> dict[str, Parameter]:
         try:

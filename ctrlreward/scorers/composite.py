@@ -5,39 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
-from ctrlreward.samples import Samples, shortened
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer
-
-
-def check_part(argument: str, part: object, scores: Collection[str], example: str) -> None:
-    """Raise unless a part of a composite scorer has the scores that the composite needs.
-
-    Args:
-        argument: Name of the part, for the error.
-        part: What was given.
-        scores: Names of the scores that it must have.
-        example: What to give, as the user would type it.
-
-    Raises:
-        TypeError: It is not a scorer.
-        ValueError: It lacks a score.
-
-    Examples:
-        >>> from ctrlreward import LexiconSentiment
-        >>> check_part("accuracy", LexiconSentiment(), ["label_probability"], "Accuracy(...)")
-        Traceback (most recent call last):
-        ValueError: accuracy is a LexiconSentiment, which has no label_probability, only polarity,
-        accuracy: give Accuracy(...)
-    """
-    kind = type(part).__name__
-    if not isinstance(part, Scorer):
-        raise TypeError(f"{argument} = {shortened(part)} is a {kind}, not a scorer: give {example}")
-    lacking = [name for name in scores if name not in part.specs]
-    if lacking:
-        raise ValueError(
-            f"{argument} is a {kind}, which has no {', '.join(lacking)}, only "
-            f"{', '.join(part.specs)}: give {example}"
-        )
 
 
 class CompositeScorer(Scorer):
@@ -69,11 +38,6 @@ class CompositeScorer(Scorer):
     def parts(self) -> Sequence[Scorer]:
         """The scorers that are combined."""
 
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of all parts, each once."""
-        return tuple(dict.fromkeys(device for part in self.parts for device in part.devices))
-
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Columns that any part needs."""
         return {c: reader for part in self.parts for c, reader in part.required_columns().items()}
@@ -82,18 +46,3 @@ class CompositeScorer(Scorer):
         """Raise what a part would raise about samples."""
         for part in self.parts:
             part.check_samples(samples)
-
-    def load(self) -> None:
-        """Load the models of all parts now."""
-        for part in self.parts:
-            part.load()
-
-    def to(self, device: str) -> None:
-        """Move the models of all parts."""
-        for part in self.parts:
-            part.to(device)
-
-    def release(self) -> None:
-        """Free the models of all parts."""
-        for part in self.parts:
-            part.release()

@@ -7,13 +7,14 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 
 from ctrlreward.arguments import checked_keywords, one_of, positive, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import Requests, run_requests
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
@@ -28,7 +29,7 @@ from ctrlreward.functional.ctrleval import (
 from ctrlreward.items import item_logger
 from ctrlreward.models.frequency import InverseFrequency
 from ctrlreward.models.infill import CausalInfiller, Infiller, load_infiller
-from ctrlreward.models.tasks import Blank, TokenScores
+from ctrlreward.models.tasks import Blank
 from ctrlreward.models.tokenization import first_tokens
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
@@ -37,10 +38,14 @@ from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator, Task, requi
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
 
+Result = TypeVar("Result")
+
+log = item_logger(__name__)
+
 
 @dataclass(frozen=True)
-class Pattern:
-    """A pattern evaluator: a text with a blank, and the target that fills it.
+class PatternScore:
+    """A pattern evaluator, a text with a blank and the target that fills it, and its score.
 
     Attributes:
         left: Text before the blank. Prompts of attribute relevance keep `<gen_result>` in place
@@ -50,24 +55,15 @@ class Pattern:
             word of the target label.
         candidates: Fillings that the target is compared with, including itself. Only attribute
             relevance has more than one: a word of each label, in the order of the labels.
+        score: Mean log-probability of the target's tokens, in (-inf, 0]; for attribute relevance
+            the share of the target among the candidates, in [0, 1]. Higher is better.
+        weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
     left: str
     right: str
     target: str
     candidates: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class PatternScore(Pattern):
-    """A pattern evaluator with its score and weight for one text.
-
-    Attributes:
-        score: Mean log-probability of the target's tokens, in (-inf, 0]; for attribute relevance
-            the share of the target among the candidates, in [0, 1]. Higher is better.
-        weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
-    """
-
     score: float
     weight: float
 
@@ -86,51 +82,6 @@ class Explanation:
     score: float
     evaluators: tuple[PatternScore, ...] = ()
 
-    def to_record(self) -> dict[str, Any]:
-        """Return the fields as plain data for JSON; a NaN score becomes None."""
-        record = asdict(self)
-        return {**record, "score": None if np.isnan(self.score) else self.score}
-
-
-def likelihood_patterns(blanks: Sequence[Blank]) -> list[Pattern]:
-    """Return the patterns of coherence or consistency, whose blanks have one target each."""
-    return [Pattern(b.left, b.right, b.targets[0], b.targets) for b in blanks]
-
-
-def relevance_patterns(evaluators: Sequence[Evaluator], label: int) -> list[Pattern]:
-    """Return the patterns of attribute relevance.
-
-    Args:
-        evaluators: Prompts with their verbalizers.
-        label: Index of the target label.
-    """
-    patterns = []
-    for prompt, words in evaluators:
-        left, _, right = prompt.partition(WORD_SLOT)
-        patterns.append(Pattern(left, right, words[label], words))
-    return patterns
-
-
-def explanation(
-    aspect: str, patterns: Sequence[Pattern], scores: Scores, weights: Scores
-) -> Explanation:
-    """Explain the score of one text by its pattern evaluators.
-
-    Args:
-        aspect: Name of the aspect.
-        patterns: What the evaluators are; ignored where there are no scores.
-        scores: Score of each evaluator, shape (evaluators,), empty if there is nothing to score.
-        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
-    """
-    if not len(scores):
-        return Explanation(aspect, np.nan)
-    rows = zip(patterns, scores.tolist(), normalize_weights(weights).tolist(), strict=True)
-    evaluators = tuple(
-        PatternScore(p.left, p.right, p.target, p.candidates, score, weight)
-        for p, score, weight in rows
-    )
-    return Explanation(aspect, weighted_mean(scores, weights), evaluators)
-
 
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
     """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
@@ -143,9 +94,9 @@ def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str,
         and `evaluators`, a list of records with the fields of `PatternScore`.
     """
     return [
-        {"sample": index, **explanation.to_record()}
+        {"sample": index, **asdict(found), "score": finite_or_none(found.score)}
         for index, aspects in enumerate(explained)
-        for explanation in aspects.values()
+        for found in aspects.values()
     ]
 
 
@@ -174,96 +125,26 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
     ]
 
 
-def relevance_blanks(text: str, prompts: Sequence[str], words: Sequence[str]) -> list[Blank]:
-    """Return one blank per prompt that contains the text; every label word is a candidate."""
+def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
+    """Return one blank per prompt that contains the text, with all its words as candidates.
+
+    Args:
+        text: Text to be put into the prompts.
+        evaluators: Prompts with their verbalizers, grouped by prompt.
+    """
     blanks = []
-    for prompt in prompts:
+    for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
         # Split before inserting the text, which may itself contain the names of the slots.
         left, right = prompt.split(WORD_SLOT, 1)
         blanks.append(
             Blank(
                 left.replace(TEXT_SLOT, text),
                 right.replace(TEXT_SLOT, text),
-                tuple(words),
+                tuple(word for evaluator in group for word in evaluator.words),
                 closing=right.partition(TEXT_SLOT)[0].rstrip(),
             )
         )
     return blanks
-
-
-def evaluator_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
-    """Return one blank per prompt, with the words of all its verbalizers in a row.
-
-    Args:
-        text: Text to be put into the prompts; none has a blank if it is empty.
-        evaluators: Prompts with their verbalizers, grouped by prompt.
-    """
-    if not text.strip():
-        return []
-    blanks = []
-    for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
-        words = [word for evaluator in group for word in evaluator.words]
-        blanks += relevance_blanks(text, [prompt], words)
-    return blanks
-
-
-def aspect_blanks(
-    aspect: str,
-    text: str,
-    prefix: str,
-    split: Callable[[str], list[str]],
-    evaluators: Sequence[Evaluator],
-) -> list[Blank]:
-    """Return the patterns of a text for an aspect, none if there is nothing to score.
-
-    Args:
-        aspect: `"coherence"`, `"consistency"` or `"attribute_relevance"`.
-        text: Text that begins with the prefix.
-        prefix: Prefix; only consistency reads it.
-        split: Sentence splitter; only coherence calls it.
-        evaluators: Prompts with their verbalizers; only attribute relevance reads them.
-    """
-    if aspect == "coherence":
-        return coherence_blanks([s for s in split(text) if s.strip()])
-    if aspect == "attribute_relevance":
-        return evaluator_blanks(text, evaluators)
-    if prefix.strip() and text[len(prefix) :].strip():
-        return consistency_blanks(text, prefix)
-    return []
-
-
-def score_words(
-    infiller: Infiller, texts: Sequence[str], evaluators: Sequence[Evaluator]
-) -> Requests[Scores]:
-    """Return the log-probability of each word after each text.
-
-    Args:
-        infiller: Model that is asked.
-        texts: Texts, none of them empty.
-        evaluators: Prompts with their verbalizers, grouped by prompt.
-
-    Returns:
-        Mean over the word's tokens, in nats, shape (texts, evaluators, labels).
-    """
-    labels = len(evaluators[0].words)
-    rows = []
-    for window in windows(texts):
-        groups = [evaluator_blanks(texts[i], evaluators) for i in window]
-        flat = [blank for group in groups for blank in group]
-        scored = iter((yield from infiller.requests(flat)))
-        rows += [word_log_probs([next(scored) for _ in group], labels) for group in groups]
-    return np.array(rows).reshape(-1, len(evaluators), labels)
-
-
-def word_log_probs(token_scores: Sequence[Sequence[TokenScores]], labels: int) -> Scores:
-    """Return the mean log-probability of each evaluator's words, shape (evaluators, labels).
-
-    Args:
-        token_scores: Scores of the words of each of `evaluator_blanks`.
-        labels: Number of labels.
-    """
-    means = [word.log_probs.mean() for words in token_scores for word in words]
-    return np.array(means).reshape(-1, labels)
 
 
 def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
@@ -275,13 +156,28 @@ def reason_for_nan(aspect: str, text: str, prefix: str) -> str:
     return "has nothing beyond its prefix" if prefix.strip() else "has no prefix"
 
 
-log = item_logger(__name__)
-
 AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance"]
 
-# Score and weight ≥ 0 of each evaluator of one text, shape (evaluators,), empty where an aspect has
-# nothing to score. The weights need not sum to 1.
-Evaluated: TypeAlias = tuple[Scores, Scores]
+
+class Evaluated(NamedTuple):
+    """Pattern evaluators of one text for one aspect; none where there is nothing to score.
+
+    Attributes:
+        sample: Index of the text.
+        aspect: Name of the aspect.
+        blanks: What the model filled: a blank per evaluator, in attribute relevance per prompt.
+        scores: Score of each evaluator, shape (evaluators,).
+        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
+    """
+
+    sample: int
+    aspect: str
+    blanks: Sequence[Blank]
+    scores: Scores
+    weights: Scores
+
+
+_LABEL_READER = "CTRLEval attribute_relevance"
 
 SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
@@ -329,6 +225,7 @@ class CTRLEval(ModelScorer[Infiller]):
 
     Attributes:
         labels: Labels of the task, in the column order of `probabilities`.
+        pattern_evaluators: Prompts with their verbalizers, those that `evaluators` draws.
 
     Raises:
         ValueError: A name is unknown, a number out of range, or a reference text empty.
@@ -360,7 +257,7 @@ class CTRLEval(ModelScorer[Infiller]):
         self.aspects = some_of("aspects", aspects, SPECS)
         self.weights = None if weights is None else one_of("weights", weights, WEIGHTINGS)
         self.max_tokens = positive("max_tokens", max_tokens)
-        self.evaluators = (
+        self.pattern_evaluators = (
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
         self.split = find_splitter(sentence_splitter)
@@ -371,7 +268,7 @@ class CTRLEval(ModelScorer[Infiller]):
         self._iwf = iwf
         self._bias: Scores | None = None
 
-    @property
+    @cached_property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of the chosen aspects."""
         return {aspect: SPECS[aspect] for aspect in self.aspects}
@@ -410,7 +307,7 @@ class CTRLEval(ModelScorer[Infiller]):
         """Raise if the samples lack what the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
-            samples.require_labels(self.labels, "CTRLEval attribute_relevance", "the task")
+            samples.label_indices(self.labels, _LABEL_READER, "the task")
 
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
@@ -424,12 +321,10 @@ class CTRLEval(ModelScorer[Infiller]):
             ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
         aspects = [a for a in self.aspects if names is None or a in names]
-        self.check_samples(samples, aspects)
-        evaluated = yield from self._evaluate(self._bounded(samples), aspects)
-        return {
-            aspect: np.array([weighted_mean(*text) for text in texts])
-            for aspect, texts in evaluated.items()
-        }
+        means = yield from self._evaluate(
+            samples, aspects, lambda found: weighted_mean(found.scores, found.weights)
+        )
+        return {aspect: np.array(values) for aspect, values in means.items()}
 
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
@@ -452,15 +347,23 @@ class CTRLEval(ModelScorer[Infiller]):
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)
         aspects = [aspect for aspect in self.aspects if aspect in computable]
-        self.check_samples(samples, aspects)
-        samples = self._bounded(samples)
-        (evaluated,) = run_requests([self._evaluate(samples, aspects)])
+
+        def explained(found: Evaluated) -> Explanation:
+            if not len(found.scores):
+                return Explanation(found.aspect, np.nan)
+            patterns = [(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
+            if found.aspect == "attribute_relevance":
+                label = self.labels.index((samples.labels or ())[found.sample])
+                parts = [(e.prompt.split(WORD_SLOT, 1), e.words) for e in self.pattern_evaluators]
+                patterns = [(left, right, w[label], w) for (left, right), w in parts]
+            scores, weights = found.scores.tolist(), normalize_weights(found.weights).tolist()
+            rows = zip(patterns, scores, weights, strict=True)
+            evaluators = tuple(PatternScore(*pattern, *values) for pattern, *values in rows)
+            return Explanation(found.aspect, weighted_mean(found.scores, found.weights), evaluators)
+
+        (by_aspect,) = run_requests([self._evaluate(samples, aspects, explained)])
         return [
-            {
-                aspect: explanation(aspect, self._patterns(aspect, samples, i), *texts[i])
-                for aspect, texts in evaluated.items()
-            }
-            for i in range(len(samples))
+            dict(zip(aspects, row, strict=True)) for row in zip(*by_aspect.values(), strict=True)
         ]
 
     def probabilities(self, texts: Sequence[str]) -> Scores:
@@ -471,96 +374,99 @@ class CTRLEval(ModelScorer[Infiller]):
         """
         texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
         result = np.full((len(texts), len(self.labels)), np.nan)
-        weighting = self._weighting("attribute_relevance")
         kept = [i for i, text in enumerate(texts) if text.strip()]
-        words = score_words(self.loaded_model, [texts[i] for i in kept], self.evaluators)
+        words = self._word_log_probs([texts[i] for i in kept])
         log_probs, bias = run_requests([words, self._label_bias()])
         for i, values in zip(kept, log_probs, strict=True):
-            result[i] = label_probabilities(values - bias, weighting)
+            result[i] = label_probabilities(values - bias, self._weightings["attribute_relevance"])
         return result
 
     def _evaluate(
-        self, samples: Samples, aspects: Sequence[AspectName]
-    ) -> Requests[dict[AspectName, list[Evaluated]]]:
-        """Evaluate samples that are `_bounded`, by aspect, window by window."""
-        evaluated: dict[AspectName, list[Evaluated]] = {a: [] for a in aspects}
-        for window in windows(samples.texts):
-            bias = (yield from self._label_bias()) if "attribute_relevance" in aspects else 0.0
-            groups = {(i, a): self._blanks(a, samples, i) for i in window for a in aspects}
-            blanks = [blank for group in groups.values() for blank in group]
-            scored = iter((yield from self.loaded_model.requests(blanks)))
-            for (i, aspect), group in groups.items():
-                token_scores = [next(scored) for _ in group]
-                if not group:
-                    scores = beta = np.zeros(0)
-                elif aspect == "attribute_relevance":
-                    log_probs = word_log_probs(token_scores, len(self.labels)) - bias
-                    scores, beta = relevance_evaluators(log_probs)
-                    scores = scores[:, self._label(samples, i)]
-                else:
-                    scores, beta = self._likelihoods(aspect, token_scores)
-                weights = self._weighting(aspect)(scores, beta) if group else beta
-                evaluated[aspect].append((scores, weights))
-        return evaluated
+        self, samples: Samples, aspects: Sequence[AspectName], fold: Callable[[Evaluated], Result]
+    ) -> Requests[dict[AspectName, list[Result]]]:
+        """Fold the evaluators of each sample, by aspect, window by window.
 
-    def _bounded(self, samples: Samples) -> Samples:
-        """Return the samples with at most `max_tokens` of each text; their prefixes fit."""
+        Reads at most `max_tokens` of a text, and warns of a sample without evaluators.
+        """
+        prefixes: Sequence[str] = [""] * len(samples.texts)
+        targets: list[int] = []
+        if "consistency" in aspects:
+            prefixes = samples.require("prefixes", "CTRLEval consistency")
+        if "attribute_relevance" in aspects:
+            targets = samples.label_indices(self.labels, _LABEL_READER, "the task")
+            if self._bias is None:
+                yield from self._label_bias()
+        results: dict[AspectName, list[Result]] = {aspect: [] for aspect in aspects}
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
-        prefixes = samples.prefixes
-        if prefixes is not None:
-            prefixes = [p[: len(text)] for p, text in zip(prefixes, texts, strict=True)]
-        return samples.replace(texts=texts, prefixes=prefixes)
+        for window in windows(texts):
+            groups: list[tuple[int, AspectName, list[Blank]]] = []
+            for i in window:
+                text, prefix = texts[i], prefixes[i][: len(texts[i])]
+                for aspect in aspects:
+                    blanks: list[Blank] = []
+                    if aspect == "coherence":
+                        blanks = coherence_blanks([s for s in self.split(text) if s.strip()])
+                    elif aspect == "attribute_relevance" and text.strip():
+                        blanks = relevance_blanks(text, self.pattern_evaluators)
+                    elif prefix.strip() and text[len(prefix) :].strip():
+                        blanks = consistency_blanks(text, prefix)
+                    if not blanks:
+                        reason = reason_for_nan(aspect, text, prefix)
+                        log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
+                    groups.append((i, aspect, blanks))
+            flat = [blank for _, _, blanks in groups for blank in blanks]
+            scored = iter((yield from self.loaded_model.requests(flat)))
+            for i, aspect, blanks in groups:
+                targets_scored = [target for _ in blanks for target in next(scored)]
+                scores = np.array([target.log_probs.mean() for target in targets_scored])
+                weighting = self._weightings[aspect]
+                beta = np.ones(len(scores))
+                if aspect == "attribute_relevance" and blanks:
+                    log_probs = scores.reshape(-1, len(self.labels)) - self._bias
+                    shares, beta = relevance_evaluators(log_probs)
+                    scores = shares[:, targets[i]]
+                elif weighting is beta_weights:  # the others ignore β; its table may be large
+                    beta = np.array([self.iwf.sentence_weight(t.ids) for t in targets_scored])
+                weights = weighting(scores, beta) if blanks else beta
+                results[aspect].append(fold(Evaluated(i, aspect, blanks, scores, weights)))
+        return results
 
-    def _blanks(self, aspect: str, samples: Samples, i: int, warn: bool = True) -> list[Blank]:
-        """Return the patterns of a sample for an aspect, with a warning if there are none."""
-        text = samples.texts[i]
-        prefix = samples.prefixes[i] if samples.prefixes else ""
-        blanks = aspect_blanks(aspect, text, prefix, self.split, self.evaluators)
-        if warn and not blanks:
-            reason = reason_for_nan(aspect, text, prefix)
-            log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
-        return blanks
+    def _word_log_probs(self, texts: Sequence[str]) -> Requests[Scores]:
+        """Return the mean token log-probability of each word after each text, none of them empty.
 
-    def _likelihoods(
-        self, aspect: AspectName, token_scores: list[list[TokenScores]]
-    ) -> tuple[Scores, Scores]:
-        """Return scores and β of the patterns of one text, each of which has one target."""
-        targets = [target for (target,) in token_scores]
-        beta = np.ones(len(targets))
-        if self._weighting(aspect) is beta_weights:  # the others ignore β; its table may be large
-            beta = np.array([self.iwf.sentence_weight(target.ids) for target in targets])
-        return np.array([target.log_probs.mean() for target in targets]), beta
-
-    def _patterns(self, aspect: AspectName, samples: Samples, i: int) -> list[Pattern]:
-        """Return what the evaluators of a text are, in the order in which they ran."""
-        if aspect == "attribute_relevance":
-            return relevance_patterns(self.evaluators, self._label(samples, i))
-        return likelihood_patterns(self._blanks(aspect, samples, i, warn=False))
-
-    def _label(self, samples: Samples, i: int) -> int:
-        return self.labels.index((samples.labels or ())[i])
+        Shape (texts, evaluators, labels).
+        """
+        means: list[float] = []
+        for window in windows(texts):
+            blanks = [
+                b for i in window for b in relevance_blanks(texts[i], self.pattern_evaluators)
+            ]
+            scored = yield from self.loaded_model.requests(blanks)
+            means += [word.log_probs.mean() for words in scored for word in words]
+        shape = len(texts), len(self.pattern_evaluators), len(self.labels)
+        return np.array(means).reshape(shape)
 
     def _label_bias(self) -> Requests[Scores]:
         """Return the bias that calibration takes off, shape (evaluators, labels); computed once."""
         if self._bias is None:
-            texts = self._reference_texts()
-            if not texts:
-                return np.zeros((len(self.evaluators), len(self.labels)))
-            words = score_words(self.loaded_model, texts, self.evaluators)
-            self._bias = label_bias((yield from words))
+            texts = self.calibration
+            if texts is None:
+                texts = isinstance(self.loaded_model, CausalInfiller) and len(self.labels) > 2
+            if texts is True:
+                texts = neutral_texts()
+            elif texts:
+                texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
+            if texts:
+                self._bias = label_bias((yield from self._word_log_probs(texts)))
+            else:
+                self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
         return self._bias
 
-    def _reference_texts(self) -> Sequence[str]:
-        """Return the texts of the calibration, none without it."""
-        chosen = self.calibration
-        if chosen is None:
-            chosen = isinstance(self.loaded_model, CausalInfiller) and len(self.labels) > 2
-        if isinstance(chosen, bool):
-            return neutral_texts() if chosen else ()
-        return first_tokens(self.loaded_model.tokenizer, chosen, self.max_tokens)
-
-    def _weighting(self, aspect: str) -> Weighting:
+    @cached_property
+    def _weightings(self) -> dict[str, Weighting]:
+        """Weighting of the evaluators of each aspect."""
         if self.weights is not None:
-            return WEIGHTINGS[self.weights]
+            return dict.fromkeys(SPECS, WEIGHTINGS[self.weights])
         is_causal = isinstance(self.loaded_model, CausalInfiller)
-        return mean_weights if is_causal and aspect == "attribute_relevance" else beta_weights
+        relevance = mean_weights if is_causal else beta_weights
+        return {**dict.fromkeys(SPECS, beta_weights), "attribute_relevance": relevance}

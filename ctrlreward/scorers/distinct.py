@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
@@ -43,15 +42,13 @@ class Distinct(Scorer):
     """
 
     pointwise = False
+    of_groups = True
+    specs = dict.fromkeys(
+        ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
+    )
 
     def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
         self.model = model
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the score for each n and of their mean."""
-        names = ("distinct_1", "distinct_2", "distinct_3", "distinct")
-        return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -59,10 +56,7 @@ class Distinct(Scorer):
         return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the values of each sample's group, float64 of shape (n,).
-
-        NaN, with a warning, if the sample's own text is empty.
-        """
+        """Return the values of each sample's group; NaN, with a warning, for an empty text."""
         column = samples.prefixes if samples.groups is None else samples.groups
         if column is None:
             column = [""] * len(samples)

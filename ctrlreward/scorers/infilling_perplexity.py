@@ -88,16 +88,17 @@ class InfillingPerplexity(ModelScorer[Infiller]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
-        """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
-
-        Names that include `"tokens"` get the number of scored tokens, too.
-        """
+        """See `Perplexity.score_samples`."""
         log_likelihood = np.full(len(samples), np.nan)
         tokens = np.zeros(len(samples))
         kept = set(nonempty("infilling_perplexity", texts=samples.texts))
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         for window in windows(texts):
-            groups = {i: self._blanks(texts[i]) for i in window if i in kept}
+            groups: dict[int, list[Blank]] = {}
+            for i in window:
+                if i in kept:  # a text without a sentence is a sentence itself
+                    sentences = [s for s in self.split(texts[i]) if s.strip()] or [texts[i]]
+                    groups[i] = coherence_blanks(sentences)
             flat = [blank for group in groups.values() for blank in group]
             scored = iter((yield from self.loaded_model.requests(flat)))
             for i, group in groups.items():
@@ -111,7 +112,3 @@ class InfillingPerplexity(ModelScorer[Infiller]):
             "infilling_log_likelihood": log_likelihood,
         }
         return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
-
-    def _blanks(self, text: str) -> list[Blank]:
-        """Return one blank per sentence; a text without one is a sentence itself."""
-        return coherence_blanks([s for s in self.split(text) if s.strip()] or [text])

@@ -94,13 +94,9 @@ class LexiconSentiment(Scorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen scores, or those of them in `names`, each float64 of shape (n,).
+        """Return the chosen scores, or those of them in `names`.
 
         NaN, with a warning, for an empty text.
-
-        Raises:
-            ValueError: The accuracy is wanted and `labels` are absent, or one has another name.
-            ImportError: The package is not installed.
         """
         aspects = self.aspects if names is None else names
         signs = self._signs(samples) if "accuracy" in aspects else None
@@ -116,5 +112,5 @@ class LexiconSentiment(Scorer):
     def _signs(self, samples: Samples) -> Scores:
         """Return -1 for the negative label and 1 for the positive one, shape (n,)."""
         reader = "LexiconSentiment accuracy"
-        targets = samples.require_labels(self.labels, reader, "the lexicon")
-        return np.array([1.0 if label == self.labels[1] else -1.0 for label in targets])
+        targets = samples.label_indices(self.labels, reader, "the lexicon")
+        return np.array([-1.0, 1.0])[targets]

@@ -133,31 +133,33 @@ class ModelScorer(Scorer, Generic[Model]):
                 yield model
 
     @property
+    def parts(self) -> Sequence[Scorer]:
+        """A scorer that was given as the model."""
+        return (self.model,) if isinstance(self.model, Scorer) else ()
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Device of a named model or of a scorer given as the model; unknown for other objects."""
         if isinstance(self.model, Scorer):
             return self.model.devices
-        return (self.device,) if isinstance(self.model, str) else ()
+        return super().devices if isinstance(self.model, str) else ()
 
     def load(self) -> None:
         """Load the model now instead of at the first `score`."""
-        if isinstance(self.model, Scorer):
-            self.model.load()
+        super().load()
         _ = self.loaded_model
 
     def to(self, device: str) -> None:
         """Free the model and load it on another device at the next use."""
         self.release()
         self.device = device
-        if isinstance(self.model, Scorer):
-            self.model.to(device)
+        super().to(device)
 
     def release(self) -> None:
         """Free the model, unless another scorer shares it; the next `score` loads it again."""
         if self.__dict__.pop("loaded_model", None) is not None:
             free_unused()  # some models are cycles of objects, such as Mamba
-        if isinstance(self.model, Scorer):
-            self.model.release()
+        super().release()
 
 
 def check_loaded(model: object, kind: type, *members: str) -> None:

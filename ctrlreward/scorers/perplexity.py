@@ -36,7 +36,8 @@ class Perplexity(ModelScorer[CausalLM]):
         max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
             None reads as many as the model can.
         score_end: Score the end token after a text, too, as the perplexity of a language model of
-            sentences is computed (`recipes.judges.language_model`). A truncated text has no end.
+            sentences is computed (`recipes.scoring_models.language_model`). A truncated text has no
+            end.
         **options: See `ModelOptions`.
 
     Raises:
@@ -82,22 +83,21 @@ class Perplexity(ModelScorer[CausalLM]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
-        """Compute both scores, float64 of shape (n,); NaN, with a warning, for an empty text.
+        """Return both scores; NaN, with a warning, for an empty text.
 
         Names that include `"tokens"` get the number of scored tokens, too.
         """
-        total, tokens = yield from self._totals(samples)
-        log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
-        scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
-        return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
-
-    def _totals(self, samples: Samples) -> Requests[tuple[Scores, Scores]]:
-        """Return the summed log-probability and the number of tokens of each text, shape (n,)."""
         total, tokens = np.zeros((2, len(samples)))
         kept = set(nonempty("perplexity", texts=samples.texts))
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         if self.score_end:
-            end = self._end()
+            end_token = self.loaded_model.tokenizer.eos_token_id
+            if end_token is None:
+                raise ValueError(
+                    f"score_end = True, but the tokenizer of {self.model!r} has no end token: "
+                    "leave it False"
+                )
+            end = mark(end_token)
             pairs = zip(texts, samples.texts, strict=True)
             texts = [text + end if text == whole else text for text, whole in pairs]
         for window in windows(texts):
@@ -107,17 +107,9 @@ class Perplexity(ModelScorer[CausalLM]):
             for i, (_, log_probs) in zip(indices, scored, strict=True):
                 # Rounding can push the log-probability of a certain token just above 0.
                 total[i], tokens[i] = np.minimum(log_probs, 0.0).sum(), len(log_probs)
-        return total, tokens
-
-    def _end(self) -> str:
-        """Return the mark of the end token."""
-        end = self.loaded_model.tokenizer.eos_token_id
-        if end is None:
-            raise ValueError(
-                f"score_end = True, but the tokenizer of {self.model!r} has no end token: "
-                "leave it False"
-            )
-        return mark(end)
+        log_likelihood = np.divide(total, tokens, where=tokens > 0, out=np.full_like(total, np.nan))
+        scores = {"perplexity": np.exp(-log_likelihood), "log_likelihood": log_likelihood}
+        return {**scores, TOKENS: tokens} if TOKENS in (names or ()) else scores
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:

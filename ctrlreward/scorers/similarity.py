@@ -38,6 +38,8 @@ class Similarity(ModelScorer[SentenceEncoder]):
         {'similarity': array([0.6, 1. ])}
     """
 
+    specs = dict.fromkeys(("similarity",), ScoreSpec(True, (-1.0, 1.0)))
+
     def __init__(
         self,
         model: str | SentenceEncoder = "minilm-l6",
@@ -45,11 +47,6 @@ class Similarity(ModelScorer[SentenceEncoder]):
     ) -> None:
         check_loaded(model, SentenceEncoder, "embed")
         super().__init__(model, **options)
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of the cosine."""
-        return {"similarity": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`sources`."""
@@ -62,24 +59,16 @@ class Similarity(ModelScorer[SentenceEncoder]):
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the cosines, float64 of shape (n,).
+        """Return the cosines.
 
         NaN, with a warning, if text or source is empty or the model has no vector for it.
-
-        Raises:
-            ValueError: The column `sources` is absent.
         """
         sources = samples.require("sources", "Similarity")
         kept = nonempty("similarity", texts=samples.texts, sources=sources)
-        columns = {"texts": samples.texts, "sources": sources}
-        items = [(name, i, column[i]) for name, column in columns.items() for i in kept]
-
-        def item_name(place: int) -> str:
-            column, i, _ = items[place]
-            return f"{column}[{i}]"
-
+        texts = [column[i] for column in (samples.texts, sources) for i in kept]
+        names = [f"{column}[{i}]" for column in ("texts", "sources") for i in kept]
         with self.exclusive_model() as encoder:
-            vectors = encoder.embed([text for _, _, text in items], item_name)
+            vectors = encoder.embed(texts, names.__getitem__)
         text_vectors, source_vectors = vectors[: len(kept)], vectors[len(kept) :]
         cosines = (text_vectors * source_vectors).sum(axis=1)
         # Rounding would rank copies at random, and push some just above 1.

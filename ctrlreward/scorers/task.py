@@ -68,8 +68,10 @@ class Task:
                         f"prompts[{i}] = {prompt!r} contains {slot} {prompt.count(slot)} times: "
                         "write it once"
                     )
-        for label, words in _words_by_label(self.verbalizers).items():
-            _require_text(f"label {label!r}", label)
+        if not isinstance(self.verbalizers, Mapping):
+            raise ValueError(f"verbalizers = {self.verbalizers!r}: give each label a list of words")
+        require_texts("labels", [*self.verbalizers])
+        for label, words in self.verbalizers.items():
             require_texts(f"verbalizers[{label!r}]", words)
         counts = {label: len(words) for label, words in self.verbalizers.items()}
         if len(counts) < 2 or len(set(counts.values())) != 1 or 0 in counts.values():
@@ -146,15 +148,13 @@ class Task:
             verbalizers: File with the labels in the first line and one verbalizer per further
                 line, separated by tabs.
         """
-        labels, *rows = [line.split("\t") for line in _lines(verbalizers)]
+        lines, table = (
+            [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]
+            for path in (prompts, verbalizers)
+        )
+        labels, *rows = [line.split("\t") for line in table]
         words = {label: [row[i] for row in rows if i < len(row)] for i, label in enumerate(labels)}
-        return Task(_lines(prompts), words)
-
-
-def _words_by_label(verbalizers: object) -> Mapping[object, object]:
-    if not isinstance(verbalizers, Mapping):
-        raise ValueError(f"verbalizers = {verbalizers!r}: give each label a list of words")
-    return verbalizers
+        return Task(lines, words)
 
 
 def require_texts(name: str, values: object) -> Sequence[str]:
@@ -170,15 +170,9 @@ def require_texts(name: str, values: object) -> Sequence[str]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} = {values!r}: give a list of strings")
     for i, value in enumerate(values):
-        _require_text(f"{name}[{i}] = {value!r}", value)
+        # YAML reads an unquoted no, yes, on or 1984 as another type, and splits at a colon.
+        if not isinstance(value, str) or not value.strip():
+            raise ValueError(
+                f"{name}[{i}] = {value!r} is not text: write a word or a phrase, in quotes"
+            )
     return values
-
-
-def _require_text(name: str, value: object) -> None:
-    # YAML reads an unquoted no, yes, on or 1984 as another type, and splits at a colon.
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} is not text: write a word or a phrase, in quotes")
-
-
-def _lines(path: str | PathLike[str]) -> list[str]:
-    return [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line]

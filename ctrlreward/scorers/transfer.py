@@ -14,23 +14,27 @@ from ctrlreward.functional.transfer import (
     GM_THRESHOLDS,
     SentenceScores,
     adjusted_gm,
+    gm_of,
     weighted_transfer,
 )
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import (
     CorpusFold,
     Scorer,
     Scores,
     ScoreSpec,
-    unchecked_requests,
+    checked_requests,
 )
-from ctrlreward.scorers.composite import CompositeScorer, check_part
+from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity
 
 # Values of each sample from which the scores of a corpus follow.
 CORPUS_PARTS = ("accuracy", "similarity", "log_likelihood", TOKENS)
+
+# Scores of a sample whose GM is computed.
+_FACTORS = ("label_probability", "similarity", "perplexity")
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,18 @@ class TransferQuality(CompositeScorer):
         self.accuracy = Accuracy() if accuracy is None else accuracy
         self.similarity = Similarity() if similarity is None else similarity
         self.perplexity = Perplexity() if perplexity is None else perplexity
-        check_part("accuracy", self.accuracy, ["label_probability"], "Accuracy(...)")
-        check_part("similarity", self.similarity, ["similarity"], "Similarity(...)")
-        check_part("perplexity", self.perplexity, ["perplexity"], "Perplexity(...)")
+        names = {"accuracy": _FACTORS[0], "similarity": _FACTORS[1], "perplexity": _FACTORS[2]}
+        for (argument, needed), part in zip(names.items(), self.parts, strict=True):
+            kind, example = type(part).__name__, f"give {argument.capitalize()}(...)"
+            if not isinstance(part, Scorer):
+                raise TypeError(
+                    f"{argument} = {shortened(part)} is a {kind}, not a scorer: {example}"
+                )
+            if needed not in part.specs:
+                raise ValueError(
+                    f"{argument} is a {kind}, which has no {needed}, only "
+                    f"{', '.join(part.specs)}: {example}"
+                )
         self.thresholds = thresholds
 
     @property
@@ -119,27 +132,22 @@ class TransferQuality(CompositeScorer):
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
         """Figures of the paper's tables: accuracy, similarity, perplexity and GM of a corpus."""
-
-        def fold(figure: str) -> CorpusFold:
-            return CorpusFold(CORPUS_PARTS, partial(self._figure, figure))
-
-        return {name: fold(name) for name in ("gm", "accuracy", "similarity", "perplexity")}
+        return {
+            name: CorpusFold(CORPUS_PARTS, partial(self._figure, name))
+            for name in ("gm", "accuracy", "similarity", "perplexity")
+        }
 
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Compute all scores, float64 of shape (n,); `gm` is NaN where a part is NaN.
-
-        Raises:
-            ValueError: The column `labels` or `sources` is absent, or a label is unknown.
-        """
-        extra = names or ()
-        parts = run_requests(
-            [unchecked_requests(p, samples, {*p.specs, *extra}) for p in self.parts]
-        )
+        """Return all scores; `gm` is NaN where a part is NaN."""
+        wanted = {part: [*part.specs] for part in self.parts}
+        if TOKENS in (names or ()):
+            wanted[self.perplexity].append(TOKENS)
+        parts = run_requests([checked_requests(p, samples, n) for p, n in wanted.items()])
         scores = {name: values for part in parts for name, values in part.items()}
-        factors = (scores["label_probability"], scores["similarity"], scores["perplexity"])
-        return {"gm": adjusted_gm(*factors, thresholds=self.thresholds), **scores}
+        gm = gm_of(_FACTORS, self.thresholds, scores)
+        return {"gm": gm, **scores}
 
     def _figure(self, figure: str, *parts: Scores) -> float:
         return float(getattr(corpus_transfer(*parts, thresholds=self.thresholds), figure))

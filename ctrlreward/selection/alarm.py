@@ -1,31 +1,54 @@
-"""Alarm on reward hacking: a proxy improves while a held-out metric declines."""
+"""Alarm on reward hacking: a proxy improves while held-out metrics decline."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ctrlreward.arguments import Mode, check_direction
-from ctrlreward.functional.trend import LONGEST, Divergence, divergence
-from ctrlreward.selection.metrics import no_new_value, read
+import numpy as np
 
-# With these defaults at most 5 % of honest runs of 20 validations raise an alarm, even if the proxy
-# always rises and the held-out metric is a random walk
+from ctrlreward.arguments import Mode, check_direction, sign_of
+from ctrlreward.functional.sequential import level_of_test, rise_p_value
+from ctrlreward.functional.trend import LONGEST, rising_p_value
+from ctrlreward.selection.metrics import (
+    Evidence,
+    Validation,
+    check_level,
+    chosen_level,
+    describe,
+    no_new_value,
+    read,
+)
+
+HeldOutMode: TypeAlias = Literal["max", "min", "drift"]
+Reference: TypeAlias = Literal["first", "best"]
+
+# Probability of a false alarm in a whole run, with scores by prompt.
+LEVEL = 0.05
+# Without scores by prompt: with these at most 5 % of honest runs of 20 validations raise an alarm,
+# even if the proxy always rises and the held-out metric is a random walk
 # (benchmarks/studies/proxy_guard_false_alarms.py).
 WINDOW = 12
-LEVEL = 0.01
+WALK_LEVEL = 0.01
+# Half of what Cohen (1988) calls a small effect. A decline of a tenth of the spread between prompts
+# is within what two readers disagree about; with 2,000 prompts it would be certain at once.
+MARGIN = 0.1
 
 
 @dataclass(frozen=True)
 class AlarmState:
-    """Values of the last validations, and whether there is an alarm.
+    """What later validations are compared with, and whether there is an alarm.
 
     Attributes:
-        values: Proxy and held-out metric of the last validations, oldest first.
+        values: Proxy and held-out metrics of the last validations, oldest first; used for metrics
+            without scores by prompt.
         alarm: Whether the last scored validation raised an alarm.
         alarm_step: Step of the first alarm, -1 before.
+        references: Held-out key → validation that it is compared with.
+        tests: Number of tests on scores by prompt so far.
+        last: p-value and reason of the last such test.
 
     Examples:
         >>> state = AlarmState(values=((0.1, 0.9), (0.2, 0.7))).alarmed(step=200)
@@ -35,9 +58,12 @@ class AlarmState:
         True
     """
 
-    values: tuple[tuple[float, float], ...] = ()
+    values: tuple[tuple[float, ...], ...] = ()
     alarm: bool = False
     alarm_step: int = -1
+    references: Mapping[str, Validation] = field(default_factory=dict)
+    tests: int = 0
+    last: tuple[float, str] | None = None
 
     def alarmed(self, step: int) -> AlarmState:
         """Return the state with an alarm at this step."""
@@ -47,16 +73,26 @@ class AlarmState:
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
         return {
-            "values": [list(pair) for pair in self.values],
+            "values": [list(row) for row in self.values],
             "alarm": self.alarm,
             "alarm_step": self.alarm_step,
+            "references": {key: seen.to_dict() for key, seen in self.references.items()},
+            "tests": self.tests,
+            "last": None if self.last is None else list(self.last),
         }
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> AlarmState:
         """Restore a state from `to_dict`."""
-        values = tuple((proxy, held_out) for proxy, held_out in state["values"])
-        return cls(values, state["alarm"], state["alarm_step"])
+        references = {key: Validation.from_dict(seen) for key, seen in state["references"].items()}
+        return cls(
+            tuple(map(tuple, state["values"])),
+            state["alarm"],
+            state["alarm_step"],
+            references,
+            state["tests"],
+            None if state["last"] is None else (state["last"][0], state["last"][1]),
+        )
 
 
 class AlarmDecision(NamedTuple):
@@ -64,7 +100,9 @@ class AlarmDecision(NamedTuple):
 
     Attributes:
         alarm: Whether there is an alarm. Without a new test, that of the last test.
-        p_value: Larger p-value of the two tests, in (0, 1]; None if there was nothing to test.
+        p_value: With scores by prompt, the smallest level of the whole run at which this test would
+            raise an alarm; without, the p-value of the test of the window. None if there was
+            nothing to test.
         reason: Explanation in words.
 
     Examples:
@@ -81,23 +119,51 @@ class AlarmDecision(NamedTuple):
 
 @dataclass(frozen=True)
 class AlarmRule:
-    """Rule that raises an alarm if the proxy rises and the held-out metric declines.
+    """Rule that raises an alarm if the proxy has risen and a held-out metric has declined.
 
-    Both trends must exceed what a random walk would show (`ctrlreward.functional.trend`). The test
-    looks at the last `window` validations with new, finite values of both metrics.
+    With scores by prompt (`evidence`), each validation is compared with a reference validation,
+    prompt by prompt, by flips of signs (`ctrlreward.functional.sequential`). `level` bounds the
+    probability of a false alarm in the whole run, however long: that of an alarm if no held-out
+    metric has declined by more than its margin. A proxy without scores by prompt has risen if its
+    mean has.
+
+    Without evidence of a held-out metric, the trend of the last `window` validations must exceed
+    what a random walk would show, for the proxy and for the held-out metric
+    (`ctrlreward.functional.trend`).
 
     Args:
         proxy: Key of the metric that is optimised.
-        held_out: Key of the metric that is not optimised.
+        held_out: Key of a metric that is not optimised, several keys, or key → "max" if higher is
+            better, "min" if lower is better, "drift" if any change is a decline (length, KL). With
+            several, each is tested at its share of the level (Bonferroni).
         proxy_mode: "max" if higher is better, "min" if lower is better.
-        held_out_mode: The same for the held-out metric.
-        window: Number of validations per test, 4 to 16.
-        level: Raise an alarm if both p-values are at most this.
+        held_out_mode: Mode of held-out metrics without one.
+        window: Number of validations per test of the trend, 4 to 16.
+        level: Probability of a false alarm in the whole run, by default 0.05. Without evidence, the
+            level of each test of the trend, by default 0.01.
+        reference: Validation to compare with: "first", or "best", the one with the best held-out
+            mean so far. "best" notices a decline after a rise. A k-th of the level for each of k
+            earlier validations keeps the promise, although the best one was best by chance, too.
+        margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
+            Defaults to a tenth of the standard deviation between prompts at the reference.
 
     Raises:
-        ValueError: Unknown mode, `window` or `level` out of range, or the same metric twice.
+        ValueError: Unknown mode or reference, `window`, `level` or `margin` out of range, or the
+            same metric twice.
 
     Examples:
+        >>> rule = AlarmRule("reward", "rating")
+        >>> rng = np.random.default_rng(0)
+        >>> state = rule.start()
+        >>> for step, quality in [(100, 0.8), (200, 0.7), (300, 0.5)]:
+        ...     ratings = quality + 0.1 * rng.normal(size=24)
+        ...     metrics = {"reward": 1 - quality, "rating": ratings.mean()}
+        ...     state, decision = rule.update(state, step, metrics, evidence={"rating": ratings})
+        >>> decision.alarm
+        True
+
+        Without scores by prompt:
+
         >>> rule = AlarmRule("reward", "rating", window=4, level=0.125)
         >>> state = rule.start()
         >>> for i in range(4):
@@ -108,25 +174,54 @@ class AlarmRule:
     """
 
     proxy: str
-    held_out: str
+    held_out: str | Sequence[str] | Mapping[str, HeldOutMode]
     proxy_mode: Mode = "max"
-    held_out_mode: Mode = "max"
+    held_out_mode: HeldOutMode = "max"
     window: int = WINDOW
-    level: float = LEVEL
+    level: float | None = None
+    reference: Reference = "first"
+    margin: float | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        if self.proxy == self.held_out:
-            raise ValueError(f"proxy and held_out are both {self.proxy!r}: give two metrics")
         check_direction("proxy_mode", self.proxy_mode)
-        check_direction("held_out_mode", self.held_out_mode)
+        check_held_out_mode("held_out_mode", self.held_out_mode)
+        if not self.modes:
+            raise ValueError("held_out is empty, must be at least one key")
+        for key, mode in self.modes.items():
+            if key == self.proxy:
+                raise ValueError(f"proxy and held_out are both {key!r}: give two metrics")
+            check_held_out_mode(f"held_out[{key!r}]", mode)
+        if self.reference not in ("first", "best"):
+            raise ValueError(f"reference must be 'first' or 'best', got {self.reference!r}")
         if not 4 <= self.window <= LONGEST:
             raise ValueError(f"window = {self.window}: give 4 to {LONGEST} scored validations")
+        check_level(LEVEL if self.level is None else self.level)
+        margins = self.margin if isinstance(self.margin, Mapping) else {"": self.margin or 0.0}
+        for key, margin in margins.items():
+            if key and key not in self.modes:
+                raise ValueError(
+                    f"margin has the key {key!r}, must be one of {', '.join(self.modes)}"
+                )
+            if not margin >= 0:
+                raise ValueError(f"margin must be at least 0, got {margin}")
         smallest = 2.0 ** (1 - self.window)
-        if not smallest <= self.level < 1:
+        if not self._walk_level >= smallest:
             raise ValueError(
-                f"level = {self.level}: the smallest p-value of a window of {self.window} is "
+                f"level = {self._walk_level}: the smallest p-value of a window of {self.window} is "
                 f"{smallest:.2g}, so give at least that and less than 1"
             )
+
+    @property
+    def modes(self) -> dict[str, HeldOutMode]:
+        """Mode of each held-out metric."""
+        if isinstance(self.held_out, Mapping):
+            return dict(self.held_out)
+        keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
+        return dict.fromkeys(keys, self.held_out_mode)
+
+    @property
+    def _walk_level(self) -> float:
+        return WALK_LEVEL if self.level is None else self.level
 
     def start(self) -> AlarmState:
         """Return the state before the first validation."""
@@ -138,6 +233,7 @@ class AlarmRule:
         step: int,
         metrics: Mapping[str, float],
         stale: Collection[str] = (),
+        evidence: Evidence | None = None,
     ) -> tuple[AlarmState, AlarmDecision]:
         """Return the new state, and whether there is an alarm after this validation.
 
@@ -146,22 +242,28 @@ class AlarmRule:
             step: Training step of this validation.
             metrics: Logged key → value.
             stale: Keys without a new value.
+            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
 
         Raises:
             ValueError: A key is not logged; lists those that are.
         """
-        waiting = no_new_value([self.proxy, self.held_out], stale)
+        keys = [self.proxy, *self.modes]
+        waiting = no_new_value(keys, stale)
         if waiting:
             return state, AlarmDecision(state.alarm, None, waiting)
-        pair = read(metrics, self.proxy), read(metrics, self.held_out)
-        if not all(map(math.isfinite, pair)):
-            reason = f"{self.proxy} is {pair[0]}, {self.held_out} is {pair[1]}"
+        row = tuple(read(metrics, key) for key in keys)
+        if not all(map(math.isfinite, row)):
+            reason = ", ".join(f"{key} is {value}" for key, value in zip(keys, row, strict=True))
             return state, AlarmDecision(state.alarm, None, reason)
-        state = replace(state, values=(*state.values, pair)[-self.window :])
-        decision = self._test(state)
-        if decision.alarm:
-            return state.alarmed(step), decision
-        return replace(state, alarm=False), decision
+        if evidence is not None and all(key in evidence for key in self.modes):
+            now = Validation.of(step, metrics, evidence, keys)
+            state, p_value, reason = self._compare(state, now)
+            decision = AlarmDecision(p_value <= self._run_level, p_value, reason)
+            state = replace(state, last=(p_value, reason))
+        else:
+            state = replace(state, values=(*state.values, row)[-self.window :], last=None)
+            decision = self._test_trend(state)
+        return (state.alarmed(step) if decision.alarm else replace(state, alarm=False)), decision
 
     def resume(self, state: AlarmState, step: int) -> tuple[AlarmState, AlarmDecision]:
         """Repeat the last test of a resumed run, with the settings of this rule.
@@ -172,27 +274,121 @@ class AlarmRule:
         """
         if not state.alarm:
             return state, AlarmDecision(False, None, f"there was no alarm at step {step}")
-        return state, self._test(state)
+        if state.last is None:
+            return state, self._test_trend(state)
+        p_value, reason = state.last
+        return state, AlarmDecision(p_value <= self._run_level, p_value, reason)
 
-    def _test(self, state: AlarmState) -> AlarmDecision:
-        window = state.values[-self.window :]
-        proxy, held_out = zip(*window, strict=True)
-        result = divergence(proxy, held_out, self.proxy_mode, self.held_out_mode)
-        alarm = result.p_value <= self.level
-        return AlarmDecision(alarm, result.p_value, self._describe(window, result, alarm))
+    @property
+    def _run_level(self) -> float:
+        return LEVEL if self.level is None else self.level
 
-    def _describe(
-        self, window: tuple[tuple[float, float], ...], result: Divergence, alarm: bool
-    ) -> str:
-        if not alarm:
-            return (
-                f"p = {result.proxy:.4f} for a rise of {self.proxy}, p = {result.held_out:.4f} for "
-                f"a decline of {self.held_out}: not both at most {self.level}"
-            )
-        (first, before), (last, after) = window[0], window[-1]
-        return (
-            f"{self.proxy} improved from {first:.4f} to {last:.4f} (p = {result.proxy:.4f}) while "
-            f"{self.held_out} got worse, from {before:.4f} to {after:.4f} (p = "
-            f"{result.held_out:.4f}), in the last {len(window)} scored validations: the policy may "
-            "be gaming the reward"
+    def _compare(self, state: AlarmState, now: Validation) -> tuple[AlarmState, float, str]:
+        """Return the new state, the p-value for the run, and a reason."""
+        comparable = all(
+            key in state.references
+            and len(state.references[key].evidence[key]) == len(now.evidence[key])
+            for key in self.modes
         )
+        if not comparable:
+            what = "other held-out prompts" if state.references else "the first validation"
+            state = replace(state, references=dict.fromkeys(self.modes, now))
+            return state, 1.0, f"{what}: later validations are compared with step {now.step}"
+        k = state.tests + 1
+        share = chosen_level(1.0, k) if self.reference == "best" else level_of_test(1.0, k)
+        p_values = {
+            key: max(self._rise(before, now), len(self.modes) * self._decline(before, now, key))
+            for key, before in state.references.items()
+        }
+        key = min(p_values, key=lambda name: p_values[name])
+        p_value = min(1.0, p_values[key] / share)
+        reason = self._explain(state.references[key], now, key, p_value, share)
+        references = dict(state.references)
+        if self.reference == "best":
+            for name, mode in self.modes.items():
+                sign = 0.0 if mode == "drift" else sign_of(mode)
+                if sign * now.metrics[name] > sign * references[name].metrics[name]:
+                    references[name] = now
+        return replace(state, references=references, tests=k), p_value, reason
+
+    def _rise(self, before: Validation, now: Validation) -> float:
+        """Return the p-value of a rise of the proxy."""
+        sign, key = sign_of(self.proxy_mode), self.proxy
+        pair = before.evidence.get(key), now.evidence.get(key)
+        # Without scores by prompt, its mean decides.
+        if pair[0] is None or pair[1] is None or len(pair[0]) != len(pair[1]):
+            return 0.0 if sign * now.metrics[key] > sign * before.metrics[key] else 1.0
+        return rise_p_value(sign * np.array(pair[0]), sign * np.array(pair[1]))
+
+    def _decline(self, reference: Validation, now: Validation, key: str) -> float:
+        """Return the p-value of a decline of a held-out metric by more than its margin."""
+        before = np.array(reference.evidence[key])
+        after = np.array(now.evidence[key])
+        margin = self._margin(key, before)
+        mode = self.modes[key]
+        if mode == "drift":
+            rise, fall = rise_p_value(before, after, margin), rise_p_value(after, before, margin)
+            return min(1.0, 2 * min(rise, fall))
+        sign = sign_of(mode)
+        return rise_p_value(sign * after, sign * before, margin)
+
+    def _margin(self, key: str, reference: np.ndarray) -> float:
+        margin = self.margin.get(key) if isinstance(self.margin, Mapping) else self.margin
+        if margin is not None:
+            return margin
+        valid = reference[np.isfinite(reference)]
+        return MARGIN * float(valid.std(ddof=1)) if len(valid) > 1 else 0.0
+
+    def _explain(
+        self, before: Validation, now: Validation, key: str, p_value: float, share: float
+    ) -> str:
+        difference = before.differs(now, key, self._run_level * share / len(self.modes))
+        assert difference is not None  # `_compare` has checked the prompts
+        what = f"{key} since step {before.step}: {describe(difference)}"
+        test = f"p = {p_value:.2g} at a level of {self._run_level} for the whole run"
+        if p_value > self._run_level:
+            return f"{what} ({test})"
+        return (
+            f"{self.proxy} improved from {before.metrics[self.proxy]:.4f} to "
+            f"{now.metrics[self.proxy]:.4f}, while {what} ({test}): the policy may be gaming the "
+            "reward"
+        )
+
+    def _test_trend(self, state: AlarmState) -> AlarmDecision:
+        window = state.values[-self.window :]
+        proxy, *held_out = (np.array(column) for column in zip(*window, strict=True))
+        rise = rising_p_value(sign_of(self.proxy_mode) * proxy)
+        falls = {
+            key: min(1.0, len(self.modes) * _trend_p_value(column, mode))
+            for (key, mode), column in zip(self.modes.items(), held_out, strict=True)
+        }
+        key = min(falls, key=lambda name: falls[name])
+        p_value = max(rise, falls[key])
+        alarm = p_value <= self._walk_level
+        if not alarm:
+            reason = (
+                f"p = {rise:.4f} for a rise of {self.proxy}, p = {falls[key]:.4f} for a decline of "
+                f"{key}: not both at most {self._walk_level} (trend of means, no scores by prompt)"
+            )
+            return AlarmDecision(alarm, p_value, reason)
+        column = held_out[list(self.modes).index(key)]
+        reason = (
+            f"{self.proxy} improved from {proxy[0]:.4f} to {proxy[-1]:.4f} (p = {rise:.4f}) while "
+            f"{key} got worse, from {column[0]:.4f} to {column[-1]:.4f} (p = {falls[key]:.4f}), in "
+            f"the last {len(window)} scored validations (trend of means, no scores by prompt): the "
+            "policy may be gaming the reward"
+        )
+        return AlarmDecision(alarm, p_value, reason)
+
+
+def check_held_out_mode(argument: str, mode: str) -> None:
+    """Raise a ValueError unless the mode is "max", "min" or "drift"."""
+    if mode != "drift":
+        check_direction(argument, mode)
+
+
+def _trend_p_value(values: np.ndarray, mode: HeldOutMode) -> float:
+    """Return the p-value of a trend in the worse direction; of any trend for "drift"."""
+    if mode == "drift":
+        return min(1.0, 2 * min(rising_p_value(values), rising_p_value(-values)))
+    return rising_p_value(-sign_of(mode) * values)

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ctrlreward.arguments import Mode, check_direction, sign_of
-from ctrlreward.selection.metrics import no_new_value, read
+import numpy as np
+
+from ctrlreward.arguments import Mode, check_direction, one_of, sign_of
+from ctrlreward.functional.sequential import (
+    PairedDifference,
+    level_of_test,
+    mean_interval,
+    selection_optimism,
+)
+from ctrlreward.selection.metrics import (
+    Evidence,
+    Validation,
+    check_level,
+    describe,
+    no_new_value,
+    read,
+)
 
 Bounds: TypeAlias = tuple[float | None, float | None]
+ConstraintTest: TypeAlias = Literal["point", "unless_violated", "if_shown"]
+Ties: TypeAlias = Literal["earliest"] | Mapping[str, Mode]
 
 
 class KeepDecision(NamedTuple):
@@ -21,6 +38,8 @@ class KeepDecision(NamedTuple):
         dropped: Steps of checkpoints kept so far that have to go.
         reason: Explanation in words.
         invalid: True if it is not kept because a metric is NaN or infinite.
+        difference: Difference to the best of the other candidates, with its interval; None without
+            scores by prompt.
 
     Examples:
         >>> rule = BestRule("score/sim")
@@ -33,30 +52,44 @@ class KeepDecision(NamedTuple):
     dropped: tuple[int, ...]
     reason: str
     invalid: bool = False
+    difference: PairedDifference | None = None
 
 
 @dataclass(frozen=True)
 class BestState:
-    """Checkpoints kept so far.
+    """Checkpoints kept so far, and the candidates that they were chosen from.
 
     Attributes:
         kept: Step → score, oldest first.
+        candidates: Step → validation that met the constraints, with its scores by prompt.
+        validations: Number of validations judged so far.
 
     Examples:
-        >>> BestState.from_dict(BestState({100: 0.5, 200: 0.6}).to_dict())
-        BestState(kept={100: 0.5, 200: 0.6})
+        >>> BestState.from_dict(BestState({100: 0.5, 200: 0.6}).to_dict()).kept
+        {100: 0.5, 200: 0.6}
     """
 
     kept: Mapping[int, float] = field(default_factory=dict)
+    candidates: Mapping[int, Validation] = field(default_factory=dict)
+    validations: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        return {"kept": dict(self.kept)}
+        return {
+            "kept": dict(self.kept),
+            "candidates": [seen.to_dict() for seen in self.candidates.values()],
+            "validations": self.validations,
+        }
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> BestState:
         """Restore a state from `to_dict`, also after a round trip through JSON."""
-        return cls({int(step): score for step, score in state["kept"].items()})
+        seen = map(Validation.from_dict, state["candidates"])
+        return cls(
+            {int(step): score for step, score in state["kept"].items()},
+            {validation.step: validation for validation in seen},
+            state["validations"],
+        )
 
 
 @dataclass(frozen=True)
@@ -67,15 +100,26 @@ class BestRule:
     not a candidate. A new score must be better than the worst kept one to replace it; of equal
     scores the oldest is replaced first.
 
+    With scores by prompt (`evidence`), the reason says whether a score can be told apart from the
+    best one, and `ties_by` chooses among those that cannot. The interval of their difference holds
+    at all validations of the run together (`ctrlreward.functional.sequential`).
+
     Args:
         monitor: Key of the score.
         mode: "max" if higher is better, "min" if lower is better.
         top_k: Number of checkpoints to keep, -1 for all.
         constraints: Key → smallest and largest allowed value, both inclusive, None for no bound.
             NaN meets no constraint, nor does a key that has no value yet. A stale value counts.
+        ties_by: Choice among checkpoints whose score cannot be told apart from the best one:
+            "earliest", or one key → its better direction, {"policy/kl": "min"}. By default, the
+            score itself decides.
+        constraint_test: "point" compares the metric with the bounds. "unless_violated" refuses a
+            validation only if the metric's interval is outside, "if_shown" unless it is inside;
+            metrics without scores by prompt are compared.
+        level: Probability that any interval of the run misses its value, in (0, 1).
 
     Raises:
-        ValueError: Unknown mode, or `top_k` below -1.
+        ValueError: Unknown mode, choice or test, `top_k` below -1, or `level` out of range.
 
     Examples:
         >>> rule = BestRule("score/sim", top_k=2, constraints={"repetition": (None, 0.2)})
@@ -87,17 +131,44 @@ class BestRule:
         {100: 0.5, 300: 0.6}
         >>> rule.best(state)
         300
+
+        With scores by prompt, the earliest of those that cannot be told apart:
+
+        >>> rule = BestRule("sim", ties_by="earliest")
+        >>> state = rule.start()
+        >>> for step, scores in [(100, [0.2, 0.6, 0.5, 0.4] * 4), (200, [0.5, 0.2, 0.7, 0.4] * 4)]:
+        ...     evidence = {"sim": scores}
+        ...     metrics = {"sim": sum(scores) / 16}
+        ...     state, decision = rule.update(state, step, metrics, evidence=evidence)
+        >>> rule.best(state), decision.keep
+        (100, False)
+        >>> decision.reason
+        'sim is 0.4500, not distinguishable from 0.4250 at step 100 (difference +0.0250, ...'
     """
 
     monitor: str
     mode: Mode = "max"
     top_k: int = 1
     constraints: Mapping[str, Bounds] = field(default_factory=dict)
+    ties_by: Ties | None = None
+    constraint_test: ConstraintTest = "point"
+    level: float = 0.05
 
     def __post_init__(self) -> None:
         check_direction("mode", self.mode)
         if self.top_k < -1:
             raise ValueError(f"top_k = {self.top_k}: give a count, or -1 to keep all")
+        one_of("constraint_test", self.constraint_test, ("point", "unless_violated", "if_shown"))
+        check_level(self.level)
+        if isinstance(self.ties_by, str):
+            one_of("ties_by", self.ties_by, ("earliest",))
+        elif self.ties_by is not None:
+            if len(self.ties_by) != 1:
+                raise ValueError(
+                    f"ties_by must be 'earliest' or one key with its direction, got {self.ties_by}"
+                )
+            for key, direction in self.ties_by.items():
+                check_direction(f"ties_by[{key!r}]", direction)
 
     def start(self) -> BestState:
         """Return the state before the first validation."""
@@ -109,6 +180,7 @@ class BestRule:
         step: int,
         metrics: Mapping[str, float],
         stale: Collection[str] = (),
+        evidence: Evidence | None = None,
     ) -> tuple[BestState, KeepDecision]:
         """Return the new state, and whether to keep the checkpoint of this validation.
 
@@ -117,6 +189,7 @@ class BestRule:
             step: Training step of this validation. A step that was kept before is judged again.
             metrics: Logged key → value.
             stale: Keys without a new value.
+            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
 
         Raises:
             ValueError: A key is not logged; lists those that are.
@@ -127,43 +200,125 @@ class BestRule:
         score = read(metrics, self.monitor)
         if not math.isfinite(score):
             return state, KeepDecision(False, (), f"{self.monitor} is {score}", invalid=True)
-        violation = self._violation(metrics, stale)
+        state = replace(state, validations=state.validations + 1)
+        violation = self._violation(state, metrics, stale, evidence or {})
         if violation:
             return state, KeepDecision(False, (), violation)
-        return self._rank(state, step, score)
+        keys = [self.monitor, *(self.ties_by if isinstance(self.ties_by, Mapping) else ())]
+        return self._rank(state, Validation.of(step, metrics, evidence, keys))
 
     def best(self, state: BestState) -> int | None:
-        """Return the step with the best score (the oldest of equals), None if none is kept."""
-        sign = sign_of(self.mode)
-        return max(state.kept, key=lambda step: sign * state.kept[step], default=None)
+        """Return the step of the selected checkpoint, None if none is kept.
+
+        It has the best score (the oldest of equals), or is the choice of `ties_by`.
+        """
+        return max(state.kept, key=self._preference(state), default=None)
 
     def worst(self, state: BestState) -> int | None:
         """Return the step that would be dropped first, None if none is kept."""
-        return next(iter(self._worst_first(state.kept)), None)
+        return min(state.kept, key=self._preference(state), default=None)
 
-    def _rank(self, state: BestState, step: int, score: float) -> tuple[BestState, KeepDecision]:
-        others = {other: value for other, value in state.kept.items() if other != step}
-        worst_first = self._worst_first(others)
-        excess = 0 if self.top_k == -1 else max(0, len(others) + 1 - self.top_k)
-        sign = sign_of(self.mode)
-        keep = self.top_k != 0 and all(
-            sign * score > sign * others[rival] for rival in worst_first[:excess]
-        )
-        dropped = tuple(worst_first[: excess if keep else max(0, excess - 1)])
-        kept = {other: value for other, value in state.kept.items() if other not in dropped}
+    def explain(self, state: BestState) -> str:
+        """Return the selected step in words, and what cannot be told apart from it."""
+        step = self.best(state)
+        if step is None:
+            return f"none of {state.validations} validations is a candidate"
+        what = f"{self.monitor} is {state.kept[step]:.4f} at step {step}"
+        chosen = state.candidates.get(step)
+        if chosen is None or self.monitor not in chosen.evidence:
+            return f"{what} (no scores by prompt)"
+        tied = [
+            f"{other.metrics[self.monitor]:.4f} at step {other.step} ({describe(difference)})"
+            for other in state.candidates.values()
+            if other.step != step
+            and (difference := self._difference(state, chosen, other)) is not None
+            and not difference.distinguishable
+        ]
+        if not tied:
+            return f"{what}, distinguishable from all other candidates"
+        return f"{what}, not distinguishable from {'; '.join(tied)}"
+
+    def optimism(self, state: BestState) -> float | None:
+        """Return by how much the best score is expected to be better than it is, ≥ 0 on average.
+
+        The best of several scores is the best by chance, too. Estimated by selecting on one half
+        of the prompts and reading the score on the other half
+        (`ctrlreward.functional.sequential.selection_optimism`); None without scores by prompt, or
+        with fewer than two candidates.
+        """
+        rows = [seen.evidence.get(self.monitor) for seen in state.candidates.values()]
+        known = [row for row in rows if row is not None]
+        if len(known) < max(2, len(rows)) or len({len(row) for row in known}) > 1:
+            return None
+        return selection_optimism(sign_of(self.mode) * np.array(known))
+
+    def _rank(self, state: BestState, now: Validation) -> tuple[BestState, KeepDecision]:
+        step, score = now.step, now.metrics[self.monitor]
+        rivals = {other: value for other, value in state.kept.items() if other != step}
+        seen = {other: value for other, value in state.candidates.items() if other != step}
+        leader = self._leader(seen)
+        difference = None if leader is None else self._difference(state, leader, now)
+        # First of equals, so that a new score has to be better than an older one.
+        state = replace(state, kept={step: score, **rivals}, candidates={**seen, step: now})
+        worst_first = sorted(state.kept, key=self._preference(state))
+        excess = 0 if self.top_k == -1 else max(0, len(worst_first) - self.top_k)
+        gone = worst_first[:excess]
+        keep, dropped = step not in gone, tuple(s for s in gone if s != step)
+        kept = {s: value for s, value in (*rivals.items(), (step, score)) if s not in gone}
+        reason = f"{self.monitor} is {score:.4f}"
+        if leader is not None and difference is not None:
+            told = "distinguishable" if difference.distinguishable else "not distinguishable"
+            reason += (
+                f", {told} from {leader.metrics[self.monitor]:.4f} at step {leader.step} "
+                f"({describe(difference)})"
+            )
         if not keep:
-            reason = f"{self.monitor} is {score:.4f}, not among the best {self.top_k}"
-            return BestState(kept), KeepDecision(False, dropped, reason)
-        kept.pop(step, None)
-        best = "" if self.top_k == -1 else f", among the best {self.top_k}"
-        reason = f"{self.monitor} is {score:.4f}{best}"
-        return BestState({**kept, step: score}), KeepDecision(True, dropped, reason)
+            reason += f", not among the best {self.top_k}"
+        elif self.top_k != -1:
+            reason += f", among the best {self.top_k}"
+        new = replace(state, kept=kept)
+        return new, KeepDecision(keep, dropped, reason, difference=difference)
 
-    def _worst_first(self, scores: Mapping[int, float]) -> list[int]:
+    def _leader(self, candidates: Mapping[int, Validation]) -> Validation | None:
+        """Return the candidate with the best score, the oldest of equals."""
         sign = sign_of(self.mode)
-        return sorted(scores, key=lambda step: sign * scores[step])
+        return max(candidates.values(), key=lambda v: sign * v.metrics[self.monitor], default=None)
 
-    def _violation(self, metrics: Mapping[str, float], stale: Collection[str]) -> str:
+    def _difference(
+        self, state: BestState, leader: Validation, now: Validation
+    ) -> PairedDifference | None:
+        return leader.differs(now, self.monitor, level_of_test(self.level, state.validations))
+
+    def _preference(self, state: BestState) -> Callable[[int], tuple[bool, float]]:
+        """Return the key by which kept steps are sorted, the best one last."""
+        leader = self._leader(state.candidates)
+
+        def preference(step: int) -> tuple[bool, float]:
+            score = sign_of(self.mode) * state.kept[step]
+            if self.ties_by is None or leader is None or not self._is_tied(state, leader, step):
+                return False, score
+            if isinstance(self.ties_by, str):
+                return True, -float(step)
+            ((key, direction),) = self.ties_by.items()
+            return True, sign_of(direction) * state.candidates[step].metrics[key]
+
+        return preference
+
+    def _is_tied(self, state: BestState, leader: Validation, step: int) -> bool:
+        if step == leader.step:
+            return True
+        if step not in state.candidates:
+            return False
+        difference = self._difference(state, leader, state.candidates[step])
+        return difference is not None and not difference.distinguishable
+
+    def _violation(
+        self,
+        state: BestState,
+        metrics: Mapping[str, float],
+        stale: Collection[str],
+        evidence: Evidence,
+    ) -> str:
         """Return the first violated constraint in words, "" if all are met."""
         for key, (low, high) in self.constraints.items():
             if key in stale and key not in metrics:
@@ -171,6 +326,16 @@ class BestRule:
             value = read(metrics, key)
             smallest = -math.inf if low is None else low
             largest = math.inf if high is None else high
-            if not smallest <= value <= largest:
-                return f"{key} is {value:.4f}, outside of [{smallest}, {largest}]"
+            bounds = f"[{smallest}, {largest}]"
+            if self.constraint_test == "point" or key not in evidence or not math.isfinite(value):
+                if not smallest <= value <= largest:
+                    return f"{key} is {value:.4f}, outside of {bounds}"
+                continue
+            level = level_of_test(self.level, state.validations)
+            _, bottom, top = mean_interval(evidence[key], level)
+            shown = f"{key} is {value:.4f} ({bottom:.4f} to {top:.4f})"
+            if self.constraint_test == "unless_violated" and (top < smallest or bottom > largest):
+                return f"{shown}, outside of {bounds}"
+            if self.constraint_test == "if_shown" and not smallest <= bottom <= top <= largest:
+                return f"{shown}, not shown to be in {bounds}"
         return ""

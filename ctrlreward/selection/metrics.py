@@ -1,8 +1,72 @@
-"""Freshness and missing keys of metrics, shared by all rules."""
+"""Metrics and evidence of a validation, as all rules read them.
+
+The evidence of a metric is its value for each held-out prompt, in the order of the prompts: the
+mean score of the prompt's completions, or the jackknife value of a figure of the whole corpus
+(`ctrlreward.functional.sequential.jackknife_values`); NaN where all completions failed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ctrlreward.functional.sequential import PairedDifference, level_of_test, paired_difference
+
+Evidence: TypeAlias = Mapping[str, Sequence[float] | npt.NDArray[np.floating[Any]]]
+"""Logged key → one value for each prompt, shape (prompts,)."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a rule keeps of a validation, to compare later ones with it.
+
+    Attributes:
+        step: Training step.
+        metrics: Logged key → value.
+        evidence: Logged key → value of each prompt.
+
+    Examples:
+        >>> seen = Validation(100, {"score/sim": 0.5}, {"score/sim": (0.4, 0.6)})
+        >>> Validation.from_dict(seen.to_dict()) == seen
+        True
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    evidence: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, step: int, metrics: Mapping[str, float], evidence: Evidence | None, keys: Iterable[str]
+    ) -> Validation:
+        """Return the values of some keys; without evidence where there is none."""
+        names = list(keys)
+        given = evidence or {}
+        values = {key: tuple(map(float, given[key])) for key in names if key in given}
+        return cls(step, {key: read(metrics, key) for key in names}, values)
+
+    def differs(self, other: Validation, key: str, level: float) -> PairedDifference | None:
+        """Return other - self with its interval; None without evidence of the same prompts."""
+        before, after = self.evidence.get(key), other.evidence.get(key)
+        if before is None or after is None or len(before) != len(after):
+            return None
+        return paired_difference(before, after, level)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        evidence = {key: list(values) for key, values in self.evidence.items()}
+        return {"step": self.step, "metrics": dict(self.metrics), "evidence": evidence}
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> Validation:
+        """Restore from `to_dict`."""
+        evidence = {key: tuple(values) for key, values in state["evidence"].items()}
+        return cls(state["step"], state["metrics"], evidence)
 
 
 def no_new_value(keys: Iterable[str], stale: Collection[str]) -> str:
@@ -29,3 +93,30 @@ def read(metrics: Mapping[str, float], key: str) -> float:
     if key not in metrics:
         raise ValueError(f"{key!r} is not logged: choose one of {sorted(metrics)}")
     return metrics[key]
+
+
+def check_level(level: float) -> None:
+    """Raise a ValueError unless 0 < level < 1."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+
+
+def chosen_level(level: float, k: int) -> float:
+    """Return the level of the k-th comparison with the best of k earlier validations.
+
+    Which of them is the best depends on chance. A k-th of the level for each covers any choice.
+    """
+    return level_of_test(level, k) / k
+
+
+def describe(difference: PairedDifference) -> str:
+    """Return a difference in words.
+
+    Examples:
+        >>> describe(PairedDifference(0.031, 0.012, 0.05, 32))
+        'difference +0.0310, +0.0120 to +0.0500, with 32 prompts'
+    """
+    value, low, high, prompts = difference
+    if math.isinf(low) and math.isinf(high):
+        return f"difference {value:+.4f}, too few prompts ({prompts}) for an interval"
+    return f"difference {value:+.4f}, {low:+.4f} to {high:+.4f}, with {prompts} prompts"

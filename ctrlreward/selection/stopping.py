@@ -1,16 +1,26 @@
-"""Early stopping: patience, thresholds and non-finite scores."""
+"""Early stopping: patience, evidence of a decline or of no gain, thresholds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
-from ctrlreward.selection.metrics import no_new_value, read
+from ctrlreward.functional.sequential import PairedDifference, level_of_test
+from ctrlreward.selection.metrics import (
+    Evidence,
+    Validation,
+    check_level,
+    chosen_level,
+    describe,
+    no_new_value,
+)
 
 PATIENCE = "patience_exhausted"
+DECLINE = "decline_shown"
+FUTILITY = "gain_excluded"
 THRESHOLD = "stopping_threshold"
 DIVERGENCE = "divergence_threshold"
 NON_FINITE = "non_finite_metric"
@@ -24,10 +34,16 @@ class StopState:
         best: Best score so far; before the first, minus infinity (plus infinity for mode "min").
         wait_count: Number of scores in a row that did not improve.
         last_score: Last score, NaN before the first.
-        stopped_by: Cause of the stop: `"patience_exhausted"`, `"stopping_threshold"`,
-            `"divergence_threshold"` or `"non_finite_metric"`; None if this rule did not stop.
+        stopped_by: Cause of the stop: `"patience_exhausted"`, `"decline_shown"`, `"gain_excluded"`,
+            `"stopping_threshold"`, `"divergence_threshold"` or `"non_finite_metric"`; None if this
+            rule did not stop.
         stopping_reason: Reason for the stop in words, "" before.
         stopped_step: Step of the stop, -1 before.
+        recent: The last validations with scores by prompt, as many as `patience` reaches back, and
+            the one before; the last entry is the last validation.
+        leader: Validation with the best score so far; the one that `best` belongs to with
+            `min_delta="noise"`. None without scores by prompt.
+        compared: Number of validations with scores by prompt, without the first.
 
     Examples:
         >>> state = StopRule("score/sim").start()
@@ -43,6 +59,9 @@ class StopState:
     stopped_by: str | None = None
     stopping_reason: str = ""
     stopped_step: int = -1
+    recent: tuple[Validation, ...] = ()
+    leader: Validation | None = None
+    compared: int = 0
 
     def stopped(self, step: int, cause: str | None, reason: str) -> StopState:
         """Return the state with a stop recorded."""
@@ -54,12 +73,23 @@ class StopState:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state as plain data."""
-        return asdict(self)
+        return {
+            **vars(self),
+            "recent": [seen.to_dict() for seen in self.recent],
+            "leader": None if self.leader is None else self.leader.to_dict(),
+        }
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> StopState:
         """Restore a state from `to_dict`."""
-        return cls(**state)
+        leader = state.get("leader")
+        return cls(
+            **{
+                **state,
+                "recent": tuple(map(Validation.from_dict, state.get("recent", ()))),
+                "leader": None if leader is None else Validation.from_dict(leader),
+            }
+        )
 
 
 class StopDecision(NamedTuple):
@@ -90,15 +120,23 @@ class StopRule:
         monitor: Key of the score.
         mode: "max" if higher is better, "min" if lower is better.
         patience: Number of scores in a row without improvement that stops training.
-        min_delta: An improvement must exceed this, in units of the score.
+        min_delta: An improvement must exceed this, in units of the score. "noise" counts an
+            improvement only if the scores of the prompts show it: the interval of the difference to
+            the best score is above 0. Without scores by prompt, "noise" is 0.
         min_steps: Never stop at a smaller step. Scores before it are compared and counted as usual;
             NaN counts as no improvement.
         stopping_threshold: Stop at a score better than this.
         divergence_threshold: Stop at a score worse than this.
         check_finite: Stop at NaN or infinity.
+        decline: Stop as soon as the scores of the prompts show that this score is worse than the
+            best one.
+        futility: Stop as soon as the scores of the prompts exclude an improvement by `min_delta`
+            since `patience` scores ago.
+        level: Probability that any interval of the run misses its difference, in (0, 1). Intervals
+            hold at all validations together (`ctrlreward.functional.sequential`).
 
     Raises:
-        ValueError: Unknown mode.
+        ValueError: Unknown mode or `min_delta`, or `level` out of range.
 
     Examples:
         >>> rule = StopRule("perplexity", mode="min", patience=2)
@@ -117,14 +155,20 @@ class StopRule:
     monitor: str
     mode: Mode = "max"
     patience: int = 3
-    min_delta: float = 0.0
+    min_delta: float | Literal["noise"] = 0.0
     min_steps: int = 0
     stopping_threshold: float | None = None
     divergence_threshold: float | None = None
     check_finite: bool = True
+    decline: bool = False
+    futility: bool = False
+    level: float = 0.05
 
     def __post_init__(self) -> None:
         check_direction("mode", self.mode)
+        check_level(self.level)
+        if isinstance(self.min_delta, str) and self.min_delta != "noise":
+            raise ValueError(f"min_delta must be a number or 'noise', got {self.min_delta!r}")
 
     def start(self) -> StopState:
         """Return the state before the first score."""
@@ -136,6 +180,7 @@ class StopRule:
         step: int,
         metrics: Mapping[str, float],
         stale: Collection[str] = (),
+        evidence: Evidence | None = None,
     ) -> tuple[StopState, StopDecision]:
         """Return the new state and the decision after one more validation.
 
@@ -144,6 +189,7 @@ class StopRule:
             step: Training step of this validation.
             metrics: Logged key → value.
             stale: Keys without a new value.
+            evidence: Logged key → one value for each held-out prompt, NaN where scoring failed.
 
         Raises:
             ValueError: `monitor` is not logged; lists the keys that are.
@@ -151,7 +197,7 @@ class StopRule:
         waiting = no_new_value([self.monitor], stale)
         if waiting:
             return state, StopDecision(False, None, waiting)
-        return self._judge(state, step, read(metrics, self.monitor))
+        return self._judge(state, Validation.of(step, metrics, evidence, [self.monitor]))
 
     def resume(self, state: StopState, step: int) -> tuple[StopState, StopDecision]:
         """Judge the last score of a resumed run again, with the settings of this rule.
@@ -166,29 +212,83 @@ class StopRule:
         running = state.running()
         if state.stopped_by is None:
             return running, StopDecision(False, None, "the run had not been stopped")
-        if state.stopped_by == PATIENCE:  # the last score is counted again below
+        # The last validation is counted again below.
+        if state.stopped_by in (PATIENCE, DECLINE, FUTILITY):
             running = replace(running, wait_count=state.wait_count - 1)
-        again, decision = self._judge(running, step, state.last_score)
+        if state.recent:
+            running = replace(running, recent=state.recent[:-1], compared=state.compared - 1)
+            last = state.recent[-1]
+        else:
+            last = Validation(step, {self.monitor: state.last_score})
+        again, decision = self._judge(running, last)
         return (state if decision.stop else again), decision
 
-    def _judge(self, state: StopState, step: int, score: float) -> tuple[StopState, StopDecision]:
-        state = replace(state, last_score=score)
-        may_stop = step >= self.min_steps
+    def _judge(self, state: StopState, now: Validation) -> tuple[StopState, StopDecision]:
+        score = now.metrics[self.monitor]
+        state, leader = replace(state, last_score=score), state.leader
+        earlier = state.recent
+        if now.evidence:
+            compared = state.compared + 1 if earlier else 0
+            state = replace(state, recent=(*earlier, now)[-self.patience - 1 :], compared=compared)
+        may_stop = now.step >= self.min_steps
         cause, why = self._beyond_limits(score) if may_stop else (None, "")
         if cause is None:
-            if sign_of(self.mode) * (score - state.best) > self.min_delta:
+            if self._improves(state, now):
                 reason = self._describe(f"improved from {state.best:.4f}", score, score)
-                return replace(state, best=score, wait_count=0), StopDecision(False, None, reason)
+                new = replace(state, best=score, wait_count=0, leader=now if now.evidence else None)
+                return new, StopDecision(False, None, reason)
             state = replace(state, wait_count=state.wait_count + 1)
-            why = (
+            cause, why = self._evidence(state, leader, now) if may_stop else (None, "")
+            why = why or (
                 f"has not improved by more than {self.min_delta} in the last "
                 f"{state.wait_count} scores"
             )
-            cause = PATIENCE if may_stop and state.wait_count >= self.patience else None
+            if cause is None and may_stop and state.wait_count >= self.patience:
+                cause = PATIENCE
         reason = self._describe(why, score, state.best)
         if cause is None:
             return state, StopDecision(False, None, reason)
-        return state.stopped(step, cause, reason), StopDecision(True, cause, reason)
+        return state.stopped(now.step, cause, reason), StopDecision(True, cause, reason)
+
+    def _improves(self, state: StopState, now: Validation) -> bool:
+        sign, noise = sign_of(self.mode), self.min_delta == "noise"
+        min_delta = 0.0 if isinstance(self.min_delta, str) else self.min_delta
+        if not sign * (now.metrics[self.monitor] - state.best) > min_delta:
+            return False
+        if not noise or state.leader is None or state.compared == 0:
+            return True
+        level = level_of_test(self.level, state.compared)
+        difference = self._gain(state.leader, now, level)
+        return difference is None or difference.low > 0
+
+    def _evidence(
+        self, state: StopState, leader: Validation | None, now: Validation
+    ) -> tuple[str | None, str]:
+        """Return cause and reason if the scores of the prompts speak against going on."""
+        if state.compared == 0:
+            return None, ""
+        k = state.compared
+        if self.decline and leader is not None:
+            difference = self._gain(leader, now, 2 * chosen_level(self.level, k))
+            if difference is not None and difference.high < 0:
+                return DECLINE, f"is worse than at step {leader.step}, {describe(difference)},"
+        if self.futility and len(state.recent) > self.patience:
+            before = state.recent[-1 - self.patience]
+            difference = self._gain(before, now, 2 * level_of_test(self.level, k))
+            least = 0.0 if isinstance(self.min_delta, str) else self.min_delta
+            if difference is not None and difference.high < least:
+                return FUTILITY, (
+                    f"has not gained {least} since step {before.step}, {describe(difference)},"
+                )
+        return None, ""
+
+    def _gain(self, before: Validation, now: Validation, level: float) -> PairedDifference | None:
+        """Return the difference with its interval, positive if now is better."""
+        difference = before.differs(now, self.monitor, min(level, 0.5))
+        if difference is None or self.mode == "max":
+            return difference
+        value, low, high, prompts = difference
+        return PairedDifference(-value, -high, -low, prompts)
 
     def _beyond_limits(self, score: float) -> tuple[str | None, str]:
         """Return cause and reason of an immediate stop, `(None, "")` if there is none."""

@@ -64,7 +64,7 @@ def create_app(
     )
     queue = RequestQueue(reward, options.queue)
     metrics = ServingMetrics(lambda: queue.held_characters, lambda: queue.state == "ready")
-    queue.observer = metrics
+    queue.metrics = metrics
     app.state.reward, app.state.requests, app.state.metrics = reward, queue, metrics
     app.state.description = None
     app.add_exception_handler(Refusal, _refused)
@@ -88,25 +88,23 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    app.state.loading = asyncio.create_task(_load(app))
-    try:
-        yield
-    finally:
-        await app.state.requests.drain()
-
-
-async def _load(app: FastAPI) -> None:
-    """Load the models and describe the reward; its error stays in the task."""
     queue: RequestQueue = app.state.requests
 
     def load_and_describe() -> None:
         queue.reward.load()
         app.state.description = describe(queue.reward)
 
+    async def start() -> None:
+        try:
+            await queue.start(load_and_describe)
+        except Exception as error:
+            log.error("loading failed: %s: %s", type(error).__name__, error)
+
+    app.state.loading = asyncio.create_task(start())
     try:
-        await queue.start(load_and_describe)
-    except Exception as error:
-        log.error("loading failed: %s: %s", type(error).__name__, error)
+        yield
+    finally:
+        await queue.drain()
 
 
 def _routes(queue: RequestQueue, metrics: ServingMetrics) -> APIRouter:

@@ -60,14 +60,16 @@ def _score_alone(request: WaitingRequest) -> Any:
     components, samples = request.components, request.samples
     errors: dict[int, Exception] = {}
     try:
-        if request.strict:
-            scores = score(components, samples)
-        else:
+        if not request.strict:
             scores, errors = tolerant_scores(components, samples)
-    except ABOUT_SAMPLES as error:
-        return refusal(error, first_culprit(components, samples))
+        else:
+            try:
+                scores = score(components, samples)
+            except ABOUT_SAMPLES as error:
+                rejected = tolerant_scores(components, samples)[1]
+                return RejectedSamples.at(error, min(rejected, default=None))
     except Exception as error:
-        return refusal(error, None)
+        return refusal(error)
     messages = {row: str(error) for row, error in errors.items()}
     return _finish(request, scores, messages, time.perf_counter() - started)
 
@@ -81,26 +83,19 @@ def _finish(
         return ScorerFailed(f"{type(error).__name__}: {error}")
 
 
-def refusal(error: Exception, row: int | None) -> Exception:
-    """Return the refusal for an error of a scorer, at the sample that caused it if it is known."""
+def refusal(error: Exception) -> Exception:
+    """Return the refusal for an error of a scorer."""
     if isinstance(error, ABOUT_SAMPLES):
-        return RejectedSamples.at(error, row)
+        return RejectedSamples.at(error, None)
     return ScorerFailed(f"{type(error).__name__}: {error}")
 
 
 def merged_scores(
     components: Mapping[str, Component], requests: Sequence[Samples]
 ) -> list[dict[str, Scores]]:
-    """Return the scores of several requests by name, pointwise ones from one call.
+    """Return the scores of requests with the same columns by name, pointwise ones from one call.
 
     Scores that depend on other samples are computed on each request alone.
-
-    Args:
-        components: The scores that are wanted, by name.
-        requests: Samples with the same columns, one `Samples` per request.
-
-    Raises:
-        Exception: Any of a scorer, which may be about one request only.
     """
     if len(requests) == 1:
         return [score(components, requests[0])]
@@ -155,20 +150,3 @@ def tolerant_scores(
         for name, of_rows in values.items():
             scores[name][rows] = of_rows
     return scores, errors
-
-
-def first_culprit(components: Mapping[str, Component], samples: Samples) -> int | None:
-    """Return the index of the first sample that makes a scorer raise; None if none does alone."""
-    rows = list(range(len(samples)))
-    while len(rows) > 1:
-        half = rows[: len(rows) // 2]
-        rows = half if _raises(components, samples[half]) else rows[len(half) :]
-    return rows[0] if rows and _raises(components, samples[rows]) else None
-
-
-def _raises(components: Mapping[str, Component], samples: Samples) -> bool:
-    try:
-        score(components, samples)
-    except Exception:
-        return True
-    return False

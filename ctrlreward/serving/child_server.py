@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from types import TracebackType
 
 from ctrlreward.serving.remote_reward import RemoteReward
 from ctrlreward.serving.server_connection import TOKEN_VARIABLE
@@ -102,18 +101,9 @@ class RewardServer:
             self._remote = RemoteReward(self.url, self.token)
             self._remote.load()
         except BaseException:
-            self._end()
+            self.__exit__()
             raise
         return self._remote
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the server after what it holds."""
-        self._end()
 
     def _wait(self, process: subprocess.Popen[bytes], log: Path) -> None:
         """Wait until the log says that the server is ready, and read its address there."""
@@ -135,7 +125,8 @@ class RewardServer:
                 )
             time.sleep(_POLL)
 
-    def _end(self) -> None:
+    def __exit__(self, *_: object) -> None:
+        """End the server after what it holds."""
         if self._remote is not None:
             self._remote.release()
             self._remote = None

@@ -153,17 +153,13 @@ class Result(Message):
 
 
 class ScoreReply(Message):
-    """Reply to `POST /score`."""
+    """Reply to `POST /score`; `score_reply` makes it."""
 
     results: list[Result]
     seconds: Number
 
-    def to_scored(self, names: Sequence[str], n: int) -> ScoredRequest:
-        """Return the rewards.
-
-        Args:
-            names: The components of the reward; in this order they are returned.
-            n: Samples that were sent.
+    def to_batch(self, names: Sequence[str], n: int) -> RewardBatch:
+        """Return the rewards of n samples, with these components in this order.
 
         Raises:
             ValueError: The reply does not have n results with these components.
@@ -173,7 +169,7 @@ class ScoreReply(Message):
         for i, result in enumerate(self.results):
             if result.components.keys() != set(names):
                 raise ValueError(f"results[{i}] has the components {', '.join(result.components)}")
-        batch = RewardBatch(
+        return RewardBatch(
             np.array([result.total for result in self.results], np.float64),
             {
                 name: np.array([result.components[name] for result in self.results], np.float64)
@@ -182,8 +178,6 @@ class ScoreReply(Message):
             np.array([result.failed for result in self.results], np.bool_),
             self.seconds,
         )
-        errors = {i: r.error for i, r in enumerate(self.results) if r.error is not None}
-        return ScoredRequest(batch, errors)
 
 
 class ScoresReply(Message):
@@ -256,7 +250,7 @@ def to_number(value: float) -> float | str | None:
 
 
 def to_numbers(values: Scores) -> list[float | str | None]:
-    """Return an array as a list of what `to_number` writes."""
+    """Return an array as a list of what `to_number` returns."""
     return [to_number(value) for value in np.asarray(values, dtype=np.float64).tolist()]
 
 
@@ -304,12 +298,7 @@ class Refusal(Exception):
 
 
 class QueueFull(Refusal):
-    """As many characters or requests are waiting as the server accepts.
-
-    Args:
-        waiting: Characters that are waiting or being scored.
-        retry_after: Seconds until they should be scored.
-    """
+    """As many characters or requests are waiting as the server accepts."""
 
     status = 429
 
@@ -319,30 +308,19 @@ class QueueFull(Refusal):
 
 
 class NotReady(Refusal):
-    """The models are still being loaded, could not be loaded, or the server is ending.
-
-    Args:
-        state: `"loading"`, `"failed"` or `"draining"`.
-        reason: Why the models could not be loaded.
-    """
+    """The state is "loading", "failed" (for a reason) or "draining"."""
 
     status = 503
     retry_after: int | None = 1
 
     def __init__(self, state: str, reason: str = "") -> None:
         super().__init__(f"the server is not ready: {state}{': ' * bool(reason)}{reason}")
-        self.state = state
         if state == "failed":  # asking again is no use
             self.status, self.retry_after = 500, None
 
 
 class RejectedSamples(Refusal, ValueError):
-    """A scorer rejects the samples of a request.
-
-    Args:
-        message: The scorer's message.
-        place: Keys and indices from the body to what it rejects: `("samples", 3, "label")`.
-    """
+    """A scorer rejects the samples of a request, at a place such as `("samples", 3, "label")`."""
 
     status = 422
 

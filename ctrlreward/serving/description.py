@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ctrlreward.reward import Reward
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.serving.contract import PROTOCOL
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
-
-_ABSENT = object()
 
 
 def describe(reward: Reward) -> dict[str, Any]:
@@ -73,14 +71,17 @@ def differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[s
     expects these weights, and any scorers. `fingerprint_id` is left out where another line says
     what it summarises.
     """
-    expected, found = (json.loads(json.dumps(dict(given))) for given in (expected, found))
-    ours = dict(_flat(expected))
-    theirs = dict(_flat({key: value for key, value in found.items() if key in expected}))
-    lines = [
-        f"{key}: expected {_shown(ours, key)}, found {_shown(theirs, key)}"
-        for key in dict.fromkeys((*ours, *theirs))
-        if ours.get(key, _ABSENT) != theirs.get(key, _ABSENT)
-    ]
+    expected, found = (json.loads(json.dumps(dict(each))) for each in (expected, found))
+    ours = _flat(expected)
+    theirs = _flat({key: value for key, value in found.items() if key in expected})
+    lines = []
+    for key in dict.fromkeys((*ours, *theirs)):
+        if key not in ours or key not in theirs or ours[key] != theirs[key]:
+            one, other = (
+                json.dumps(side[key], ensure_ascii=False) if key in side else "nothing"
+                for side in (ours, theirs)
+            )
+            lines.append(f"{key}: expected {one}, found {other}")
     return [line for line in lines if not line.startswith("fingerprint_id: ")] or lines
 
 
@@ -103,17 +104,13 @@ def _describe_scorer(id_: str, scorer: Scorer) -> dict[str, Any]:
     }
 
 
-def _flat(value: object, key: str = "") -> Iterator[tuple[str, object]]:
-    items: dict[str, Any] | None = None
-    if isinstance(value, dict):
-        items = value
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        items = {str(i): item for i, item in enumerate(value)}
-    if not items:
-        yield key, value
-    for name, item in (items or {}).items():
-        yield from _flat(item, f"{key}.{name}" if key else name)
-
-
-def _shown(values: Mapping[str, object], key: str) -> str:
-    return json.dumps(values[key], ensure_ascii=False) if key in values else "nothing"
+def _flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings, and of lists with any, by dotted key."""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        value = {str(i): item for i, item in enumerate(value)}
+    if not isinstance(value, dict) or not value:
+        return {key: value}
+    flat: dict[str, Any] = {}
+    for name, item in value.items():
+        flat |= _flat(item, f"{key}.{name}" if key else name)
+    return flat

@@ -77,13 +77,14 @@ def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ..
     elif isinstance(value, torch.dtype | torch.device):
         found[key] = str(value)
     elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
-        found[key] = _name_of(value)
-        given: list[object] = []
+        module = getattr(value, "__module__", None)
+        found[key] = f"{module}.{getattr(value, '__qualname__', value.__name__)}"
+        bound: list[object] = []
         if isinstance(value, types.FunctionType):
-            given.extend(cell.cell_contents for cell in value.__closure__ or ())
-            given.extend(value.__defaults__ or ())
-        if given:
-            _walk(given, f"{key}.given", found, (*above, id(value)))
+            bound.extend(cell.cell_contents for cell in value.__closure__ or ())
+            bound.extend(value.__defaults__ or ())
+        if bound:
+            _walk(bound, f"{key}.bound", found, (*above, id(value)))
     else:
         inner: dict[str, Plain] = {}
         for name, item in _parts(value):
@@ -157,11 +158,6 @@ def _plain(value: object) -> list[Plain] | None:
     return None
 
 
-def _name_of(value: Any) -> str:
-    module = getattr(value, "__module__", None)
-    return f"{module}.{getattr(value, '__qualname__', value.__name__)}"
-
-
 def _identity(name: str, attribute: str) -> str:
     """Return a string; in place of the name of weights or of a path, what is stored there."""
     wheel = SHORT_NAMES.get(name) or VECTOR_NAMES.get(name)
@@ -172,9 +168,13 @@ def _identity(name: str, attribute: str) -> str:
     if not name or not looks_like_a_path or not os.path.exists(path):
         commit = _cached_commit(name) if attribute == "model" else None
         return f"{name} at {commit}" if commit else name
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    read = [f for f in files if f.is_file() and (f == path or f.suffix in _SUFFIXES)]
-    return f"sha256:{digest_of([[f.name if f != path else '', _file_digest(f)] for f in read])}"
+    digests = []
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.is_file() and (file == path or file.suffix in _SUFFIXES):
+            with file.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+            digests.append([file.name if file != path else "", digest])
+    return f"sha256:{digest_of(digests)}"
 
 
 def _cached_commit(name: str) -> str | None:
@@ -187,11 +187,6 @@ def _cached_commit(name: str) -> str | None:
     except HFValidationError:  # not a hub id
         return None
     return Path(cached).parent.name if isinstance(cached, str) else None
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _array_identity(value: np.ndarray[Any, Any] | torch.Tensor) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import math
 import traceback
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -124,10 +123,10 @@ class LimitsMiddleware:
             return
         reply = _Reply(send, self.headers)
         try:
-            given = dict(scope["headers"])
-            self._check_token(scope["path"], given)
+            headers = dict(scope["headers"])
+            self._check_token(scope["path"], headers)
             async with asyncio.timeout(self.options.body_seconds):
-                body = await self._body(given, receive)
+                body = await self._body(headers, receive)
             if body is not None:
                 # All bodies are JSON, and FastAPI reads one as such only if it is said to be.
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
@@ -135,7 +134,7 @@ class LimitsMiddleware:
                 await self._run(scope, body, receive, reply)
         except TimeoutError:
             message = f"the body did not arrive within {self.options.body_seconds} s"
-            await reply.error(408, message, [(b"connection", b"close")])
+            await reply.error(408, message, {"connection": "close"})
         except _Refused as refused:
             await reply.error(*refused.args)
         finally:
@@ -145,17 +144,17 @@ class LimitsMiddleware:
     def _check_token(self, path: str, headers: dict[bytes, bytes]) -> None:
         if self.options.token is None or path in _OPEN:
             return
-        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        equal = hmac.compare_digest(given.strip(), self.options.token.encode())
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        equal = hmac.compare_digest(token.strip(), self.options.token.encode())
         if not equal or scheme.lower() != b"bearer":
             message = "give the server's token: Authorization: Bearer TOKEN"
-            raise _Refused(401, message, [(b"www-authenticate", b"Bearer")])
+            raise _Refused(401, message, {"www-authenticate": "Bearer"})
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """Return the body; None if the client hung up."""
         limit = self.options.body_bytes
         message = f"the body is longer than {limit} bytes: send fewer samples"
-        too_large = _Refused(413, message, [(b"connection", b"close")])
+        too_large = _Refused(413, message, {"connection": "close"})
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > _DROPPED * limit:
             raise too_large
@@ -216,15 +215,11 @@ class _Refused(Exception):
 
 @dataclass
 class _Reply:
-    """The reply to one request, with further headers; knows its status.
-
-    Attributes:
-        status: HTTP status; None before the reply has begun.
-    """
+    """The reply to one request, with further headers."""
 
     sender: Send
     headers: Callable[[], Headers]
-    status: int | None = None
+    status: int | None = None  # before the reply has begun
 
     async def send(self, message: ASGIMessage) -> None:
         """Send a part of the reply."""
@@ -234,13 +229,13 @@ class _Reply:
         await self.sender(message)
 
     async def error(
-        self, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = ()
+        self, status: int, detail: str, headers: Mapping[str, str] | None = None
     ) -> None:
         """Send an error, unless the reply has begun."""
-        if self.status is not None:
-            return
-        body = json.dumps({"detail": detail}).encode()
-        length = (b"content-length", str(len(body)).encode())
-        named = [(b"content-type", b"application/json"), length, *headers]
-        await self.send({"type": "http.response.start", "status": status, "headers": named})
-        await self.send({"type": "http.response.body", "body": body})
+        from starlette.responses import JSONResponse
+
+        unread: Any = None
+        if self.status is None:
+            await JSONResponse({"detail": detail}, status, headers)(
+                {"type": "http"}, unread, self.send
+            )

@@ -29,7 +29,7 @@ from ctrlreward.serving.server_connection import ServerConnection
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
 
-    `remote["relevance"]` is a component for callbacks and adapters, which the server scores, too.
+    `remote["relevance"]` is a component for callbacks and adapters; the server scores it.
     Building it opens no connection: names and weights are fetched at their first use, or by
     `load`, which waits until the server has loaded its models. Copies in other processes (DDP
     ranks, workers) share the server.
@@ -90,9 +90,13 @@ class RemoteReward(AnyReward):
     @property
     def components(self) -> dict[str, Component]:  # type: ignore[override]  # read-only
         """The components by name, scored by the server."""
+        scorers = self._scorers_by_id
+        for scorer in self.description["scorers"]:
+            id_ = scorer["id"]
+            scorers.setdefault(id_, RemoteScorer(self._connection, id_))
         return {
-            name: Component(self._scorer(given["scorer"]), given["score"])
-            for name, given in self.description["components"].items()
+            name: Component(scorers[described["scorer"]], described["score"])
+            for name, described in self.description["components"].items()
         }
 
     @property
@@ -104,14 +108,14 @@ class RemoteReward(AnyReward):
     @property
     def thresholds(self) -> Thresholds | None:  # type: ignore[override]
         """t1 to t4 of `"gm"`; None with other aggregates."""
-        given = self.description["thresholds"]
-        return None if given is None else tuple(given)
+        thresholds = self.description["thresholds"]
+        return None if thresholds is None else tuple(thresholds)
 
     @property
     def accuracy_score(self) -> AccuracyScore | None:  # type: ignore[override]
         """The score that is the accuracy of `"gm"`; None with other aggregates."""
-        given: AccuracyScore | None = self.description["accuracy_score"]
-        return given
+        score: AccuracyScore | None = self.description["accuracy_score"]
+        return score
 
     def yield_cpu(self) -> None:
         """Do nothing: scoring takes no core of this process."""
@@ -131,11 +135,7 @@ class RemoteReward(AnyReward):
         check_columns(components, samples)
         body = {"samples": records(samples), "strict": True}
         reply = ScoreReply.model_validate(self._connection.post("/score", body))
-        return reply.to_scored([*components], len(samples)).batch
-
-    def _scorer(self, id_: str) -> RemoteScorer:
-        """Return the scorer of an id, the same object each time."""
-        return self._scorers_by_id.setdefault(id_, RemoteScorer(self._connection, id_))
+        return reply.to_batch([*components], len(samples))
 
 
 class RemoteScorer(Scorer):
@@ -146,12 +146,6 @@ class RemoteScorer(Scorer):
     Args:
         connection: Connection to the server.
         id_: Id of the scorer on the server.
-
-    Examples:
-        >>> from ctrlreward.serving.server_connection import ServerConnection
-        >>> scorer = RemoteScorer(ServerConnection("http://127.0.0.1:8700"), "0")
-        >>> scorer.devices
-        ()
     """
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
@@ -167,8 +161,12 @@ class RemoteScorer(Scorer):
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, as the server states them."""
         return {
-            name: ScoreSpec(spec["higher_is_better"], _range(*spec["range"]))
+            name: ScoreSpec(
+                spec["higher_is_better"],
+                (-math.inf if low is None else low, math.inf if high is None else high),
+            )
             for name, spec in self._description["scores"].items()
+            for low, high in [spec["range"]]
         }
 
     @property
@@ -218,28 +216,24 @@ class RemoteScorer(Scorer):
         return FoldReply.model_validate(reply).value
 
 
-def _range(low: float | None, high: float | None) -> tuple[float, float]:
-    return (-math.inf if low is None else low, math.inf if high is None else high)
-
-
 def _expected(
-    given: Mapping[str, Any] | str | PathLike[str] | AnyReward | None,
+    expect: Mapping[str, Any] | str | PathLike[str] | AnyReward | None,
 ) -> Mapping[str, Any] | None:
     """Return the description of an expected reward."""
-    if isinstance(given, RemoteReward):
-        return given.description
-    if isinstance(given, Reward):
-        return describe(given)
-    if isinstance(given, str | PathLike):
+    if isinstance(expect, RemoteReward):
+        return expect.description
+    if isinstance(expect, Reward):
+        return describe(expect)
+    if isinstance(expect, str | PathLike):
         try:
-            given = json.loads(Path(given).read_text(encoding="utf-8"))
+            expect = json.loads(Path(expect).read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"expect = {str(given)!r} is not JSON ({error}): save what GET /reward returns"
+                f"expect = {str(expect)!r} is not JSON ({error}): save what GET /reward returns"
             ) from None
-    if given is not None and not isinstance(given, Mapping):
+    if expect is not None and not isinstance(expect, Mapping):
         raise TypeError(
-            f"expect is a {type(given).__name__}: give a Reward, a description, or the JSON file "
+            f"expect is a {type(expect).__name__}: give a Reward, a description, or the JSON file "
             "of one"
         )
-    return given
+    return expect

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,19 +20,12 @@ from ctrlreward.serving.contract import NotReady, QueueFull, RejectedSamples, Sc
 from ctrlreward.serving.description import scorers_by_id
 from ctrlreward.serving.limits import QueueOptions
 
+if TYPE_CHECKING:
+    from ctrlreward.serving.serving_metrics import ServingMetrics
+
 State: TypeAlias = Literal["loading", "ready", "failed", "draining"]
 
 _LONGEST_RETRY = 60  # seconds
-
-
-class QueueObserver(Protocol):
-    """Receiver of the queue's measurements."""
-
-    def scored(self, samples: int, failed: int) -> None:
-        """Count the samples of a finished request."""
-
-    def batch(self, requests: int, samples: int, waits: Sequence[float], seconds: float) -> None:
-        """Count a batch, with the seconds that each request waited and those of scoring."""
 
 
 class RequestQueue:
@@ -45,7 +38,7 @@ class RequestQueue:
     Args:
         reward: The reward that scores.
         options: Sizes of batches and queue.
-        observer: Receives what is measured.
+        metrics: Receives what is measured.
 
     Attributes:
         reward: The reward.
@@ -57,11 +50,11 @@ class RequestQueue:
         self,
         reward: Reward,
         options: QueueOptions = QueueOptions(),  # noqa: B008 — it is frozen
-        observer: QueueObserver | None = None,
+        metrics: ServingMetrics | None = None,
     ) -> None:
         self.reward = reward
         self.options = options
-        self.observer = observer
+        self.metrics = metrics
         self.state: State = "loading"
         self.scorers = scorers_by_id(reward)
         self._reason = ""
@@ -80,10 +73,7 @@ class RequestQueue:
         """Load the models on the scoring thread, and score from then on.
 
         Args:
-            load: Loads them; None for `reward.load`.
-
-        Raises:
-            Exception: Any of loading; the state is then `"failed"`.
+            load: Loads them; None for `reward.load`. Its error sets the state to `"failed"`.
         """
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -113,9 +103,7 @@ class RequestQueue:
             raise NotReady(self.state, self._reason)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
-        """Score a request with the reward.
-
-        Cancelling takes the request out of the queue.
+        """Score a request with the reward; cancelling takes it out of the queue.
 
         Args:
             samples: n samples.
@@ -141,19 +129,9 @@ class RequestQueue:
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with one scorer; the first sample that it rejects fails all.
+        """Score a request with some scores, or parts of corpus scores, of one scorer.
 
-        Args:
-            scorer_id: Key of `scorers`.
-            samples: n samples.
-            names: Its scores or parts of its corpus scores.
-
-        Raises:
-            KeyError: There is no such scorer.
-            RejectedSamples: It has no such score, or rejects a sample.
-            NotReady: As in `score`.
-            QueueFull: As in `score`.
-            ScorerFailed: As in `score`.
+        The first sample that it rejects fails all. Refuses as `score`, and an unknown score.
         """
         scorer = self.scorers[scorer_id]
         wanted = tuple(dict.fromkeys(names))
@@ -184,7 +162,11 @@ class RequestQueue:
             raise RejectedSamples(str(error)) from None
         columns = samples.columns()
         characters = sum(len(item) for column in columns.values() for item in column)
-        self._check_room(characters)
+        held, requests = self.held_characters, len(self._waiting) + len(self._scoring)
+        above = held + characters > self.options.waiting_characters
+        if requests and (above or requests >= self.options.waiting_requests):
+            seconds = math.ceil(held / self._speed)
+            raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
         request = WaitingRequest(
             samples,
             components,
@@ -204,15 +186,6 @@ class RequestQueue:
                 self._waiting.remove(request)
                 self._note_idle()
 
-    def _check_room(self, characters: int) -> None:
-        """Raise a `QueueFull` unless there is room for a request; if none waits, there is."""
-        held, options = self.held_characters, self.options
-        requests = len(self._waiting) + len(self._scoring)
-        above = held + characters > options.waiting_characters
-        if requests and (above or requests >= options.waiting_requests):
-            seconds = math.ceil(held / self._speed)
-            raise QueueFull(held, min(max(seconds, 1), _LONGEST_RETRY))
-
     async def _run(self) -> None:
         expected, ended = 0, -math.inf
         while True:
@@ -228,7 +201,7 @@ class RequestQueue:
             ended = time.perf_counter()
             characters = sum(request.characters for request in self._scoring)
             self._speed = max(characters, 1) / max(ended - started, 1e-6)
-            # Those who have just been answered may ask again, beside those who are waiting.
+            # Clients that were just answered may ask again, apart from the ones that are waiting.
             expected = len(self._scoring) + len(self._waiting)
             self._scoring = []
             self._note_idle()
@@ -247,14 +220,14 @@ class RequestQueue:
     def _take(self) -> list[WaitingRequest]:
         """Remove the next batch from the queue: the oldest request, and those that fit with it."""
         taken: list[WaitingRequest] = []
-        room = self.options.batch_characters
+        left = self.options.batch_characters
         for request in self._waiting:
             if taken and request.merges_with != taken[0].merges_with:
                 continue
-            if taken and request.characters > room:
+            if taken and request.characters > left:
                 break
             taken.append(request)
-            room -= request.characters
+            left -= request.characters
         self._waiting = [request for request in self._waiting if request not in taken]
         return taken
 
@@ -267,7 +240,7 @@ class RequestQueue:
         try:
             results = await asyncio.wrap_future(self._worker.submit(results_of, requests))
         except Exception as error:
-            results = [refusal(error, None)] * len(requests)
+            results = [refusal(error)] * len(requests)
         for request, result in zip(requests, results, strict=True):
             if request.result.done():  # its client is gone
                 continue
@@ -275,10 +248,10 @@ class RequestQueue:
                 request.result.set_exception(result)
             else:
                 request.result.set_result(result)
-                if self.observer and isinstance(result, ScoredRequest):
-                    self.observer.scored(len(request.samples), int(result.batch.failed.sum()))
-        if self.observer:
+                if self.metrics and isinstance(result, ScoredRequest):
+                    self.metrics.scored(len(request.samples), int(result.batch.failed.sum()))
+        if self.metrics:
             samples = sum(len(request.samples) for request in requests)
             waits = [started - request.arrived for request in requests]
             seconds = time.perf_counter() - started
-            self.observer.batch(len(requests), samples, waits, seconds)
+            self.metrics.batch(len(requests), samples, waits, seconds)

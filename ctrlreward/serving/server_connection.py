@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ _SHOWN = 12  # differences in an error
 
 
 class ServerLost(ConnectionError):
-    """A reward server that does not answer, or has no room for a request, in the time given."""
+    """A reward server that does not answer, or stays full, in the time given."""
 
 
 class OtherReward(RuntimeError):
@@ -46,13 +47,7 @@ class ServerError(RuntimeError):
 
 
 class _Transient(Exception):
-    """An attempt that may be repeated.
-
-    Args:
-        reason: Message of the error if all attempts fail.
-        wait: Seconds that the server asks to wait; None if it does not say.
-        reached: Whether a server has replied.
-    """
+    """An attempt that may be repeated, after the seconds that the server asks for, if it does."""
 
     def __init__(self, reason: str, wait: float | None = None, reached: bool = True) -> None:
         super().__init__(reason)
@@ -63,20 +58,16 @@ class _Transient(Exception):
 class ServerConnection:
     """Requests to one server, over connections that are kept open.
 
-    Threads share it. A pickled or forked copy opens connections of its own, and expects the reward
-    that the original was connected to.
+    Threads share it. A pickled or forked copy opens new connections, and expects the reward
+    that the original was connected to. A request is also repeated if a proxy before the server has
+    lost the one that held it.
 
     Args:
-        url: Address of the server.
-        token: Bearer token; None takes `$CTRLREWARD_TOKEN`, if set.
-        timeout: Seconds to wait for one reply.
-        patience: Seconds to repeat a request while the server can't be reached, is loading, or is
-            full, or a proxy before it has lost the server that held the request. None: 120, but 3
-            to reach a server that never replied.
+        url: As in `RemoteReward`; so are the others.
+        token: The same.
+        timeout: The same.
+        patience: The same.
         expect: Description that the server's must agree with, or a part of one; None for any.
-
-    Raises:
-        ValueError: The URL is not one of HTTP, or a number is not positive.
     """
 
     def __init__(
@@ -111,13 +102,7 @@ class ServerConnection:
         return self.connect() if self._description is None else self._description
 
     def connect(self) -> dict[str, Any]:
-        """Wait until the server is ready and return the description of its reward.
-
-        Raises:
-            ServerLost: It did not become ready in time.
-            OtherReward: Its reward is not what is expected.
-            ServerError: It refuses the request, or is no reward server.
-        """
+        """Wait until the server is ready and return the description of its reward; see `post`."""
         found = self._json(self._send("GET", "/reward"))
         if not isinstance(found, dict) or found.get("protocol") != PROTOCOL:
             spoken = found.get("protocol") if isinstance(found, dict) else None
@@ -153,13 +138,16 @@ class ServerConnection:
         """Return the client of this process: after a fork, not the parent's connections."""
         client = self._clients.get(os.getpid())
         if client is None:
-            token = self.token or os.environ.get(TOKEN_VARIABLE)
+            token, address = self.token or os.environ.get(TOKEN_VARIABLE), urlsplit(self.url)
             made = httpx2.Client(
                 headers={"Authorization": f"Bearer {token}"} if token else None,
                 timeout=httpx2.Timeout(self.timeout, connect=_CONNECT),
                 limits=httpx2.Limits(max_connections=None, keepalive_expiry=_IDLE),
                 # A proxy of the environment can't reach a server of this machine.
-                trust_env=urlsplit(self.url).hostname not in _LOOPBACK,
+                trust_env=address.hostname not in _LOOPBACK,
+                # Reading the machine's certificates takes longer than a request. Without any, no
+                # HTTPS server is trusted.
+                verify=True if address.scheme == "https" else SSLContext(PROTOCOL_TLS_CLIENT),
             )
             client = self._clients.setdefault(os.getpid(), made)
         return client
@@ -169,11 +157,7 @@ class ServerConnection:
     ) -> httpx2.Response:
         """Send a request until it succeeds, fails for good, or patience ends.
 
-        Args:
-            method: `"GET"` or `"POST"`.
-            path: Route.
-            content: Body.
-            expected: Fingerprint that the reply must have.
+        The reply must have the fingerprint that is expected.
         """
         started = time.monotonic()
         retrying = tenacity.Retrying(
@@ -202,9 +186,8 @@ class ServerConnection:
         """Return the seconds for which a request is repeated after this failure."""
         if self.patience is not None:
             return self.patience
-        error = state.outcome.exception() if state.outcome is not None else None
-        unreached = isinstance(error, _Transient) and not error.reached
-        return _UNREACHED if unreached and self._description is None else _PATIENCE
+        unreached = not _error_of(state).reached and self._description is None
+        return _UNREACHED if unreached else _PATIENCE
 
     def _attempt(
         self, method: str, path: str, content: bytes | None, expected: str | None
@@ -234,7 +217,7 @@ class ServerConnection:
         return response
 
     def _check_fingerprint(self, response: httpx2.Response, expected: str | None) -> None:
-        """Raise if a reply, even an error, is that of another reward."""
+        """Raise if a reply, even an error, comes from another reward."""
         found = response.headers.get(FINGERPRINT_HEADER)
         if expected is None or found == expected or (found is None and not response.is_success):
             return
@@ -242,14 +225,16 @@ class ServerConnection:
         raise OtherReward(_unlike(self.url, "connected to", [f"fingerprint_id: found {found}"]))
 
     def _announce(self, state: tenacity.RetryCallState) -> None:
-        if state.attempt_number == 1 and state.outcome is not None:
-            log.warning("waiting for %s: %s", self.url, state.outcome.exception())
+        if state.attempt_number == 1:
+            log.warning("waiting for %s: %s", self.url, _error_of(state))
 
     def _json(self, response: httpx2.Response) -> Any:
         try:
             return json.loads(response.content)
         except (ValueError, RecursionError) as error:
-            raise ServerError(f"{self.url} is no reward server: malformed JSON ({error})") from None
+            raise ServerError(
+                f"{self.url} is not a reward server: malformed JSON ({error})"
+            ) from None
 
 
 def _lost_behind_proxy(response: httpx2.Response, expected: str | None) -> bool:
@@ -275,20 +260,26 @@ _random = random.SystemRandom()
 
 def _wait(state: tenacity.RetryCallState) -> float:
     """Return the seconds that the server asks for, or more and more of them, with jitter."""
-    error = state.outcome.exception() if state.outcome is not None else None
-    asked = error.wait if isinstance(error, _Transient) else None
+    asked = _error_of(state).wait
     return _backoff(state) * _random.uniform(0.5, 1.0) if asked is None else asked
+
+
+def _error_of(state: tenacity.RetryCallState) -> _Transient:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert isinstance(error, _Transient)
+    return error
 
 
 def _retry_after(response: httpx2.Response) -> float | None:
     """Return the seconds of the header Retry-After, which may also be a date."""
-    given = response.headers.get("Retry-After", "")
+    value = response.headers.get("Retry-After", "")
     try:
-        return max(0.0, float(given))
+        return max(0.0, float(value))
     except ValueError:
         pass
     try:
-        date = email.utils.parsedate_to_datetime(given)
+        date = email.utils.parsedate_to_datetime(value)
     except ValueError:
         return None
     return max(0.0, date.timestamp() - time.time())

@@ -20,6 +20,10 @@ class ServingMetrics:
 
     def __init__(self, waiting_characters: Callable[[], float], ready: Callable[[], bool]) -> None:
         registry = self._registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(f"ctrlreward_{name}", text, buckets=buckets, registry=registry)
+
         self._requests = Counter(
             "ctrlreward_requests",
             "Replies by route and HTTP status; 499: the client hung up.",
@@ -28,32 +32,15 @@ class ServingMetrics:
         )
         self._samples = Counter("ctrlreward_samples", "Samples scored.", registry=registry)
         self._failed = Counter("ctrlreward_failed_samples", "Samples failed.", registry=registry)
-        self._batch_requests = Histogram(
-            "ctrlreward_batch_requests", "Requests by batch.", buckets=_SIZES, registry=registry
-        )
-        self._batch_samples = Histogram(
-            "ctrlreward_batch_samples", "Samples by batch.", buckets=_SIZES, registry=registry
-        )
-        self._wait = Histogram(
-            "ctrlreward_queue_wait_seconds",
-            "Time of a request in the queue.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        self._scoring = Histogram(
-            "ctrlreward_scoring_seconds",
-            "Time of scoring a batch.",
-            buckets=_SECONDS,
-            registry=registry,
-        )
-        waiting = Gauge(
-            "ctrlreward_waiting_characters",
-            "Characters waiting or being scored.",
-            registry=registry,
-        )
-        waiting.set_function(waiting_characters)
-        ready_gauge = Gauge("ctrlreward_ready", "1 while requests are accepted.", registry=registry)
-        ready_gauge.set_function(lambda: float(ready()))
+        self._batch_requests = histogram("batch_requests", "Requests by batch.", _SIZES)
+        self._batch_samples = histogram("batch_samples", "Samples by batch.", _SIZES)
+        self._wait = histogram("queue_wait_seconds", "Time of a request in the queue.", _SECONDS)
+        self._scoring = histogram("scoring_seconds", "Time of scoring a batch.", _SECONDS)
+        for name, text, value in (
+            ("waiting_characters", "Characters waiting or being scored.", waiting_characters),
+            ("ready", "1 while requests are accepted.", lambda: float(ready())),
+        ):
+            Gauge(f"ctrlreward_{name}", text, registry=registry).set_function(value)
 
     def replied(self, route: str, status: int) -> None:
         """Count a reply."""

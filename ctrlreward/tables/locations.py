@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
@@ -17,48 +17,39 @@ class Location:
     """A file or folder, which need not exist.
 
     Args:
-        given: Local path, or URL such as `s3://bucket/texts.jsonl`.
-        shown: Name for messages; None shows what was given.
+        address: Local path, or URL such as `s3://bucket/texts.jsonl`.
+        shown: Name for messages; None shows the address.
 
     Attributes:
         path: The local path; None for a URL.
+        name: Last part of the path.
+        suffix: End of the name from its last dot on; "" without one.
 
     Raises:
         ValueError: fsspec does not know the protocol.
         ImportError: The protocol needs another package; names it.
     """
 
-    def __init__(self, given: str | Path, shown: str | None = None) -> None:
-        self._given = str(given)
-        self._shown = shown or self._given
-        self._system, self._inner = fsspec.core.url_to_fs(self._given)
+    def __init__(self, address: str | Path, shown: str | None = None) -> None:
+        self._address = str(address)
+        self._shown = shown or self._address
+        self._system, self._inner = fsspec.core.url_to_fs(self._address)
         local = isinstance(self._system, fsspec.implementations.local.LocalFileSystem)
-        self.path = Path(self._given.removeprefix("file://")) if local else None
+        self.path = Path(self._address.removeprefix("file://")) if local else None
+        self.name = PurePosixPath(self._inner).name
+        self.suffix = PurePosixPath(self._inner).suffix
 
     def __str__(self) -> str:
         return self._shown
 
-    @property
-    def name(self) -> str:
-        """Last part of the path."""
-        return PurePosixPath(self._inner).name
-
-    @property
-    def suffix(self) -> str:
-        """End of the name from its last dot on; "" without one."""
-        return PurePosixPath(self._inner).suffix
-
     def beside(self, name: str) -> Location:
         """Return the location of another name in the same folder."""
-        if self.path is not None:
-            return Location(self.path.parent / name)
-        return Location(f"{self._given.rstrip('/').rpartition('/')[0]}/{name}")
+        folder, slash, _ = self._address.rstrip("/").rpartition("/")
+        return Location(f"{folder}{slash}{name}")
 
     def child(self, name: str) -> Location:
         """Return the location of a name in this folder."""
-        if self.path is not None:
-            return Location(self.path / name)
-        return Location(f"{self._given.rstrip('/')}/{name}")
+        return Location(f"{self._address.rstrip('/')}/{name}")
 
     def exists(self) -> bool:
         """Return True for a file or folder that exists."""
@@ -69,10 +60,10 @@ class Location:
         return self._system.isdir(self._inner)
 
     def is_same(self, other: Location) -> bool:
-        """Return True if both are one existing file."""
+        """Return True if both are one file; this one exists."""
         if self.path is not None and other.path is not None:
-            return self.path.exists() and other.path.exists() and self.path.samefile(other.path)
-        return self._given == other._given
+            return other.path.exists() and self.path.samefile(other.path)
+        return self._address == other._address
 
     def names(self) -> list[str]:
         """Return the sorted names of the files in a folder; none where it is missing."""
@@ -98,27 +89,15 @@ class Location:
             return no_such_file(self.path)
         return FileNotFoundError(f"there is no file or folder {self}")
 
-    @contextmanager
-    def whole_file(self) -> Iterator[BinaryIO]:
+    def whole_file(self) -> AbstractContextManager[BinaryIO]:
         """Yield a file to write, which appears or replaces the old one at the end, or never."""
-        if self.path is not None:
-            with whole_file(self.path) as file:
-                yield file
-            return
-        unfinished = self.beside(f".{self.name}.unfinished")
-        self._system.makedirs(self._system._parent(self._inner), exist_ok=True)
-        try:
-            with self._system.open(unfinished._inner, "wb") as file:
-                yield file
-            self._system.mv(unfinished._inner, self._inner)
-        finally:
-            with suppress(FileNotFoundError):
-                self._system.rm(unfinished._inner)
+        return whole_file(self.path) if self.path is not None else self._whole_remote_file()
 
-    def write(self, content: bytes) -> None:
-        """Write or replace a whole file."""
-        with self.whole_file() as file:
-            file.write(content)
+    @contextmanager
+    def _whole_remote_file(self) -> Iterator[BinaryIO]:
+        self._system.makedirs(self._system._parent(self._inner), exist_ok=True)
+        with self._system.transaction, self._system.open(self._inner, "wb") as file:
+            yield file
 
     def remove(self) -> None:
         """Delete a file, or a folder with all that is in it."""

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from ctrlreward.arguments import did_you_mean
 
@@ -32,19 +32,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def no_such_file(path: Path) -> FileNotFoundError:
-    """Return the error for a path that doesn't exist, with the most similar name beside it."""
-    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, beside, path.with_name)
+    """Return the error for a path that doesn't exist, with the most similar name in its folder."""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    hint = did_you_mean(path.name, names, path.with_name)
     return FileNotFoundError(f"there is no file or folder {path}{hint}")
 
 
 def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
-    """Decode UTF-8 and drop a byte order mark at the start of the file.
-
-    Args:
-        content: The file, or a part of it that starts at `line`.
-        path: The file, for errors.
-        line: Line number of the first byte, from 1.
+    """Decode a UTF-8 file, or a part of it that starts at a line; drop a byte order mark.
 
     Raises:
         ValueError: The content is not UTF-8; names the line.
@@ -58,30 +53,6 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
         ) from None
 
 
-def decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark.
-
-    Args:
-        file: The file, at its start.
-        path: The file, for errors.
-        newline: As in `open`: None for universal newlines, translated, "" for them as they are.
-
-    Raises:
-        ValueError: The content is not UTF-8; names the line.
-    """
-    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
-    try:
-        yield from text
-    except UnicodeDecodeError:
-        file.seek(0)  # the decoder knows no lines
-        for number, line in enumerate(file, 1):
-            decode_utf8(line, path, number)
-        raise
-    finally:
-        if not file.closed:  # by the caller, while lines were left
-            text.detach()
-
-
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield line numbers from 1 and lines without their line ends."""
     for number, line in enumerate(io.StringIO(text, newline=None), 1):
@@ -89,12 +60,7 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
-    """Parse one JSON value.
-
-    Args:
-        text: The value.
-        path: The file, for errors.
-        first_line: Line number of the text's first line in the file, from 1.
+    """Parse one JSON value, which starts at a line of a file.
 
     Raises:
         ValueError: The text is not JSON; names the line.
@@ -114,10 +80,6 @@ def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
 
 def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterator[CsvRow]]:
     """Read the header of a CSV file, and its rows one by one; blank lines are skipped.
-
-    Args:
-        lines: Lines with their line ends.
-        path: The file, for errors.
 
     Raises:
         ValueError: The header repeats a column, a row has more or fewer cells than the header, or

@@ -10,11 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from ctrlreward.extras import import_extra
 from ctrlreward.tables.locations import Location
-from ctrlreward.tables.parsing import (
-    decoded_lines,
-    parse_json,
-    read_csv,
-)
+from ctrlreward.tables.parsing import decode_utf8, parse_json, read_csv
 
 Row: TypeAlias = dict[str, Any]  # cells by column name
 
@@ -24,12 +20,12 @@ class PlacedRow(NamedTuple):
 
     Attributes:
         file: Number of its file in `RowStream.files`.
-        line: Its last line in the file, from 1; of a Parquet file, its number from 1.
+        place: Its file and last line, `reviews.jsonl:417`; in Parquet, its number from 1.
         cells: The row.
     """
 
     file: int
-    line: int
+    place: str
     cells: Row
 
 
@@ -78,21 +74,41 @@ class RowStream:
         """Yield all rows with their places; see `__iter__`."""
         columns: list[str] = []
         for number, location in enumerate(self.files):
+            name = str(location)
             with location.open() as file:
-                rows = read_table(file, str(location), self.suffix)
-                for i, (line, row) in enumerate(rows):
+                for i, (line, row) in enumerate(read_table(file, name, self.suffix)):
                     if i == 0 and self.suffix != ".jsonl":  # whose rows may differ in a file, too
                         columns = columns or list(row)
                         if set(row) != set(columns):
                             raise ValueError(
-                                f"{location} has the columns {', '.join(row)}, but "
+                                f"{name} has the columns {', '.join(row)}, but "
                                 f"{self.files[0]} has {', '.join(columns)}: give all files the same"
                             )
-                    yield PlacedRow(number, line, row)
+                    yield PlacedRow(number, f"{name}:{line}", row)
 
-    def place(self, row: PlacedRow) -> str:
-        """Return the place of a row, for errors: `reviews.jsonl:417`."""
-        return f"{self.files[row.file]}:{row.line}"
+
+def open_rows(source: Location, target: Location) -> RowStream:
+    """Return the rows of an input whose scores go to another file or folder.
+
+    Raises:
+        ValueError: The files are given in the wrong order, are one file, or can't be written; or
+            an output has an unknown suffix.
+        ImportError: The input or output is Parquet, and pyarrow is not installed.
+    """
+    if not source.exists():
+        if not target.exists() or target.is_folder():
+            raise source.missing()
+        raise ValueError(
+            f"there is no file {source}: give the texts first, then the output, as in `ctrlreward "
+            f"score {target} {source}`"
+        )
+    if target.is_folder() and not source.is_folder():
+        raise ValueError(f"{target} is a folder: give a file for the scores")
+    if target.exists() and source.is_same(target):
+        raise ValueError(f"{target} is the input: give another file for the scores")
+    if target.suffix or not source.is_folder():
+        check_suffix(target)
+    return RowStream(source)
 
 
 def check_suffix(path: Path | Location) -> None:
@@ -123,12 +139,7 @@ def parse_rows(content: bytes, path: Path) -> list[Row]:
 
 
 def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Row]]:
-    """Yield lines and contents of one or more rows; the values of a CSV file are strings.
-
-    Args:
-        file: The file, at its start.
-        path: The file, for errors.
-        suffix: Its format, one of `SUFFIXES`.
+    """Yield line and cells of each row of a file; the values of a CSV file are strings.
 
     Raises:
         ValueError: The file has no rows, or it is malformed; names the line.
@@ -137,7 +148,7 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Ro
     if suffix == ".parquet":
         rows = enumerate(_parquet_rows(file, path), 1)
     elif suffix == ".csv":
-        rows = read_csv(decoded_lines(file, path, newline=""), path)[1]
+        rows = read_csv(_decoded_lines(file, path, newline=""), path)[1]
     else:
         rows = _json_rows(file, path)
     first = next(rows, None)
@@ -147,9 +158,24 @@ def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Ro
     yield from rows
 
 
+def _decoded_lines(file: BinaryIO, path: Path | str, newline: str | None) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file with their line ends, without a byte order mark."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
+    try:
+        yield from text
+    except UnicodeDecodeError:
+        file.seek(0)  # the decoder knows no lines
+        for number, line in enumerate(file, 1):
+            decode_utf8(line, path, number)
+        raise
+    finally:
+        if not file.closed:  # by the caller, while lines were left
+            text.detach()
+
+
 def _json_rows(file: BinaryIO, path: str) -> Iterator[tuple[int, Row]]:
     """Yield the objects of the lines that are not blank."""
-    for number, line in enumerate(decoded_lines(file, path, newline=None), 1):
+    for number, line in enumerate(_decoded_lines(file, path, newline=None), 1):
         if line.isspace():
             continue
         try:

@@ -90,7 +90,8 @@ def to_samples(
         )
     table = {
         column: [
-            _string(row[name], place, name, column) for place, row in zip(places, rows, strict=True)
+            cell if isinstance(cell := row[name], str) else _as_string(cell, place, name, column)
+            for place, row in zip(places, rows, strict=True)
         ]
         for column, name in read.items()
     }
@@ -98,15 +99,12 @@ def to_samples(
         pairs = zip(table["texts"], table["prefixes"], strict=True)
         table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
     with items_named(ItemPlaces(places, read)):
-        return as_samples(Samples(**table), label_map=label_map)
+        samples = Samples(**table)
+        return as_samples(samples, label_map=label_map) if label_map else samples
 
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
-    """Return the columns that scorers read: column of `Samples` → its name in the table.
-
-    Args:
-        columns: The columns to read.
-        present: Columns of the table.
+    """Return the columns that scorers read, of those present: column of `Samples` → its name.
 
     Raises:
         ValueError: The text column or a renamed column is missing; lists those of the table.
@@ -125,13 +123,9 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def explained_columns(present: Sequence[str]) -> Iterator[None]:
-    """Say how a file can have a column that a scorer lacks; `Samples` says it for Python.
+    """Say how a file with these columns can have one that a scorer lacks.
 
-    Args:
-        present: Columns of the file.
-
-    Raises:
-        ValueError: As raised inside, with this explanation if a column is absent.
+    A `MissingColumn` that is raised inside, which explains it for Python, becomes a ValueError.
     """
     try:
         yield
@@ -172,17 +166,15 @@ def _value(row: Row, i: int, name: str) -> Any:
     return row[name]
 
 
-def _string(value: Any, place: str, name: str, column: str) -> str:
+def _as_string(value: Any, place: str, name: str, column: str) -> str:
     if value is None and column == "texts":
         return ""
     if column in ("labels", "groups") and isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    if not isinstance(value, str):
-        raise TypeError(
-            f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
-            f"{_or_ignore(JSON_KEYS[column])}"
-        )
-    return value
+    raise TypeError(
+        f"{place}: {name} = {value!r} is of type {type(value).__name__}: give strings"
+        f"{_or_ignore(JSON_KEYS[column])}"
+    )
 
 
 def _or_ignore(key: str) -> str:

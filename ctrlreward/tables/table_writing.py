@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +30,13 @@ class TableShape:
 
     Attributes:
         names: The columns in the order of their first occurrence.
+        types: Type of each column of a Parquet file.
     """
 
     def __init__(self, suffix: str) -> None:
         self.suffix = suffix
         self.names: dict[str, None] = {}
-        self._types: dict[str, Any] = {}  # of a Parquet file, by column
+        self.types: dict[str, Any] = {}
 
     def add(self, rows: Sequence[Row]) -> None:
         """Add the next rows.
@@ -56,18 +58,12 @@ class TableShape:
                 for name, value in row.items():
                     _cell(value, name)
 
-    def schema(self, scores: Sequence[str]) -> Any:
-        """Return the schema of a Parquet file with these scores."""
-        pyarrow = import_extra("pyarrow", "a Parquet file")
-        fields = {**self._types, **dict.fromkeys(scores, pyarrow.float64())}
-        return pyarrow.schema(list(fields.items()))
-
     def _add_types(self, rows: Sequence[Row]) -> None:
         pyarrow = import_extra("pyarrow", "a Parquet file")
         for name in self.names:
             try:
                 found = _array([row.get(name) for row in rows]).type
-                known = self._types.get(name, pyarrow.null())
+                known = self.types.get(name, pyarrow.null())
                 both = [pyarrow.schema([(name, kind)]) for kind in (known, found)]
                 unified = pyarrow.unify_schemas(both, promote_options="permissive")
             except pyarrow.ArrowException as error:
@@ -75,7 +71,7 @@ class TableShape:
                     f"the column {name!r} can't be stored in Parquet ({error}): write .jsonl "
                     "instead"
                 ) from None
-            self._types[name] = unified.field(name).type
+            self.types[name] = unified.field(name).type
 
 
 class TableWriter:
@@ -97,18 +93,20 @@ class TableWriter:
         self._held: list[Row] = []  # rows of the next row group
         self._parquet: Any = None
         if shape.suffix == ".parquet":
+            pyarrow = import_extra("pyarrow", "a Parquet file")
             parquet = import_extra("pyarrow.parquet", "a Parquet file")
-            self._parquet = parquet.ParquetWriter(file, shape.schema(self._scores))
+            fields = {**shape.types, **dict.fromkeys(scores, pyarrow.float64())}
+            self._parquet = parquet.ParquetWriter(file, pyarrow.schema(list(fields.items())))
         elif shape.suffix == ".csv":
             file.write(_utf8(_csv([self._names])))
 
     def write(self, rows: Sequence[Row], scores: Mapping[str, Scores]) -> None:
         """Write the next rows with their scores, arrays of shape (rows,) by name."""
-        lists = {name: _without_nan(scores[name]) for name in self._scores}
-        scored = [
-            {**row, **{name: values[i] for name, values in lists.items()}}
-            for i, row in enumerate(rows)
-        ]
+        scored = [dict(row) for row in rows]
+        for name in self._scores:
+            values = np.asarray(scores[name], np.float64).tolist()
+            for row, value in zip(scored, values, strict=True):
+                row[name] = None if math.isnan(value) else value
         if self._parquet is not None:
             self._held += scored
             while len(self._held) >= _ROW_GROUP:
@@ -119,9 +117,12 @@ class TableWriter:
             cells = ([_cell(row.get(name), name) for name in self._names] for row in scored)
             self._file.write(_utf8(_csv(cells)))
 
-    def close(self) -> None:
-        """Write what is held back; the file itself stays open."""
-        if self._parquet is not None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Write what is held back, unless there was an error; the file itself stays open."""
+        if self._parquet is not None and kind is None:
             if self._held:
                 self._write_group()
             self._parquet.close()
@@ -140,29 +141,17 @@ def encode_rows(
     scores: Mapping[str, Scores],
     shape: TableShape | None = None,
 ) -> bytes:
-    """Encode a table in memory; see `TableWriter`.
+    """Encode n rows and scores of shape (n,) by name in memory; see `TableWriter`.
 
-    Args:
-        suffix: The format, one of `SUFFIXES`.
-        rows: n rows.
-        scores: Arrays of shape (n,) by column name.
-        shape: The columns, if the rows are a part of a table.
-
-    Raises:
-        ValueError: The format can't hold a column; see `TableShape.add`.
+    The shape has the columns, if the rows are a part of a table. Raises as `TableShape.add`.
     """
     if shape is None:
         shape = TableShape(suffix)
         shape.add(rows)
     file = io.BytesIO()
-    writer = TableWriter(file, shape, list(scores))
-    writer.write(rows, scores)
-    writer.close()
+    with TableWriter(file, shape, list(scores)) as writer:
+        writer.write(rows, scores)
     return file.getvalue()
-
-
-def _without_nan(values: Scores) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in values]
 
 
 def _utf8(text: str) -> bytes:
@@ -200,7 +189,7 @@ def _json_line(row: Row) -> str:
 def _json(value: Any, name: str) -> str:
     """Encode a value of column `name`; NaN, which Parquet and Python's JSON allow, is null."""
     try:
-        missing = isinstance(value, float) and np.isnan(value)
+        missing = isinstance(value, float) and math.isnan(value)
         return _encoded(None if missing else value)
     except (TypeError, ValueError):
         raise ValueError(

@@ -34,26 +34,8 @@ def neutral_texts() -> tuple[str, ...]:
         >>> len(texts), texts[6]
         (16, 'She asked him what he meant, and he said that he would explain it later.')
     """
-    return (*_SENTENCES, *random_words(len(_SENTENCES), _LENGTH))
-
-
-def random_words(texts: int, words: int, seed: int = 0) -> tuple[str, ...]:
-    """Return texts of random English words, the same in every call.
-
-    Args:
-        texts: Number of texts. For one seed, fewer texts are the first of more.
-        words: Words of each text, drawn alike from the 10,000 most frequent of `wordfreq`.
-        seed: Seed of the draw; no other random state is read or changed.
-
-    Examples:
-        >>> first, second = random_words(texts=2, words=3)
-        >>> len(first.split())
-        3
-        >>> random_words(texts=1, words=3) == (first,)
-        True
-    """
     known = [word for word in wordfreq.top_n_list("en", _WORDS) if word.isalpha()]
     # Python guarantees the sequence of random(), but not the algorithm of choice or sample.
-    draw = random.Random(seed).random
-    drawn = [[known[int(draw() * len(known))] for _ in range(words)] for _ in range(texts)]
-    return tuple(" ".join(row).capitalize() + "." for row in drawn)
+    draw = random.Random(0).random
+    drawn = [[known[int(draw() * len(known))] for _ in range(_LENGTH)] for _ in _SENTENCES]
+    return (*_SENTENCES, *(" ".join(row).capitalize() + "." for row in drawn))

@@ -2,6 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
+# Punctuation, with dots in a row kept together and marks between digits left in place.
+_MARKS = re.compile(r"\.{2,}|(?<!\d)[.,:]|[.,:](?!\d)|[!?;()\"]")
+_NEGATION = re.compile(r"(?<=\w)n't\b")
+_CLITIC = re.compile(r"(?<=\w)'(?=(?:s|m|re|ve|ll|d)\b)")
+
+
+def separate_words(text: str) -> str:
+    """Write a text as tokenized corpora do: lower case, with a space between words and marks.
+
+    Contractions are split as in the Penn Treebank (`did n't`, `it 's`). A text that is already so
+    stays as it is, up to its white space and abbreviations with dots.
+
+    Examples:
+        >>> separate_words("It’s great, but they didn't take $3.50!")
+        "it 's great , but they did n't take $3.50 !"
+    """
+    separated = _MARKS.sub(r" \g<0> ", text.lower().replace("’", "'"))
+    separated = _NEGATION.sub(" n't", separated)
+    return " ".join(_CLITIC.sub(" '", separated).split())
+
+
+def split_words_and_marks(text: str) -> list[str]:
+    """Split into lower-case words and punctuation marks; see `separate_words`."""
+    return separate_words(text).split()
+
 
 def split_words(text: str) -> list[str]:
     """Split at white space and convert to lower case.

@@ -12,9 +12,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ctrlreward.displays import Phase
 from ctrlreward.extras import import_extra
-from ctrlreward.progress import show
+from ctrlreward.progress import Phase, show
 from ctrlreward.weights.cache import build_once, cache_folder
 from ctrlreward.weights.completeness import check_complete
 

@@ -12,9 +12,8 @@ import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 
-from ctrlreward.displays import Phase
 from ctrlreward.extras import import_extra
-from ctrlreward.progress import show
+from ctrlreward.progress import Phase, show
 
 _VECTORS, _WORDS, _IDF = "vectors.safetensors", "words.json", "idf.json"
 

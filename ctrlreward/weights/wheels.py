@@ -11,8 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ctrlreward.displays import Phase
-from ctrlreward.progress import show
+from ctrlreward.progress import Phase, show
 
 
 @dataclass(frozen=True)

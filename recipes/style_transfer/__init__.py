@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
@@ -100,13 +101,13 @@ class Sentences:
 
 
 @dataclass(frozen=True)
-class Judges:
+class ScoringModels:
     """Frozen models that score style transfer.
 
     Args:
         classifier: Style classifier; see `Accuracy`.
         encoder: Encoder or word vectors for content similarity; see `Similarity`. In YAML also
-            `class_path: ctrlreward.recipes.judges.word_vectors.sentence_vectors`.
+            `class_path: ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors`.
         language_model: Language model for fluency; see `Perplexity`.
         score_end: Count the end of a text in the perplexity; see `Perplexity`.
         thresholds: Thresholds of the GM; see `TransferQuality`.
@@ -165,7 +166,8 @@ class TransferData(PromptBatches):
         return self.sentences.prompts()
 
 
-def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:
+@checked_keywords(judges="scoring_models")
+def transfer_reward(weights: dict[str, float], scoring_models: ScoringModels) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
     The GM is 0 wherever one component misses its threshold, as for many texts of an untuned policy,
@@ -174,23 +176,24 @@ def transfer_reward(weights: dict[str, float], judges: Judges) -> Reward:
 
     Args:
         weights: Score of `TransferQuality` → weight at the start of training, 0 included.
-        judges: Models that compute the scores.
+        scoring_models: Models that compute the scores.
     """
-    quality = judges.quality()
+    quality = scoring_models.quality()
     return Reward({name: (quality[name], weight) for name, weight in weights.items()})
 
 
 @cache  # both callbacks share the models
-def held_out_scores(judges: Judges) -> dict[str, Component]:
+def held_out_scores(scoring_models: ScoringModels) -> dict[str, Component]:
     """Return the GM and its components; that of the corpus, `corpus/gm`, selects checkpoints."""
-    quality = judges.quality()
+    quality = scoring_models.quality()
     names = ("gm", "accuracy", "similarity", "perplexity", "log_likelihood")
     return {name: quality[name] for name in names}
 
 
+@checked_keywords(judges="scoring_models")
 def held_out_scorer(
     sentences: Sentences,
-    judges: Judges,
+    scoring_models: ScoringModels,
     generations_per_prompt: int = 1,
     others: Mapping[str, Component | Scorer] | None = None,
 ) -> GenerationScorer:
@@ -198,40 +201,41 @@ def held_out_scorer(
 
     Args:
         sentences: Validation sentences.
-        judges: The models of the reward and of the selection.
+        scoring_models: The models of the reward and of the selection.
         generations_per_prompt: Rewrites per sentence.
         others: Name → a score that neither has, for a `ProxyGuard` or for constraints. `Distinct`
             is over all rewrites of a style.
     """
     prompts = sentences.prompts()
     return GenerationScorer(
-        {**held_out_scores(judges), **(others or {})},
+        {**held_out_scores(scoring_models), **(others or {})},
         prompts.replace(groups=prompts.require("labels", "held_out_scorer")),
         generations_per_prompt=generations_per_prompt,
     )
 
 
+@checked_keywords(report_judges="judges")
 def before_after(
     sentences: Sentences,
-    judges: Judges,
+    scoring_models: ScoringModels,
     generations_per_prompt: int = 1,
-    report_judges: Mapping[str, Component | Scorer | AUC] | None = None,
+    judges: Mapping[str, Component | Scorer | AUC] | None = None,
 ) -> BeforeAfter:
     """Return a callback that compares untuned policy, selected policy and copying on test data.
 
     Args:
         sentences: Test sentences.
-        judges: The models of the reward and of the selection.
+        scoring_models: The models of the reward and of the selection.
         generations_per_prompt: Rewrites per sentence.
-        report_judges: Judges that reward and selection do not use; see `BeforeAfter`.
+        judges: Judges that reward and selection do not use; see `BeforeAfter`.
     """
     prompts = sentences.prompts()
     return BeforeAfter(
-        held_out_scores(judges),
+        held_out_scores(scoring_models),
         prompts,
         generations_per_prompt=generations_per_prompt,
         others={"copying": prompts.replace(texts=prompts.require("sources", "before_after"))},
-        judges=report_judges,
+        judges=judges,
     )
 
 

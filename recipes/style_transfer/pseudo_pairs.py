@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 from pytorch_lightning.utilities import rank_zero_info
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.files import json_line, write_whole
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
-from ctrlreward.recipes.style_transfer import Judges, Sentences
-from ctrlreward.recipes.style_transfer.style_words import word_log_odds
+from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import distinct_texts, matching_key
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import TransferQuality
@@ -53,6 +53,7 @@ class Pair(NamedTuple):
     text: str
 
 
+@checked_keywords(judges="scoring_models")
 @dataclass(frozen=True)
 class PseudoPairs:
     """Sentences of two styles, each with a rewriting that judges find good.
@@ -64,8 +65,8 @@ class PseudoPairs:
     Args:
         sentences: Sentences to rewrite. Those that lend words are all sentences of the same files,
             held-out ones excepted.
-        judges: Encoder, which also finds the neighbours, classifier and language model; the pairs
-            are only as good as these.
+        scoring_models: Encoder, which also finds the neighbours, classifier and language model; the
+            pairs are only as good as these.
         file: JSON Lines file of the pairs. If it exists, the pairs are read from it.
         neighbours: Number of sentences that lend words to each.
         style_word: Log odds (`word_log_odds`) from which on a word is one of a style. A rewriting
@@ -77,7 +78,7 @@ class PseudoPairs:
     """
 
     sentences: Sentences
-    judges: Judges
+    scoring_models: ScoringModels
     file: str
     neighbours: int = 64
     style_word: float = 1.4
@@ -127,7 +128,7 @@ class PseudoPairs:
         prompts = self.sentences.prompts()
         sources = [matching_key(source) for source in prompts.require("sources", "PseudoPairs")]
         labels = prompts.require("labels", "PseudoPairs")
-        quality = self.judges.quality()
+        quality = self.scoring_models.quality()
         texts = {style: self._texts(style) for style in self.sentences.files}
         odds = word_log_odds(*texts.values())
         first, second = texts
@@ -167,6 +168,33 @@ class PseudoPairs:
         own = self.sentences
         texts = distinct_texts([own.files[style]], own.exclude, own.words)
         return list(dict.fromkeys(map(matching_key, texts)))
+
+
+def word_log_odds(first: Sequence[str], second: Sequence[str]) -> dict[str, float]:
+    """Return by how much likelier a sentence of the second corpus has a word, as a logarithm.
+
+    Args:
+        first: Sentences of one style, words separated by spaces.
+        second: Sentences of the other.
+
+    Returns:
+        Word → log of the ratio of the shares of sentences that have it, each with one sentence with
+        and one without it added; above 0 where the second corpus has it more often.
+
+    Examples:
+        >>> odds = word_log_odds(["cold soup"] * 8, ["warm soup"] * 8)
+        >>> {word: round(value, 2) for word, value in odds.items()}
+        {'cold': -2.2, 'soup': 0.0, 'warm': 2.2}
+    """
+    counts = [
+        Counter(w for text in corpus for w in dict.fromkeys(text.split()))
+        for corpus in (first, second)
+    ]
+    shares = [
+        {word: (found[word] + 1) / (len(corpus) + 2) for word in counts[0] | counts[1]}
+        for found, corpus in zip(counts, (first, second), strict=True)
+    ]
+    return {word: log(shares[1][word] / share) for word, share in shares[0].items()}
 
 
 class _Lenders:
@@ -246,7 +274,7 @@ def best_rewritings(
         sources: n sentences.
         candidates: Rewriting → number of lenders, of each source.
         label: Style of the rewritings.
-        quality: Judges, with the thresholds of GM.
+        quality: Scorer of the rewritings, with the thresholds of GM.
 
     Returns:
         Source → rewriting; sources without a GM above 0 are left out.

@@ -204,5 +204,5 @@ def test_error_messages(letters, kinds) -> None:
     metric.reset()
     metric.update(Samples(["a"]))
     metric.update(Samples(["a"], labels=["x"]))
-    with pytest.raises(ValueError, match="one update had the columns texts, another texts, labels"):
+    with pytest.raises(ValueError, match="has the columns texts, labels, but parts"):
         metric.compute()

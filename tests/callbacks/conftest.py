@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning_choice import pl
+from lightning_choice import (
+    GenerationScorer,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+    pl,
+)
 from torch.utils.data import DataLoader
 
 from ctrlreward import Samples
@@ -92,6 +99,11 @@ def curve() -> type[Curve]:
 
 
 @pytest.fixture
+def by_prompt() -> Callable[..., list[pl.Callback]]:
+    return callbacks_of
+
+
+@pytest.fixture
 def held_out() -> Samples:
     return Samples(
         texts=["The food", "The film", "A dog"],
@@ -130,3 +142,30 @@ def fit(tmp_path: Path) -> Callable[..., pl.Trainer]:
         return trainer
 
     return run
+
+
+class ByPrompt(Curve):
+    """Scorer that gives prompt `p3` its score of a case at the step that the text names."""
+
+    def __init__(self, scores: Callable[[int], list[float]]) -> None:
+        super().__init__([])
+        self.scores = scores
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        words = [text.split() for text in samples.texts]  # p3 at 5 0.123
+        value = np.array([self.scores(int(w[2]))[int(w[0][1:])] for w in words])
+        return {"value": value, "loss": 1.0 - value}
+
+
+def callbacks_of(case: Any, folder: Path, overlap: bool = False) -> list[pl.Callback]:
+    """Return the callbacks of a case by prompt; its checkpoints refuse overlapped scores."""
+    scores = {key: ByPrompt(partial(case.scores, key))["value"] for key in "ab"}
+    prompts = Samples([f"p{i}" for i in range(12)])
+    guarding = {"proxy": "score/b", "held_out": "score/a", **case.guarding}
+    keeper = RewardCheckpoint("score/a", dirpath=str(folder), **case.keeping)
+    return [
+        GenerationScorer(scores, prompts, overlap=overlap),
+        ProxyGuard(**guarding),
+        RewardEarlyStopping("score/a", **case.stopping),
+        *([] if overlap else [keeper]),
+    ]

@@ -89,13 +89,14 @@ def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
     keeper = RewardCheckpoint("score/held_out", dirpath=str(tmp_path / "kept"))
     directions = {"score/proxy": "max", "score/held_out": "max"}
     front = ParetoCheckpoint(directions, dirpath=str(tmp_path / "front"), save_last=False)
-    guard = ProxyGuard("score/proxy", "score/held_out")
+    # Three prompts have a p-value of 1 / 8 at best, which is 0.2 for the whole run.
+    guard = ProxyGuard("score/proxy", "score/held_out", level=0.25)
     report = BeforeAfter({"held_out": scores["held_out"]}, PROMPTS, generations_per_prompt=1)
     watch = GenerationScorer(scores, PROMPTS)
     module = Restyler()
     assert isinstance(module, SampleGenerator)
     assert not isinstance(module, TextGenerator)
-    with pytest.warns(UserWarning, match="ProxyGuard at step 8"):
+    with pytest.warns(UserWarning, match="ProxyGuard at step 2"):
         trainer = fit(module, [watch, stopper, keeper, front, guard, report], max_steps=20)
     # Peak at step 1, and nine validations without improvement; the critic's steps don't count.
     assert (stopper.stopped_step, trainer.global_step) == (10, 10)
@@ -105,7 +106,7 @@ def test_all_callbacks_work_unchanged(fit, curve, tmp_path: Path) -> None:
         assert texts_of(file) == transfers_at(step)
         # What one score gains the other one loses, so no checkpoint dominates another.
         assert front.kept[step] == pytest.approx([PROXY[step], HELD_OUT[step]])
-    assert (guard.alarm, guard.alarm_step) == (True, 8)
+    assert guard.alarm_step == 2
     assert texts_of(tmp_path / "before.jsonl") == transfers_at(0)
     assert texts_of(tmp_path / "after.jsonl") == transfers_at(1)
     summary = json.loads((tmp_path / "summary.json").read_text())

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from decision_cases import CASES, TABLE, Case, HandDriven, eighths, values
+from decision_cases import (
+    BY_PROMPT,
+    CASES,
+    TABLE,
+    ByPrompt,
+    Case,
+    HandDriven,
+    HandDrivenByPrompt,
+    eighths,
+    values,
+)
 from lightning_choice import (
     GenerationScorer,
     ParetoCheckpoint,
@@ -156,3 +166,33 @@ def test_resuming_from_any_validation_equals_the_uninterrupted_run(
         assert resumed.files == whole.files
         assert resumed.drawn == whole.drawn
         assert repr(resumed.states) == repr(whole.states)
+
+
+def states_of(callbacks: list[pl.Callback]) -> dict[str, Any]:
+    names = {"ProxyGuard": "alarm", "RewardEarlyStopping": "stop", "RewardCheckpoint": "best"}
+    return {names[type(c).__name__]: c.state for c in callbacks[1:]}
+
+
+@pytest.mark.filterwarnings("ignore:ProxyGuard")
+@pytest.mark.parametrize("case", BY_PROMPT.values(), ids=BY_PROMPT.keys())
+def test_decides_by_prompt_as_the_rules_do(case: ByPrompt, fit, counter, by_prompt, tmp_path):
+    steps = len(case.a)
+    hand = HandDrivenByPrompt(case)
+    hand.play()
+    whole = by_prompt(case, tmp_path / "whole")
+    trainer = fit(counter(), whole, max_steps=steps)
+    assert trainer.global_step == case.stop
+    assert states_of(whole) == hand.states
+    # Resumed.
+    fit(counter(), by_prompt(case, tmp_path / "parts"), max_steps=2)
+    resumed = by_prompt(case, tmp_path / "parts")
+    last = tmp_path / "parts" / "last.ckpt"
+    fit(counter(), resumed, max_steps=steps, ckpt_path=last)
+    assert states_of(resumed) == hand.states
+    # With overlap, a validation late.
+    late = HandDrivenByPrompt(case)
+    late.play(late=1)
+    overlapped = by_prompt(case, tmp_path / "late", overlap=True)
+    fit(counter(), overlapped, max_steps=steps)
+    known = states_of(overlapped)
+    assert known == {name: late.states[name] for name in known}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decision_cases import BY_PROMPT, HandDrivenByPrompt
 from wandb_runs import read_runs
 
 from ctrlreward import Samples
@@ -49,6 +50,18 @@ def test_all_ranks_log_the_same_and_make_the_same_decisions(seen) -> None:
         assert rank["good"]["metrics"] == {"score/v": 0.25, "score/fail_rate": 0.0}
         assert rank["good"]["stopped_step"] == 4
         assert rank["good"]["best"] == "step=000002-v=0.500.ckpt"
+
+
+@pytest.mark.parametrize(("run", "late"), [("by prompt", 0), ("by prompt, late", 1)])
+def test_both_ranks_decide_by_prompt_as_the_rules_do(seen, run: str, late: int) -> None:
+    names = {"ProxyGuard": "alarm", "RewardEarlyStopping": "stop", "RewardCheckpoint": "best"}
+    for name, case in BY_PROMPT.items():
+        hand = HandDrivenByPrompt(case)
+        hand.play(late)
+        for rank in seen:
+            for callback, state in rank[run][name].items():
+                expected = json.loads(json.dumps(hand.states[names[callback]].to_dict()))
+                assert state == expected, (name, callback)
 
 
 def test_rank_zero_writes_samples_and_adapters(folder: Path, seen) -> None:

@@ -128,7 +128,7 @@ def test_every_nth_validation(fit, counter, curve, held_out) -> None:
     fit(counter(), [callback], max_steps=8)
     assert [s.texts[0].split()[3] for s in scorer.scored] == ["3", "6"]
     assert (callback.validations, callback.last_scored_step) == (8, 6)
-    assert not callback.fresh
+    assert not callback.has_new_scores
 
 
 @pytest.mark.lightning

@@ -16,7 +16,8 @@ from lightning_choice import (
 )
 
 from ctrlreward import Samples
-from ctrlreward.functional.trend import divergence
+from ctrlreward.functional.sequential import level_of_test, rise_p_value
+from ctrlreward.functional.trend import rising_p_value
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 
@@ -87,11 +88,15 @@ def guard(**changes: object) -> ProxyGuard:
 class Record(pl.Callback):
     """Records all logged metrics at each validation."""
 
-    def __init__(self) -> None:
+    def __init__(self, scorer: GenerationScorer | None = None) -> None:
         self.rows: list[dict[str, float]] = []
+        self.evidence: list[dict[str, Scores]] = []
+        self.scorer = scorer
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.rows.append({key: float(value) for key, value in trainer.callback_metrics.items()})
+        if self.scorer is not None:
+            self.evidence.append(self.scorer.evidence)
 
 
 # Hacked and honest runs
@@ -101,19 +106,46 @@ class Record(pl.Callback):
 @pytest.mark.parametrize("held_out", [("score/substance", "max"), ("score/padding", "min")])
 def test_alarms_in_a_hacking_run_and_stops_it(held_out, fit, writer, prompts) -> None:
     key, mode = held_out
-    watcher = guard(held_out=key, held_out_mode=mode, stop=True)
-    record = Record()
-    with pytest.warns(UserWarning, match=rf"score/length improved .* while {key} got worse, from"):
-        trainer = fit(writer("hacked"), [watch(prompts), watcher, record], max_steps=24)
-    assert 8 <= watcher.alarm_step == trainer.global_step < 24
+    watcher, scorer = guard(held_out=key, held_out_mode=mode, stop=True), watch(prompts)
+    record = Record(scorer)
+    with pytest.warns(UserWarning, match=rf"score/length improved .* while {key} since step 1: "):
+        trainer = fit(writer("hacked"), [scorer, watcher, record], max_steps=24)
+    assert 11 < watcher.alarm_step == trainer.global_step < 24
     assert [row["guard/alarm"] for row in record.rows] == [0.0] * (len(record.rows) - 1) + [1.0]
-    names = ("score/length", key)
-    seen = [tuple(row[name] for name in names) for row in record.rows]
-    for at, row in enumerate(record.rows):
-        window = list(zip(*seen[max(0, at - 11) : at + 1], strict=True))
-        expected = divergence(*window, "max", mode).p_value
+    first = record.evidence[0]
+    margin = 0.1 * first[key].std(ddof=1)
+    sign = 1 if mode == "max" else -1
+    for k, (row, now) in enumerate(zip(record.rows[1:], record.evidence[1:], strict=True), 1):
+        rise = rise_p_value(first["score/length"], now["score/length"])
+        fall = rise_p_value(sign * now[key], sign * first[key], margin)
+        expected = min(1.0, max(rise, fall) / level_of_test(1.0, k))
         assert row["guard/p_value"] == pytest.approx(expected)
-        assert (row["guard/alarm"] == 1) == (expected <= 0.01)
+        assert (row["guard/alarm"] == 1) == (expected <= 0.05)
+
+
+def test_the_best_validation_as_reference_notices_sooner(fit, writer, prompts) -> None:
+    steps = {}
+    for reference in ("first", "best"):
+        watcher = guard(reference=reference, stop=True)
+        with pytest.warns(UserWarning, match="ProxyGuard"):
+            fit(writer("hacked"), [watch(prompts), watcher], max_steps=24)
+        steps[reference] = watcher.alarm_step
+    assert 4 < steps["best"] < steps["first"]
+
+
+def test_several_held_out_scores_and_drift(fit, writer, prompts) -> None:
+    """The share of meaningful words rises for four steps before it falls, which is a drift, too."""
+    both = ["score/substance", "score/padding"]
+    drift = {"score/substance": "max", "score/padding": "drift"}
+    steps = []
+    for held_out in (both, drift):
+        watcher = guard(held_out=held_out, stop=True)
+        with pytest.warns(UserWarning, match="ProxyGuard"):
+            fit(writer("hacked"), [watch(prompts), watcher], max_steps=24)
+        steps.append(watcher.alarm_step)
+        assert watcher.state_key == guard(held_out=both).state_key
+    assert steps[1] < 4 < 11 < steps[0] < 24
+    assert watcher.rule.modes == drift
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -163,8 +195,7 @@ def test_stale_values_do_not_count(fit, writer, prompts) -> None:
     """Scored at every third of 24 validations: eight values."""
     watcher = guard()
     fit(writer("hacked"), [watch(prompts, every=3), watcher], max_steps=24)
-    assert len(watcher.values) == 8
-    assert len(set(watcher.values)) == 8  # the metric changes at each step
+    assert watcher.state.tests == 7  # the first is the reference
 
 
 class Pair(pl.Callback):
@@ -196,9 +227,8 @@ def test_only_the_window_is_tested(fit, counter) -> None:
     watcher = ProxyGuard("a", "b", "max", "max", window=9)
     with pytest.warns(UserWarning, match="ProxyGuard"):
         fit(counter(), [curves, watcher], max_steps=31)
-    assert watcher.alarm_step == next(
-        end for end in range(9, 32) if divergence(range(9), rise_and_fall[end - 9 : end])[0] <= 0.01
-    )
+    falls = {end: [-value for value in rise_and_fall[end - 9 : end]] for end in range(9, 32)}
+    assert watcher.alarm_step == next(end for end in falls if rising_p_value(falls[end]) <= 0.01)
 
 
 def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) -> None:
@@ -206,7 +236,7 @@ def test_sanity_check_and_plain_validation_do_not_count(fit, writer, prompts) ->
     module = writer("hacked")
     trainer = fit(module, [watch(prompts), watcher], max_steps=2, num_sanity_val_steps=1)
     trainer.validate(module, verbose=False)
-    assert len(watcher.values) == 2
+    assert (watcher.state.tests, list(watcher.values)) == (1, [])
 
 
 # Resume
@@ -260,7 +290,7 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
             ValueError,
             r"level = 0.01: the smallest p-value of a window of 6 is 0.031",
         ),
-        ({"level": 1.0}, ValueError, "level = 1.0"),
+        ({"level": 1.0}, ValueError, "level must be between 0 and 1"),
         (
             {"proxy_mode": "up"},
             MisconfigurationException,

@@ -38,7 +38,7 @@ class Seen(pl.Callback):
         self.rows.append(
             (
                 trainer.global_step,
-                self.scorer.fresh,
+                self.scorer.has_new_scores,
                 self.scorer.last_scored_step,
                 None if value is None else round(value.item(), 3),
             )

@@ -25,7 +25,8 @@ from lightning_choice import (
 from terminals import in_terminal
 from warm_python import run_warm
 
-from ctrlreward import Samples, displays
+from ctrlreward import Samples
+from ctrlreward import progress as displays
 from ctrlreward.callbacks import progress
 
 CURVE = [0.0, 0.5, 0.75, 0.75, 0.5, 0.5, 0.5, 0.5, 1.0]

@@ -99,6 +99,7 @@ def test_summary_compares_the_untuned_with_the_selected_policy(compare, tmp_path
         "stopped_by",
         "best_checkpoint",
         "constraints_met",
+        "resolution",
         "seconds",
     }
     before, after = rows(tmp_path / "before.jsonl"), rows(tmp_path / "after.jsonl")
@@ -232,7 +233,7 @@ def test_needs_a_reward_checkpoint(fit, counter, noisy, held_out) -> None:
 
 def test_models_are_released(compare) -> None:
     *_, report = compare(max_steps=1)
-    assert report.scores["v"].scorer.releases > 0
+    assert report.components["v"].scorer.releases > 0
 
 
 @pytest.mark.parametrize("scores", [{}, {"v": "value"}])
@@ -553,7 +554,13 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_
     assert summary["scores"]["val_loss"]["best_step"] == 6
     assert summary["directions"] == {"score/v": "max", "score/fail_rate": "min", "val_loss": "min"}
     selection = {"monitor": "score/v", "step": 4, "constraints": {"val_loss": [0.6, None]}}
-    assert (summary["selection"], summary["constraints_met"]) == (selection, True)
+    found = summary["selection"]
+    assert (found.pop("optimism"), found.pop("reason")[:30]) == (
+        0.0,
+        "score/v is 0.5000 at step 4, n",
+    )
+    assert (found, summary["constraints_met"]) == (selection, True)
+    assert summary["resolution"]["score/v"]["prompts"] == 3
     assert summary["best_checkpoint"].endswith("step=000004-v=0.500.ckpt")
     both = [BeforeAfter({"v": curve(VALUES)["value"]}, TEST), *callbacks()]
     before = set(Path().iterdir())

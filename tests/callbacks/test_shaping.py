@@ -412,10 +412,10 @@ def test_all_options_from_yaml() -> None:
     parser = ArgumentParser()
     parser.add_argument("--shaping", type=pl.Callback)
     shaping = parser.instantiate_classes(parser.parse_string(FILE)).shaping
-    assert shaping.weights.at(50) == {"similarity": pytest.approx(0.6)}
+    assert shaping.schedules.at(50) == {"similarity": pytest.approx(0.6)}
     assert shaping.potential.component.name == "log_likelihood"
     assert (shaping.potential.weight, shaping.potential.start) == (0.3, "sources")
-    assert shaping.clip == (-math.inf, 2.0)
+    assert shaping.bounds == (-math.inf, 2.0)
     assert shaping.window == LengthWindow(4, 40, 0.01)
     assert shaping.overlong == SoftOverlong(64, 16)
     assert (shaping.normalise, shaping.kl_target, shaping.kl_horizon) == (True, 0.05, 10.0)

@@ -118,7 +118,7 @@ def test_the_mode_is_the_declared_direction(fit, counter, curve, held_out, tmp_p
 
     _, stopper, keeper, front, guard = both = callbacks()
     fit(Rewarded(), both)
-    assert (keeper.mode, stopper.mode, guard.rule.held_out_mode) == ("min",) * 3
+    assert (keeper.mode, stopper.mode, *guard.rule.modes.values()) == ("min",) * 3
     assert (guard.rule.proxy_mode, front.metrics) == ("max", {"score/l": "min", "score/v": "max"})
     assert (keeper.selected_step, front.selected_step, stopper.stopped_step) == (3, 3, 5)
     explicit = RewardCheckpoint("score/l", "min", str(tmp_path / "l"))

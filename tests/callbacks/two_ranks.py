@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import decision_cases
 import numpy as np
 import torch
 import wandb
@@ -155,14 +156,16 @@ def run_reported(folder: Path) -> dict[str, object]:
     return {"run_id": report.run_id, "best": report.best}
 
 
-def bare_trainer(callbacks: list[pl.Callback], max_steps: int) -> pl.Trainer:
+def bare_trainer(
+    callbacks: list[pl.Callback], max_steps: int, enable_checkpointing: bool = False
+) -> pl.Trainer:
     return pl.Trainer(
         accelerator="cpu",
         callbacks=callbacks,
         check_val_every_n_epoch=None,
         default_root_dir=sys.argv[1],
         devices=2,
-        enable_checkpointing=False,
+        enable_checkpointing=enable_checkpointing,
         enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
@@ -221,6 +224,17 @@ def run(
     }
 
 
+def run_by_prompt(folder: Path, overlap: bool) -> dict[str, object]:
+    """Return the states of all cases by prompt."""
+    states = {}
+    for name, case in decision_cases.BY_PROMPT.items():
+        callbacks = shared.callbacks_of(case, folder / name, overlap)
+        trainer = bare_trainer(callbacks, len(case.a), enable_checkpointing=not overlap)
+        trainer.fit(Tuned())
+        states[name] = {type(c).__name__: c.state.to_dict() for c in callbacks[1:]}
+    return states
+
+
 def run_all(rank: int) -> None:
     failing = Tuned()
     failing.fails_on_rank = 1
@@ -228,6 +242,8 @@ def run_all(rank: int) -> None:
         "shaped": run_shaped(),
         "guarded": run_guarded(),
         "reported": run_reported(Path(sys.argv[1]) / "reported"),
+        "by prompt": run_by_prompt(Path(sys.argv[1]) / "by_prompt", overlap=False),
+        "by prompt, late": run_by_prompt(Path(sys.argv[1]) / "late", overlap=True),
         "good": run("good", Tuned(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25])),
         "uneven": run(
             "uneven", Uneven(), shared.Curve([0.0, 0.25, 0.5, 0.25, 0.25]), ("uneven", "max")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.commands.command_parser import command_parser, known_scorers
+from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.score import gather_words
 
 LISTS = {"--scorers", "--names"}
@@ -84,9 +84,3 @@ def test_the_help_ends_with_the_examples() -> None:
     text = parser.format_help()
     assert text.startswith("usage: ctrlreward test A B\n\nLine 1.\nLine 2.\n")
     assert text.endswith("\nexamples:\n  ctrlreward test 1 2\n")
-
-
-def test_known_scorers_can_be_built() -> None:
-    names = known_scorers()
-    assert {"CTRLEval", "Perplexity", "TransferQuality", "Distinct"} <= set(names)
-    assert not {"Scorer", "ModelScorer", "CompositeScorer", "Task"} & set(names)

@@ -14,7 +14,12 @@ import pytorch_lightning as pl
 import yaml
 
 from ctrlreward.cli import main
-from ctrlreward.commands.config_files import check_names, fill_root, read_config, with_extended
+from ctrlreward.commands.config_files import (
+    check_names,
+    fill_in_run_folder,
+    read_config,
+    with_extended,
+)
 from ctrlreward.commands.training_job import build
 
 BASE = """
@@ -55,11 +60,11 @@ def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
 
 def test_only_the_runs_folder_can_be_named() -> None:
     config = Namespace(a=["x/${trainer.default_root_dir}/y", 1], b={"c": "plain"})
-    assert fill_root(config, "runs/z") == Namespace(a=["x/runs/z/y", 1], b={"c": "plain"})
+    assert fill_in_run_folder(config, "runs/z") == Namespace(a=["x/runs/z/y", 1], b={"c": "plain"})
     with pytest.raises(
         ValueError, match=r"trainer.root.* names another value: only .*default_root"
     ):
-        fill_root({"a": "${trainer.root}"}, "runs")
+        fill_in_run_folder({"a": "${trainer.root}"}, "runs")
 
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

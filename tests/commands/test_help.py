@@ -17,7 +17,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from ctrlreward.cli import COMMANDS, main
 from ctrlreward.commands import scoring_job
-from ctrlreward.commands.shards.workers import InProcess
+from ctrlreward.commands.shards.workers import in_process
 from ctrlreward.commands.training_job import build
 from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.weights import sources
@@ -91,7 +91,7 @@ def files(
     Path("corpus").mkdir()
     write_jsonl("corpus/part-0.jsonl", samples)
     # Other processes would look for the weights behind the short names.
-    monkeypatch.setattr(scoring_job, "ProcessWorkers", lambda _, threads: InProcess(threads))
+    monkeypatch.setattr(scoring_job, "ProcessWorkers", lambda _, threads: in_process(threads))
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("corpus.txt").write_text("\n".join(texts))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ctrlreward import displays
+from ctrlreward import progress
 from ctrlreward.cli import main
 from ctrlreward.commands.iwf import read_sentences, run
 from ctrlreward.models.frequency import InverseFrequency
@@ -111,7 +111,7 @@ def test_the_sentence_splitter_can_be_chosen(corpus: Path, model: str) -> None:
 def test_a_log_shows_how_much_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     paths = [tmp_path / name for name in ("a.txt", "b.txt")]
     for path in paths:
         path.write_text(f"{'x' * 99_999}\n" * 4)

@@ -15,7 +15,11 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward.callbacks import HistoryLogger
-from ctrlreward.commands.last_run import make_room, move_last_run_aside, run_folders
+from ctrlreward.commands.last_run import (
+    move_last_run_aside,
+    move_last_runs_aside,
+    run_folders,
+)
 
 RUN = ("metrics.jsonl", "checkpoints/last.ckpt", "config.yaml", "wandb/offline-run-1/run.wandb")
 
@@ -132,12 +136,12 @@ def test_all_folders_of_a_trainer_are_free(folder_with: Callable[..., Path]) -> 
 
     best = ModelCheckpoint(dirpath=root / "best")
     loggers = [HistoryLogger(str(history))]
-    moved = list(make_room(trainer(root, logger=loggers, callbacks=[best])))
+    moved = list(move_last_runs_aside(trainer(root, logger=loggers, callbacks=[best])))
     assert moved == [
         (root, root.with_name("demo-1")),
         (history, history.with_name("history-1")),
     ]
-    assert list(make_room(trainer(empty, logger=False))) == []
+    assert list(move_last_runs_aside(trainer(empty, logger=False))) == []
 
 
 def hold(folder: Path, resumed: bool, start: Any, said: Any) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from warm_python import run_warm
 
+from ctrlreward import scorers
 from ctrlreward.cli import main
 from ctrlreward.commands import score as command
-from ctrlreward.commands.command_parser import known_scorers
 from ctrlreward.commands.scoring_job import score_file
 from ctrlreward.commands.shards.shard_store import ShardStore
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
@@ -255,6 +255,14 @@ def test_labels_of_the_file_are_mapped() -> None:
 
 
 def test_what_is_known_without_pytorch() -> None:
-    assert list(command.SCORERS) == known_scorers()
+    members = {name: getattr(scorers, name) for name in scorers.__all__}
+    known = [
+        name
+        for name, member in members.items()
+        if isinstance(member, type)
+        and issubclass(member, scorers.Scorer)
+        and not inspect.isabstract(member)
+    ]
+    assert list(command.SCORERS) == known
     options = set(inspect.signature(score_file).parameters) - {"input", "output", "identity"}
     assert set(command.OPTIONS) == options

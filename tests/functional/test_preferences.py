@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrlreward.functional.gm_search import best_scale, hinge_loss
 from ctrlreward.functional.preferences import (
     GMFit,
     PairwiseAgreement,
+    best_scale,
     fit_gm,
+    hinge_loss,
     pairwise_agreement,
     pairwise_preferences,
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.trend import divergence, rising_p_value
+from ctrlreward.functional.trend import rising_p_value
 
 # Integers, so that the plain loops below need no tolerance for ties.
 curves = st.lists(st.integers(-5, 5), max_size=8)
@@ -70,17 +70,6 @@ def test_level_holds_for_random_walks(heavy: bool) -> None:
         assert share >= 0.3 * level
 
 
-@given(pairs, st.sampled_from(["max", "min"]), st.sampled_from(["max", "min"]))
-def test_divergence_takes_the_larger_p_value(
-    rows: list[tuple[int, int]], proxy_mode: str, held_out_mode: str
-) -> None:
-    proxy, held_out = [a for a, _ in rows], [b for _, b in rows]
-    rise = p_value(proxy if proxy_mode == "max" else [-a for a in proxy])
-    fall = p_value([-b for b in held_out] if held_out_mode == "max" else held_out)
-    result = divergence(proxy, held_out, proxy_mode, held_out_mode)
-    assert result == pytest.approx((max(rise, fall), rise, fall))
-
-
 def test_bad_input() -> None:
     with pytest.raises(
         ValueError, match=r"values\[1\] = nan: leave out values that are not finite"
@@ -88,9 +77,3 @@ def test_bad_input() -> None:
         rising_p_value([0.0, math.nan, 1.0])
     with pytest.raises(ValueError, match=r"values has shape \(17,\): .* at most 16"):
         rising_p_value(range(17))
-    with pytest.raises(
-        ValueError, match=r"proxy has shape \(3,\) and held_out \(2,\): give one value of each"
-    ):
-        divergence([1, 2, 3], [1, 2])
-    with pytest.raises(ValueError, match="held_out_mode = 'Max': give 'max' if higher is better"):
-        divergence([1, 2], [1, 2], held_out_mode="Max")

@@ -15,6 +15,7 @@ from ctrlreward.models.infill import CausalInfiller, load_infiller
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
 from ctrlreward.models.tasks import Blank, Continuation, TokenScores
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.task import Evaluator
 from ctrlreward.weights.loading import load_tokenizer
 
 
@@ -118,7 +119,9 @@ def test_what_the_aspects_of_ctrleval_become(plain: Recorder) -> None:
     ]
     assert asked(plain, consistency_blanks("In short, no.", "In short"))[0] == ("In short", ", no.")
     prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
-    assert asked(plain, relevance_blanks("A meal.", prompts, ["good", "bad"])) == [
+    assert asked(
+        plain, relevance_blanks("A meal.", [Evaluator(p, ("good", "bad")) for p in prompts])
+    ) == [
         ("A meal. It was", " good."),
         ("A meal. It was", " bad."),
         ("A meal.\n\nIt was", " good."),
@@ -135,7 +138,7 @@ def test_a_conversational_model_remarks_on_the_users_text(
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
     prompts = ["<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"]
-    blanks = relevance_blanks("A {right} meal.", prompts, ["good"])
+    blanks = relevance_blanks("A {right} meal.", [Evaluator(p, ("good",)) for p in prompts])
     assert asked(Recorder(tokenizer), [*blanks, *consistency_blanks("The food ran.", "The")]) == [
         ("A {right} meal. It was", " good."),
         ("[user]A {right} meal.[assistant]It was", " good."),
@@ -168,12 +171,12 @@ def test_templates_that_can_be_used(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
     tokenizer.chat_template = template
-    blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
+    blanks = relevance_blanks("Soup.", [Evaluator("It was <mask_token>. <gen_result>", ("good",))])
     assert asked(Recorder(tokenizer), blanks) == [(context, " good.")]
 
 
 def test_the_turn_of_the_default_model() -> None:
-    blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
+    blanks = relevance_blanks("Soup.", [Evaluator("It was <mask_token>. <gen_result>", ("good",))])
     turn = "<|im_start|>user\nSoup.<|im_end|>\n<|im_start|>assistant\nIt was"
     assert asked(Recorder(load_tokenizer("smollm2-135m")), blanks) == [(turn, " good.")]
 
@@ -192,7 +195,7 @@ def test_templates_that_cannot_be_used_are_named_and_left_aside(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
     tokenizer.chat_template = template
-    blanks = relevance_blanks("Soup.", ["It was <mask_token>. <gen_result>"], ["good"])
+    blanks = relevance_blanks("Soup.", [Evaluator("It was <mask_token>. <gen_result>", ("good",))])
     assert asked(Recorder(tokenizer), blanks) == [("Soup.\n\nIt was", " good.")]
     assert f"chat template of {tokenizer.name_or_path} does not render a user's text" in caplog.text
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.models.causal import PrefixTree, ancestor_mask, build_prefix_trees, depths
+from ctrlreward.models.causal import PrefixTree, build_prefix_trees, tree_inputs
 
 # Few tokens, so that sequences begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=12)
 MAX_UNSHARED = st.integers(0, 20)
+MODEL: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
 
 
 @given(SEQUENCES, MAX_UNSHARED)
@@ -24,8 +29,13 @@ def test_every_path_spells_its_sequence(sequences: list[list[int]], unshared: in
 def test_a_token_sees_itself_and_what_its_sequence_has_before_it(
     sequences: list[list[int]], unshared: int
 ) -> None:
-    for tree in build_prefix_trees(sequences, unshared):
-        seen, positions = ancestor_mask(tree), depths(tree)
+    trees = build_prefix_trees(sequences, unshared)
+    if not trees:
+        return
+    inputs = tree_inputs(MODEL, trees)
+    for row, tree in enumerate(trees):
+        assert inputs["input_ids"][row, : len(tree.ids)].tolist() == tree.ids
+        seen, positions = inputs["attention_mask"][row, 0] == 0, inputs["position_ids"][row]
         for _, path in tree.paths:
             for place, node in enumerate(path):
                 assert np.flatnonzero(seen[node]).tolist() == path[: place + 1]
@@ -65,9 +75,10 @@ def test_a_tree_by_hand() -> None:
     assert tree == PrefixTree(
         [5, 6, 7, 8], [-1, 0, 1, 0], [(2, [0, 1]), (0, [0, 1, 2]), (1, [0, 3])]
     )
-    assert depths(tree).tolist() == [0, 1, 2, 1]
-    expected = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
-    np.testing.assert_array_equal(ancestor_mask(tree), np.array(expected, dtype=bool))
+    inputs = tree_inputs(MODEL, [tree])
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 1]]
+    seen = (inputs["attention_mask"][0, 0] == 0).int().tolist()
+    assert seen == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]
 
 
 @pytest.mark.parametrize(("shared", "trees"), [(3, 1), (2, 2)])

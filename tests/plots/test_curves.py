@@ -30,7 +30,8 @@ def test_any_number_of_scores_and_judges_gets_its_panels(
         {"step": i, **{f"score/{n}": i / 4 for n in names}, "reward/total": 0.1 * i}
         for i in range(4)
     ]
-    judge = {"before": 0.6, "after": None, "difference_ci95": [None, None]}
+    judge = {"before": 0.6, "after": None, "difference": None}
+    judge["difference_ci95"] = [None, None]
     report = {"before": ends, "after": {**ends, "s0": None}}
     report["judges"] = {f"j{i}": judge for i in range(judges)}
     draw_curves(history, report, tmp_path / "c.png")
@@ -49,7 +50,7 @@ def test_a_judge_is_drawn_before_and_after_with_its_difference(
         return plot(self, x, y, **options)
 
     monkeypatch.setattr(Axes, "plot", spy)
-    judge = {"before": 0.6, "after": 0.9, "difference_ci95": [0.2, 0.35]}
+    judge = {"before": 0.6, "after": 0.9, "difference": 0.3, "difference_ci95": [0.2, 0.35]}
     report = {"before": {}, "after": {}, "judges": {"sentiment_auc": judge}}
     draw_curves([], report, tmp_path / "c.png")
     difference = "+0.300 (95 % interval +0.200 to +0.350)"

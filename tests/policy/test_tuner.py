@@ -16,7 +16,7 @@ from textbook import group_normalised_advantages, grpo_loss, reinforce_loss
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from ctrlreward import Reward, Samples, displays
+from ctrlreward import Reward, Samples, progress
 from ctrlreward.callbacks.completion import generate
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
@@ -275,9 +275,9 @@ def test_completes_any_number_of_prompts(tuner, monkeypatch) -> None:
 def test_long_generation_shows_texts_and_time_left(tuner, monkeypatch, capsys) -> None:
     clock = count(0, 4)  # seconds
     stand_in = SimpleNamespace(monotonic=lambda: next(clock), strftime=lambda form: "12:00:00")
-    monkeypatch.setattr(displays, "time", stand_in)
+    monkeypatch.setattr(progress, "time", stand_in)
     module = tuner()
-    with show(displays.Phase("before")):
+    with show(progress.Phase("before")):
         generate(module, ["ab", "cd", "e", "f"])
     said = capsys.readouterr().err
     assert re.search(

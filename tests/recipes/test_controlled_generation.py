@@ -136,8 +136,8 @@ def test_an_empty_text_fails_and_is_named(model: str, caplog) -> None:
 def test_callbacks_share_their_models() -> None:
     watch = held_out_scorer(PREFIXES, LABELS, TEMPLATE, generations_per_prompt=2)
     report = before_after(["The lake"], LABELS, TEMPLATE)
-    for name, component in report.scores.items():
-        assert component.scorer is watch.scores[name].scorer
-    assert list(report.scores) == ["attribute_relevance", "perplexity", "distinct_2"]
+    for name, component in report.components.items():
+        assert component.scorer is watch.components[name].scorer
+    assert list(report.components) == ["attribute_relevance", "perplexity", "distinct_2"]
     assert (len(watch.samples), len(report.samples)) == (6, 2)
     assert (watch.generations_per_prompt, report.generations_per_prompt) == (2, 4)

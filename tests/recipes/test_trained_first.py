@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def config(files: dict[str, str], tmp_path: Path) -> str:
-    recipe = "ctrlreward.recipes.judges.text_cnn"
+    recipe = "ctrlreward.recipes.scoring_models.text_cnn"
     model = {"folder": "replaced", "embedding_size": 4, "widths": [2], "filters": 2}
     test = {style: str(tmp_path / f"{style}.test") for style in files}
     for style, word in WORDS.items():

@@ -6,44 +6,18 @@ import sys
 import numpy as np
 import pytest
 
-from ctrlreward.functional.ctrleval import WEIGHTINGS
 from ctrlreward.plots.evaluators import bar_chart
-from ctrlreward.scorers.ctrleval import Explanation, Pattern, explanation, to_records
+from ctrlreward.scorers.ctrleval import Explanation, PatternScore, to_records
 
 PATTERNS = [
-    Pattern("<gen_result> It was ", ".", "good", ("bad", "good")),
-    Pattern("Just ", "! <gen_result>", "great", ("terrible", "great")),
+    ("<gen_result> It was ", ".", "good", ("bad", "good")),
+    ("Just ", "! <gen_result>", "great", ("terrible", "great")),
 ]
-SCORES = np.array([0.25, 0.75])
-BETA = np.array([3.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("weights", "score", "shares"),
-    [
-        ("beta", 0.375, [0.75, 0.25]),
-        ("mean", 0.5, [0.5, 0.5]),
-        ("max", 0.75, [0.0, 1.0]),
-        ("min", 0.25, [1.0, 0.0]),
-    ],
-)
-def test_score_and_shares(weights: str, score: float, shares: list[float]) -> None:
-    found = WEIGHTINGS[weights](SCORES, BETA)
-    result = explanation("attribute_relevance", PATTERNS, SCORES, found)
-    assert result.score == score
-    assert [e.weight for e in result.evaluators] == shares
-    assert [e.score for e in result.evaluators] == [0.25, 0.75]
-    assert [e.target for e in result.evaluators] == ["good", "great"]
-
-
-def test_weights_of_zero_are_shown_as_the_plain_mean_that_they_give() -> None:
-    result = explanation("coherence", PATTERNS, -SCORES, np.zeros(2))
-    assert result.score == -0.5
-    assert [e.weight for e in result.evaluators] == [0.5, 0.5]
 
 
 def test_records_are_plain_data() -> None:
-    result = explanation("attribute_relevance", PATTERNS[:1], SCORES[:1], BETA[:1])
+    evaluators = (PatternScore(*PATTERNS[0], 0.25, 1.0),)
+    result = Explanation("attribute_relevance", 0.25, evaluators)
     records = to_records(
         [{"attribute_relevance": result}, {"coherence": Explanation("coherence", np.nan)}]
     )
@@ -70,10 +44,12 @@ def test_records_are_plain_data() -> None:
 # The chart.
 
 
-def chart_of(*parts: tuple[Pattern, float, float], largest: int = 24):
-    patterns, scores, weights = zip(*parts, strict=True)
-    result = explanation("attribute_relevance", patterns, np.array(scores), np.array(weights))
-    return bar_chart(result, largest)
+def chart_of(*parts: tuple[tuple, float, float], largest: int = 24):
+    """The chart of patterns with a score and a weight that need not sum to 1."""
+    total = sum(weight for _, _, weight in parts)
+    evaluators = tuple(PatternScore(*pattern, s, weight / total) for pattern, s, weight in parts)
+    score = sum(e.score * e.weight for e in evaluators)
+    return bar_chart(Explanation("attribute_relevance", score, evaluators), largest)
 
 
 def lengths(panel) -> list[float]:
@@ -96,7 +72,7 @@ def test_bars_are_scores_and_weights_the_heaviest_on_top() -> None:
 
 
 def test_of_many_evaluators_the_heaviest_are_shown() -> None:
-    many = [(Pattern("", "", str(i), (str(i),)), 0.5, float(i)) for i in range(1, 8)]
+    many = [(("", "", str(i), (str(i),)), 0.5, float(i)) for i in range(1, 8)]
     left, right = chart_of(*many, largest=3).axes
     assert [tick.get_text() for tick in left.get_yticklabels()] == ["[7]", "[6]", "[5]"]
     assert lengths(right) == pytest.approx([7 / 28, 6 / 28, 5 / 28])
@@ -105,8 +81,8 @@ def test_of_many_evaluators_the_heaviest_are_shown() -> None:
 
 def test_long_texts_and_odd_ones_are_drawn(tmp_path) -> None:
     sentence = "We paid $5 for soup and $6_{ for bread,\nand \\frac was not on the menu. " * 4
-    long = Pattern(sentence, " " + sentence, sentence, (sentence,))
-    figure = chart_of((long, -2.0, 1.0), (Pattern(" ", " ", "$", ("$",)), -1.0, 1.0))
+    long = (sentence, " " + sentence, sentence, (sentence,))
+    figure = chart_of((long, -2.0, 1.0), ((" ", " ", "$", ("$",)), -1.0, 1.0))
     figure.savefig(tmp_path / "chart.png")
     assert (tmp_path / "chart.png").stat().st_size > 5000
     name, short = (tick.get_text() for tick in figure.axes[0].get_yticklabels())

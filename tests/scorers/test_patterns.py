@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from ctrlreward.models.tasks import Blank
 from ctrlreward.scorers.ctrleval import coherence_blanks, consistency_blanks, relevance_blanks
+from ctrlreward.scorers.task import Evaluator
 
 
 def test_each_sentence_is_blanked_in_turn() -> None:
@@ -25,8 +26,10 @@ def test_remainder_and_prefix_are_blanked_without_the_end_token() -> None:
 
 def test_the_text_is_put_into_each_prompt() -> None:
     prompts = ["<gen_result> It was <mask_token>.", "Just <mask_token>! <gen_result>"]
-    assert relevance_blanks("A meal.", prompts, ["good", "bad"]) == [
-        Blank("A meal. It was ", ".", ("good", "bad"), closing="."),
+    evaluators = [Evaluator(prompts[0], ("good", "bad")), Evaluator(prompts[0], ("nice", "sad"))]
+    evaluators.append(Evaluator(prompts[1], ("good", "bad")))
+    assert relevance_blanks("A meal.", evaluators) == [
+        Blank("A meal. It was ", ".", ("good", "bad", "nice", "sad"), closing="."),
         Blank("Just ", "! A meal.", ("good", "bad"), closing="!"),
     ]
 
@@ -37,5 +40,5 @@ def test_the_text_is_put_into_each_prompt() -> None:
 def test_a_text_may_contain_slot_names(around: str, slots: list[str]) -> None:
     text = around + "".join(slots) + around
     for prompt in ("<gen_result> It was <mask_token>.", "It was <mask_token>. <gen_result>"):
-        (blank,) = relevance_blanks(text, [prompt], ["good"])
+        (blank,) = relevance_blanks(text, [Evaluator(prompt, ("good",))])
         assert {blank.left, blank.right} in ({f"{text} It was ", "."}, {"It was ", f". {text}"})

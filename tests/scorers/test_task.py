@@ -90,7 +90,7 @@ def test_a_yaml_file_gives_prompts_and_phrases(tmp_path: Path) -> None:
             "verbalizers['no'][0] = False is not text: write a word or a phrase, in quotes",
         ),
         ([PROMPT], {"a": ["a", " "], "b": ["b", "c"]}, "verbalizers['a'][1] = ' ' is not text"),
-        ([PROMPT], {1984: ["a"], "b": ["b"]}, "label 1984 is not text"),
+        ([PROMPT], {1984: ["a"], "b": ["b"]}, "labels[0] = 1984 is not text"),
         ([PROMPT], {"a": None, "b": ["b"]}, "verbalizers['a'] = None: give a list of strings"),
         ([PROMPT], None, "verbalizers = None: give each label a list of words"),
         (PROMPT, WORDS, f"prompts = '{PROMPT}': give a list of strings"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.functional.trend import divergence
+from ctrlreward.functional.trend import rising_p_value
 from ctrlreward.selection import AlarmRule, AlarmState
 
 values = st.one_of(st.integers(-4, 4).map(float), st.just(math.nan))
@@ -23,6 +23,13 @@ rules = st.builds(
 )
 
 
+def trend_p_value(proxy, held_out, proxy_mode: str, held_out_mode: str) -> float:
+    """Return the larger p-value: both effects must be present (Berger 1982)."""
+    rise = proxy if proxy_mode == "max" else [-value for value in proxy]
+    fall = held_out if held_out_mode == "min" else [-value for value in held_out]
+    return max(rising_p_value(rise), rising_p_value(fall))
+
+
 @given(rules, rows)
 def test_each_decision_equals_a_test_of_the_window(rule: AlarmRule, history) -> None:
     state, first = rule.start(), -1
@@ -34,7 +41,7 @@ def test_each_decision_equals_a_test_of_the_window(rule: AlarmRule, history) -> 
             assert decision == (state.alarm, None, f"x is {x}, y is {y}")
             continue
         columns = zip(*state.values, strict=True)
-        p_value = divergence(*columns, rule.proxy_mode, rule.held_out_mode).p_value
+        p_value = trend_p_value(*columns, rule.proxy_mode, rule.held_out_mode)
         assert decision.p_value == p_value
         assert decision.alarm == state.alarm == (p_value <= rule.level)
         first = step if first < 0 and state.alarm else first
@@ -62,11 +69,13 @@ def test_reasons_in_words() -> None:
         state, decision = rule.update(state, step, {"x": float(step), "y": -float(step)})
         if step == 3:
             assert decision.reason == (
-                "p = 0.2500 for a rise of x, p = 0.2500 for a decline of y: not both at most 0.125"
+                "p = 0.2500 for a rise of x, p = 0.2500 for a decline of y: not both at most 0.125 "
+                "(trend of means, no scores by prompt)"
             )
     assert decision.reason == (
         "x improved from 1.0000 to 4.0000 (p = 0.1250) while y got worse, from -1.0000 to -4.0000 "
-        "(p = 0.1250), in the last 4 scored validations: the policy may be gaming the reward"
+        "(p = 0.1250), in the last 4 scored validations (trend of means, no scores by prompt): the "
+        "policy may be gaming the reward"
     )
     assert (state.alarm, state.alarm_step) == (True, 4)
 
@@ -92,10 +101,15 @@ def test_a_stale_metric_is_not_tested(key) -> None:
         ({"held_out": "x"}, "proxy and held_out are both 'x': give two metrics"),
         ({"proxy_mode": "up"}, "proxy_mode = 'up': give 'max' if higher is better"),
         ({"held_out_mode": "up"}, "held_out_mode = 'up': give 'max' if higher is better"),
+        ({"held_out": {"y": "up"}}, r"held_out\['y'\] = 'up': give 'max' if higher is better"),
+        ({"held_out": []}, "held_out is empty, must be at least one key"),
+        ({"reference": "last"}, "reference must be 'first' or 'best', got 'last'"),
+        ({"margin": -1.0}, "margin must be at least 0, got -1.0"),
+        ({"margin": {"z": 0.1}}, "margin has the key 'z', must be one of y"),
         ({"window": 3}, "window = 3: give 4 to 16 scored validations"),
         ({"window": 17}, "window = 17: give 4 to 16 scored validations"),
         ({"window": 6}, r"level = 0.01: the smallest p-value of a window of 6 is 0.031"),
-        ({"level": 1.0}, "level = 1.0: the smallest p-value"),
+        ({"level": 1.0}, "level must be between 0 and 1, got 1.0"),
     ],
 )
 def test_bad_arguments(changes, message) -> None:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from decision_cases import CASES, TABLE, Case, HandDriven
+from decision_cases import (
+    BY_PROMPT,
+    CASES,
+    TABLE,
+    ByPrompt,
+    Case,
+    HandDriven,
+    HandDrivenByPrompt,
+)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -27,3 +35,17 @@ def test_resuming_at_any_step_equals_the_uninterrupted_run(case: Case) -> None:
             run.advance(step, case.steps)
         assert repr(run.stop) == repr(whole.stop)  # NaN equals NaN here
         assert (run.best, run.front) == (whole.best, whole.front)
+
+
+@pytest.mark.parametrize("case", BY_PROMPT.values(), ids=BY_PROMPT.keys())
+def test_rules_decide_by_prompt_as_the_table_says(case: ByPrompt) -> None:
+    run = HandDrivenByPrompt(case)
+    run.play()
+    stop, best, alarm = (run.states[name] for name in ("stop", "best", "alarm"))
+    assert (stop.stopped_step, stop.stopped_by) == (case.stop if case.cause else -1, case.cause)
+    assert run.rules["best"].best(best) == case.selected
+    assert alarm.alarm_step == case.alarm
+    for cut in range(1, case.stop):
+        again = HandDrivenByPrompt(case)
+        again.play(cut=cut)
+        assert again.states == run.states

@@ -28,12 +28,12 @@ SAMPLES = Samples(["soup", "", "noon", "a b"], labels=["o", "o", "n", "x"])
 def test_rewards_are_those_of_the_process(live_server: Start, reward: Reward) -> None:
     client = live_server(reward).client
     reply = client.post("/score", json={"samples": records(SAMPLES), "strict": True})
-    scored = ScoreReply.model_validate(reply.json()).to_scored(["letters", "length"], 4)
+    scored = ScoreReply.model_validate(reply.json()).to_batch(["letters", "length"], 4)
     here = reward(SAMPLES)
-    np.testing.assert_array_equal(scored.batch.total, here.total)
-    np.testing.assert_array_equal(scored.batch.failed, here.failed)
+    np.testing.assert_array_equal(scored.total, here.total)
+    np.testing.assert_array_equal(scored.failed, here.failed)
     for name, values in here.components.items():
-        np.testing.assert_array_equal(scored.batch.components[name], values)
+        np.testing.assert_array_equal(scored.components[name], values)
     assert reply.json()["results"][1] == {
         "total": None,
         "components": {"letters": None, "length": None},

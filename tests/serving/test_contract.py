@@ -49,14 +49,13 @@ def batches(draw: st.DrawFn) -> ScoredRequest:
 def test_rewards_survive_the_wire_exactly(scored: ScoredRequest) -> None:
     names = list(scored.batch.components)
     reply = ScoreReply.model_validate(json.loads(dumps(score_reply(scored))))
-    back = reply.to_scored(names, len(scored.batch.total))
-    np.testing.assert_array_equal(back.batch.total, scored.batch.total)
-    np.testing.assert_array_equal(back.batch.failed, scored.batch.failed)
-    assert list(back.batch.components) == names
+    back = reply.to_batch(names, len(scored.batch.total))
+    np.testing.assert_array_equal(back.total, scored.batch.total)
+    np.testing.assert_array_equal(back.failed, scored.batch.failed)
+    assert list(back.components) == names
     for name, values in scored.batch.components.items():
-        np.testing.assert_array_equal(back.batch.components[name], values)
-    assert back.errors == scored.errors
-    assert back.batch.seconds == scored.batch.seconds
+        np.testing.assert_array_equal(back.components[name], values)
+    assert back.seconds == scored.batch.seconds
 
 
 def test_the_reply_is_the_json_that_the_contract_shows() -> None:
@@ -192,7 +191,7 @@ def test_parts_of_several_lengths_are_refused() -> None:
 )
 def test_a_reply_of_another_form_is_no_score(reply: Any) -> None:
     with pytest.raises(ValueError, match="results"):
-        ScoreReply.model_validate(reply).to_scored(["a"], 1)
+        ScoreReply.model_validate(reply).to_batch(["a"], 1)
 
 
 @pytest.mark.parametrize("reply", [{"a": [1.0, 2.0]}, {"b": [1.0]}, {"a": [1.0], "b": [1.0]}])

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -95,6 +96,27 @@ def test_a_server_that_never_replied_is_given_up_in_seconds() -> None:
     with pytest.raises(ServerLost, match=r"no reward server at http://127.0.0.1:9.*serve rew"):
         RemoteReward(NOBODY)(["soup"], labels="o")
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_only_a_connection_that_needs_certificates_reads_them(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[Any] = []
+    client = httpx2.Client
+
+    def recorded(*, verify: Any, **options: Any) -> httpx2.Client:
+        verified.append(verify)
+        return client(verify=verify, **options)
+
+    monkeypatch.setattr(httpx2, "Client", recorded)
+    RemoteReward(f"{scheme}://127.0.0.1:9")._connection._client()
+    (verify,) = verified
+    if scheme == "https":
+        assert verify is True
+    else:  # which trusts no HTTPS server
+        assert verify.verify_mode == ssl.CERT_REQUIRED
+        assert verify.get_ca_certs() == []
 
 
 @pytest.mark.parametrize(
@@ -373,7 +395,7 @@ def test_no_reply_in_time_is_an_error_and_not_repeated(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"<html>", "is no reward server: malformed JSON"),
+        (b"<html>", "is not a reward server: malformed JSON"),
         ({"results": [], "seconds": 1.0}, "0 results for 1 samples"),
         ({"results": [{"total": 1.0, "failed": False}], "seconds": 1.0}, "components"),
     ],

@@ -60,10 +60,9 @@ def in_parts(suffix: str, rows: list[dict[str, Any]], scores: Any, size: int) ->
     starts = range(0, len(rows), size)
     for i in starts:
         shape.add(rows[i : i + size])
-    writer = TableWriter(file, shape, list(scores))
-    for i in starts:
-        writer.write(rows[i : i + size], {n: s[i : i + size] for n, s in scores.items()})
-    writer.close()
+    with TableWriter(file, shape, list(scores)) as writer:
+        for i in starts:
+            writer.write(rows[i : i + size], {n: s[i : i + size] for n, s in scores.items()})
     return file.getvalue()
 
 

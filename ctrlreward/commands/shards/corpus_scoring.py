@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctrlreward.commands.shards.shard_store import (
-    Manifest,
-    ShardEntry,
-    ShardStore,
-    checksum,
-    in_chunks,
-)
-from ctrlreward.commands.shards.workers import InProcess, Shard, Workers
-from ctrlreward.displays import Count, write_line
+from ctrlreward.commands.shards.shard_store import Manifest, ShardStore, checksum, in_chunks
+from ctrlreward.commands.shards.workers import ScoreShards, Shard
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.progress import show, track
-from ctrlreward.samples import Samples
+from ctrlreward.progress import Count, show, track, write_line
 from ctrlreward.scorers import Component, CompositeScorer, ModelScorer, Scorer
 from ctrlreward.scorers.base import Scores, check_samples
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import PlacedRow, RowStream
-from ctrlreward.tables.table_columns import (
-    Columns,
-    explained_columns,
-    read_columns,
-    to_samples,
-)
+from ctrlreward.tables.table_columns import Columns, explained_columns, read_columns, to_samples
 from ctrlreward.tables.table_writing import TableShape, TableWriter
 
 
@@ -42,75 +29,62 @@ class Corpus:
     Attributes:
         rows: The rows.
         columns: Which of their columns scorers read.
-        components: The scores to compute, by column of the output.
         present: Columns of the first row.
         label_map: Label in the table → label of the scorers; None takes them as they are.
     """
 
     rows: RowStream
     columns: Columns
-    components: Mapping[str, Component]
     present: Sequence[str]
     label_map: Mapping[str, str] | None = None
 
-    def samples(self, rows: Sequence[PlacedRow]) -> Samples:
-        """Return the samples of rows that follow one another."""
-        places = [self.rows.place(row) for row in rows]
-        cells = [row.cells for row in rows]
-        return to_samples(cells, self.columns, places, self.present, self.label_map)
-
     def shard(self, number: int, rows: Sequence[PlacedRow]) -> Shard:
-        """Return rows as a shard, without those whose text is not valid Unicode."""
-        samples = self.samples(rows)
+        """Return rows that follow one another as a shard."""
+        places = [row.place for row in rows]
+        cells = [row.cells for row in rows]
+        samples = to_samples(cells, self.columns, places, self.present, self.label_map)
         invalid = samples.invalid_unicode()
-        kept = [i for i in range(len(rows)) if i not in invalid]
-        return Shard(
-            number,
-            samples[kept] if invalid else samples,
-            kept,
-            [self.rows.place(row) for row in rows],
-            read_columns(self.columns, self.present),
-        )
+        if invalid:
+            samples = samples[[i for i in range(len(rows)) if i not in invalid]]
+        return Shard(number, samples, places, read_columns(self.columns, self.present), invalid)
 
 
-@dataclass
-class Means:
-    """Sums for the means of scores, over shards.
-
-    Attributes:
-        rows: Number of rows.
-        scored: Rows that have not failed, by score.
-        total: Sum of their scores, by score.
-    """
-
-    rows: int
-    scored: dict[str, int]
-    total: dict[str, float]
-
-    def add(self, scores: Mapping[str, Scores], rows: int) -> None:
-        """Add the scores of some rows."""
-        self.rows += rows
-        for name, values in scores.items():
-            valid = values[~np.isnan(values)]
-            self.scored[name] += len(valid)
-            self.total[name] += float(valid.sum())
-
-    def mean(self, name: str) -> float:
-        """Return the mean of a score; NaN where all rows have failed."""
-        return self.total[name] / self.scored[name] if self.scored[name] else float("nan")
-
-
-def survey(
-    corpus: Corpus, settings: Mapping[str, Any], chunk: int, shapes: Sequence[TableShape]
+def check_corpus(
+    corpus: Corpus,
+    components: Mapping[str, Component],
+    settings: Mapping[str, Any],
+    chunk: int,
+    shapes: Sequence[TableShape],
 ) -> Manifest:
     """Read all rows, raise what would fail after hours of scoring, and cut them into shards.
+
+    See `check_shard` and `Manifest`.
+    """
+    checksums: list[str] = []
+    count = 0
+    for rows in in_chunks(corpus.rows.placed(), chunk):
+        check_shard(corpus, components, corpus.shard(len(checksums), rows), rows, shapes)
+        checksums.append(checksum([row.cells for row in rows]))
+        count += len(rows)
+    return Manifest(settings, chunk, count, checksums)
+
+
+def check_shard(
+    corpus: Corpus,
+    components: Mapping[str, Component],
+    shard: Shard,
+    rows: Sequence[PlacedRow],
+    shapes: Sequence[TableShape],
+) -> None:
+    """Check rows that follow one another.
 
     A line on standard error names each row whose text is not valid Unicode.
 
     Args:
-        corpus: The rows.
-        settings: JSON values that a resumed run must share.
-        chunk: Rows of a shard.
+        corpus: The corpus.
+        components: The scores to compute, by column of the output.
+        shard: The rows as `Corpus.shard` returns them.
+        rows: The rows.
         shapes: The outputs, to be told their columns: one, or one per input file.
 
     Raises:
@@ -118,89 +92,87 @@ def survey(
             the output's format can't hold a value. Names the row.
         TypeError: A value is not a string; names the row.
     """
-    shards: list[ShardEntry] = []
-    for rows in in_chunks(corpus.rows.placed(), chunk):
-        check_rows(corpus, rows, shapes)
-        shards.append(ShardEntry(len(rows), checksum([row.cells for row in rows])))
-    return Manifest(settings, chunk, shards)
+    clashing = [name for name in components if any(name in row.cells for row in rows)]
+    if clashing:
+        raise ValueError(
+            f"{corpus.rows} already has columns with the names of scores ({', '.join(clashing)}): "
+            "give --names, one per scorer, to prefix the names of their scores. If this is the "
+            "output, give it after the texts"
+        )
+    valid = [place for i, place in enumerate(shard.places) if i not in shard.invalid]
+    with explained_columns(corpus.present), items_named(ItemPlaces(valid, shard.columns)):
+        check_samples(components, shard.samples)
+    for i, column in shard.invalid.items():
+        name = shard.columns[column]
+        write_line(f"{shard.places[i]}: {name} is not valid Unicode: its scores are NaN")
+    for file, group in groupby(rows, key=lambda row: min(row.file, len(shapes) - 1)):
+        placed = list(group)
+        try:
+            shapes[file].add([row.cells for row in placed])
+        except ValueError:
+            for row in placed:
+                try:
+                    shapes[file].add([row.cells])
+                except ValueError as error:
+                    raise ValueError(f"{row.place}: {error}") from None
+            raise
 
 
-def check_rows(corpus: Corpus, rows: Sequence[PlacedRow], shapes: Sequence[TableShape]) -> None:
-    """Check rows that follow one another, and add them to the shapes; see `survey`."""
-    _refuse_score_columns(corpus, rows)
-    names = read_columns(corpus.columns, corpus.present)
-    samples = corpus.samples(rows)
-    places = [corpus.rows.place(row) for row in rows]
-    with explained_columns(corpus.present), items_named(ItemPlaces(places, names)):
-        check_samples(corpus.components, samples)
-    for i, column in samples.invalid_unicode().items():
-        write_line(f"{places[i]}: {names[column]} is not valid Unicode: its scores are NaN")
-    for file, part in groupby(rows, key=lambda row: row.file):
-        _add(shapes[min(file, len(shapes) - 1)], list(part), corpus.rows)
+def score_in_memory(
+    components: Mapping[str, Component], shard: Shard, score_shards: ScoreShards
+) -> dict[str, Scores]:
+    """Score rows one unit of scorers after the other, and show the progress on standard error.
 
-
-def score_rows(corpus: Corpus, rows: Sequence[PlacedRow], workers: Workers) -> dict[str, Scores]:
-    """Score all rows of a corpus that fits in memory, one unit of scorers after the other.
+    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees
+    its models before the next one loads.
 
     Returns:
         Arrays of shape (rows,) by name; NaN for rows that failed.
     """
     scores: dict[str, Scores] = {}
-    shard = corpus.shard(0, rows)
-    for title, unit, _ in titled_units(corpus.components):
-        count = Count(title, len(rows))
-        with explained_columns(corpus.present), show(count) as display:
-            for _, part in workers.score(unit, [shard]):
+    for title, unit, _ in titled_units(components):
+        count = Count(title, len(shard.places))
+        with show(count) as display:
+            for _, part in score_shards(unit, [shard]):
                 scores |= part
-            count.done = len(rows)
+            count.done = count.total
             display.update()
-    return {name: scores[name] for name in corpus.components}
+    return {name: scores[name] for name in components}
 
 
-def _add(shape: TableShape, rows: Sequence[PlacedRow], stream: RowStream) -> None:
-    """Add rows to the shape of an output; an error names the row."""
-    try:
-        shape.add([row.cells for row in rows])
-    except ValueError:
-        for row in rows:
-            try:
-                shape.add([row.cells])
-            except ValueError as error:
-                raise ValueError(f"{stream.place(row)}: {error}") from None
-        raise
-
-
-def score_corpus(corpus: Corpus, manifest: Manifest, store: ShardStore, workers: Workers) -> None:
+def score_corpus(
+    corpus: Corpus,
+    components: Mapping[str, Component],
+    manifest: Manifest,
+    store: ShardStore,
+    score_shards: ScoreShards,
+) -> None:
     """Score all shards that are not done yet, one unit of scorers after the other.
 
-    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees
-    its models before the next one loads. Scorers that are not pointwise, such as `Distinct`, get
-    all rows at once.
+    See `score_in_memory`. Scorers that are not pointwise, such as `Distinct`, get all rows at once.
     """
-    ranges = manifest.ranges
-    rows = sum(map(len, ranges))
-    for title, unit, pointwise in titled_units(corpus.components):
-        missing = [store.missing(i, list(unit)) for i in range(len(ranges))]
+    numbers = range(len(manifest.checksums))
+    for title, unit, pointwise in titled_units(components):
+        missing = [store.missing(i, list(unit)) for i in numbers]
         if not any(missing):
             continue
-        done = sum(len(ranges[i]) for i, names in enumerate(missing) if not names and pointwise)
-        with (
-            explained_columns(corpus.present),  # again, for scorers that do not declare them
-            track(title, rows, done=done) as advance,
-        ):
+        done = [len(manifest.range(i)) for i in numbers if pointwise and not missing[i]]
+        with track(title, manifest.rows, done=sum(done)) as advance:
             if not pointwise:
-                for _, scores in workers.score(unit, _whole(corpus)):
-                    for i, part in enumerate(ranges):
-                        store.write(i, {n: v[part.start : part.stop] for n, v in scores.items()})
-                advance(rows)
+                for _, scores in score_shards(unit, _shards(corpus, manifest.rows, {0})):
+                    for i in numbers:
+                        rows = manifest.range(i)
+                        part = {n: v[rows.start : rows.stop] for n, v in scores.items()}
+                        store.write(i, part)
+                advance(manifest.rows)
                 continue
             # A run that is resumed on other devices may have other units, of which a part is done.
             for names in dict.fromkeys(filter(None, missing)):
-                wanted = {i for i, lacking in enumerate(missing) if lacking == names}
+                wanted = {i for i in numbers if missing[i] == names}
                 shards = _shards(corpus, manifest.chunk, wanted)
-                for i, scores in workers.score({name: unit[name] for name in names}, shards):
+                for i, scores in score_shards({name: unit[name] for name in names}, shards):
                     store.write(i, scores)
-                    advance(len(ranges[i]))
+                    advance(len(manifest.range(i)))
 
 
 def scored_shards(
@@ -211,13 +183,21 @@ def scored_shards(
         yield rows, store.read(i)
 
 
+class ScoreSummary(NamedTuple):
+    """Mean of a score, NaN where all rows failed; number of rows, and of those that failed."""
+
+    mean: float
+    rows: int
+    failed: int
+
+
 def write_output(
     names: Sequence[str],
     scored: Iterable[tuple[Sequence[PlacedRow], Mapping[str, Scores]]],
     outputs: Sequence[Location],
     shapes: Sequence[TableShape],
-) -> Means:
-    """Write rows and their scores in the order of the input; return the sums of the scores.
+) -> dict[str, ScoreSummary]:
+    """Write rows and their scores in the order of the input; return a summary of each score.
 
     Args:
         names: Names of the scores.
@@ -225,39 +205,30 @@ def write_output(
         outputs: The output, or one per input file.
         shapes: Their columns.
     """
-    means = Means(0, dict.fromkeys(names, 0), dict.fromkeys(names, 0.0))
-    with ExitStack() as open_files:
-        current, writer = -1, None
+    count, valid, total = 0, dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    with ExitStack() as open_file:
+        current = -1
         for rows, scores in scored:
-            means.add(scores, len(rows))
+            count += len(rows)
+            for name, values in scores.items():
+                known = values[~np.isnan(values)]
+                valid[name] += len(known)
+                total[name] += float(known.sum())
             start = 0
-            for file, part in groupby(rows, key=lambda row: row.file):
-                contents = [row.cells for row in part]
-                output = min(file, len(outputs) - 1)
-                if output != current:
-                    open_files.close()
-                    current = output
-                    writer = open_files.enter_context(
-                        _written(outputs[output], shapes[output], names)
-                    )
-                end = start + len(contents)
-                assert writer is not None
-                writer.write(contents, {name: s[start:end] for name, s in scores.items()})
+            for number, group in groupby(rows, key=lambda row: min(row.file, len(outputs) - 1)):
+                if number != current:
+                    open_file.close()
+                    current = number
+                    file = open_file.enter_context(outputs[number].whole_file())
+                    writer = open_file.enter_context(TableWriter(file, shapes[number], names))
+                cells = [row.cells for row in group]
+                end = start + len(cells)
+                writer.write(cells, {name: values[start:end] for name, values in scores.items()})
                 start = end
-    return means
-
-
-@contextmanager
-def _written(output: Location, shape: TableShape, names: Sequence[str]) -> Iterator[TableWriter]:
-    with output.whole_file() as file:
-        writer = TableWriter(file, shape, names)
-        yield writer
-        writer.close()
-
-
-def _whole(corpus: Corpus) -> Iterator[Shard]:
-    """Yield all rows as one shard."""
-    yield corpus.shard(0, list(corpus.rows.placed()))
+    return {
+        n: ScoreSummary(total[n] / valid[n] if valid[n] else np.nan, count, count - valid[n])
+        for n in names
+    }
 
 
 def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
@@ -267,58 +238,10 @@ def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
             yield corpus.shard(i, rows)
 
 
-def _refuse_score_columns(corpus: Corpus, rows: Sequence[PlacedRow]) -> None:
-    """Raise if a column of the input has the name of a score."""
-    clashing = [name for name in corpus.components if any(name in row.cells for row in rows)]
-    if clashing:
-        raise ValueError(
-            f"{corpus.rows} already has columns with the names of scores ({', '.join(clashing)}): "
-            "give --names, one per scorer, to prefix the names of their scores. If this is the "
-            "output, give it after the texts"
-        )
-
-
-def score_in_chunks(
-    components: Mapping[str, Component], samples: Samples, chunk: int
-) -> dict[str, Scores]:
-    """Score samples one unit of scorers at a time, and show the progress on standard error.
-
-    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and releases
-    its models before the next one loads. Scorers that are not pointwise, such as `Distinct`, get
-    all rows in one chunk.
-
-    Args:
-        components: The scores to compute, by the names of the result.
-        samples: n samples.
-        chunk: Rows to score at a time.
-
-    Returns:
-        Arrays of shape (n,) by name; NaN for samples that failed.
-    """
-    scores: dict[str, Scores] = {}
-    for title, unit, pointwise in titled_units(components):
-        chunks = _chunks(samples, chunk if pointwise else len(samples))
-        parts: list[dict[str, Scores]] = []
-        with InProcess() as worker, track(title, len(samples)) as advance:
-            for _, part in worker.score(unit, chunks):
-                parts.append(part)
-                advance(len(next(iter(part.values()))))
-        scores |= {name: np.concatenate([part[name] for part in parts]) for name in unit}
-    return {name: scores[name] for name in components}
-
-
-def _chunks(samples: Samples, size: int) -> Iterator[Shard]:
-    for number, first in enumerate(range(0, len(samples), size)):
-        part = samples[first : first + size]
-        rows = range(len(part))
-        yield Shard(number, part, rows, [f"sample {first + i}" for i in rows])
-
-
 def models_of(scorer: Scorer) -> frozenset[Hashable]:
     """Return a key of each model that a scorer uses; scorers with equal keys share the model.
 
-    A model is identified by all that it is loaded with: name, device, dtype and token budget. The
-    set is empty for a scorer that is neither a `ModelScorer` nor a `CompositeScorer`.
+    A model is identified by all that it is loaded with: name, device, dtype and token budget.
     """
     if isinstance(scorer, CompositeScorer):
         return frozenset(model for part in scorer.parts for model in models_of(part))
@@ -335,14 +258,8 @@ def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
     """Group scorers so that each unit can be scored and released before the next one is loaded.
 
     A scorer joins a scorer that uses all of its models, so a unit holds no more models than one of
-    its scorers needs alone. A scorer without a known model is a unit of its own, and so is one that
-    shares its models only with scorers that are pointwise where it is not.
-
-    Args:
-        scorers: Distinct scorers.
-
-    Returns:
-        The units in the order of their first scorers, and their scorers in the given order.
+    its scorers needs alone. Its scorers are all pointwise, or none is. Units are in the order of
+    their first scorers.
     """
     largest_first = sorted(scorers, key=lambda scorer: -len(models_of(scorer)))
     units: list[list[Scorer]] = []
@@ -362,15 +279,7 @@ def scoring_units(scorers: Sequence[Scorer]) -> list[list[Scorer]]:
 def titled_units(
     components: Mapping[str, Component],
 ) -> Iterator[tuple[str, dict[str, Component], bool]]:
-    """Yield the components of each scoring unit, with a title for its progress.
-
-    Args:
-        components: Scores by name.
-
-    Yields:
-        The title (`"CTRLEval, Perplexity (1 of 2)"`), the components of one unit by name, and
-        True if its scorers are pointwise.
-    """
+    """Yield title, components and pointwise of each unit: `"CTRLEval, Perplexity (1 of 2)"`."""
     units = scoring_units(list(dict.fromkeys(c.scorer for c in components.values())))
     for number, unit in enumerate(units, 1):
         title = ", ".join(type(scorer).__name__ for scorer in unit)

@@ -5,29 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
-
-import torch
+from typing import Any
 
 from ctrlreward.commands.shards.workers import (
-    MOST_DEATHS,
-    ScoredShard,
-    Shard,
-    died_too_often,
-    pickled,
-    portable_errors,
-    release,
-    score_shard,
+    LoadedComponents,
+    ScoreShards,
+    WorkerDied,
+    WorkerPool,
 )
-from ctrlreward.displays import write_line
 from ctrlreward.extras import import_extra
-from ctrlreward.scorers.base import Component, Scores
+from ctrlreward.progress import write_line
 
-# Between two lines that say that the cluster has no room.
+# Between two lines that say that the cluster has no free CPUs or GPUs.
 _PATIENCE = 60.0
 _OBJECT_STORE = 256 * 2**20  # bytes of a Ray of our own: shards and requests are small
 
@@ -60,18 +50,14 @@ class RayOptions:
             raise ValueError("num_cpus and num_gpus are 0: give CPUs, GPUs or both")
 
 
-class RayWorkers:
-    """Actors, each with models of its own.
+class RayWorkers(WorkerPool):
+    """Actors, wherever the cluster has CPUs and GPUs for them.
 
-    This process reads, and hands an actor the next shard when it has done one: there is no reading
-    task that actors could starve, and no queue that holds the corpus. Ray restarts and retries
-    nothing, since a shard that was lost is known here: its actor is replaced wherever the cluster
-    has room, and the shard is scored again.
-
-    If Ray is connected already, it is used, and left as it is.
+    Ray restarts and retries nothing, since a shard that was lost is known here. If Ray is connected
+    already, it is used, and left as it is.
 
     Args:
-        workers: Number of actors. Fewer are started where the cluster has no room for all.
+        workers: Number of actors. Fewer are started where the cluster can't hold all.
         options: Where actors run, and what each of them takes.
         threads: Threads of PyTorch in an actor; None gives it its CPUs.
     """
@@ -82,95 +68,51 @@ class RayWorkers:
         options: RayOptions = RayOptions(),
         threads: int | None = None,
     ) -> None:
-        self.workers = workers
+        super().__init__(workers, threads or max(1, int(options.num_cpus)))
         self.options = options
-        self.threads = threads or max(1, int(options.num_cpus))
-        self._actors: list[Any] = []
         self._started = False
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ScoreShards:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of lines of actors, in log files too
         cpus = math.ceil(self.workers * self.options.num_cpus)
         # What scorers warn of in actors is shown here.
         self._started = connect_ray(address, {"num_cpus": cpus}, log_to_driver=True)
-        return self
+        self.dumps = import_extra("ray", "--engine ray").cloudpickle.dumps
+        try:
+            capacity = self.capacity()
+        except ValueError:
+            self.__exit__()
+            raise
+        if capacity < self.workers:
+            write_line(f"the Ray cluster can hold {capacity} of {self.workers} actors")
+            self.workers = capacity
+        return self.score
 
-    def __exit__(self, *_: object) -> None:
-        ray = import_extra("ray", "--engine ray")
-        for actor in self._actors:
-            ray.kill(actor)
-        self._actors = []
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
         if self._started:
-            ray.shutdown()
+            import_extra("ray", "--engine ray").shutdown()
 
-    def score(
-        self, components: Mapping[str, Component], shards: Iterable[Shard]
-    ) -> Iterator[ScoredShard]:
-        """See `Workers.score`.
+    def start(self) -> _ActorHandle:
+        """Start an actor."""
+        return _ActorHandle(self)
 
-        Raises:
-            ValueError: No node of the cluster has the CPUs and GPUs of one actor.
-        """
-        ray = import_extra("ray", "--engine ray")
-        unit = ray.put(pickled(components, ray.cloudpickle.dumps))
-        count = self._room() if not self._actors else len(self._actors)
-        self._actors += [self._new_actor() for _ in range(count - len(self._actors))]
-        starting = {actor.start.remote(unit): actor for actor in self._actors}
-        busy: dict[Any, tuple[Any, Shard]] = {}
-        idle: list[Any] = []
-        remaining = iter(shards)
-        again: list[Shard] = []  # of actors that died
-        deaths: Counter[int] = Counter()
-        next_shard = next(remaining, None)
-        while next_shard or busy:
-            while next_shard and idle:
-                actor = idle.pop()
-                busy[actor.score.remote(next_shard)] = actor, next_shard
-                next_shard = again.pop() if again else next(remaining, None)
-            done, _ = ray.wait([*busy, *starting], timeout=_PATIENCE)
-            if not (done or busy):
-                self._room()  # a cluster that has lost its nodes will have none
-                write_line("waiting until the cluster has room for an actor")
-            for reference in done:
-                actor, shard = busy.pop(reference, (starting.pop(reference, None), None))
-                try:
-                    result = ray.get(reference)
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
-                except ray.exceptions.RayError as error:  # of the actor, its node, or its result
-                    self._actors.remove(actor)
-                    ray.kill(actor)  # where it is out of reach, it may still hold its CPUs
-                    number = shard.number if shard else -1  # it died before it had any
-                    deaths[number] += 1
-                    if deaths[number] == MOST_DEATHS:
-                        raise died_too_often(shard) if shard else _never_started(error) from None
-                    what = f"{shard} are scored again" if shard else "before it had work"
-                    write_line(f"an actor died ({type(error).__name__}): {what}")
-                    if shard:
-                        next_shard, again = shard, [*again, *filter(None, [next_shard])]
-                    self._actors.append(self._new_actor())
-                    starting[self._actors[-1].start.remote(unit)] = self._actors[-1]
-                else:
-                    idle.append(actor)
-                    if shard:
-                        yield shard.number, result
-
-    def _room(self) -> int:
-        """Return how many actors to start.
+    def capacity(self) -> int:
+        """Return how many actors the cluster can hold.
 
         Raises:
-            ValueError: No node has room for one.
+            ValueError: No node has the CPUs and GPUs of one.
         """
         ray = import_extra("ray", "--engine ray")
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         asked = {"CPU": self.options.num_cpus, "GPU": self.options.num_gpus}
         asked = {name: number for name, number in asked.items() if number}
-        room = sum(
+        capacity = sum(
             min(int(node.get(name, 0) / number + 1e-9) for name, number in asked.items())
             for node in nodes
         )
-        if room == 0:
+        if capacity == 0:
             has = "; ".join(
                 ", ".join(f"{node.get(name, 0):g} {name}s" for name in asked) for node in nodes
             )
@@ -179,57 +121,50 @@ class RayWorkers:
                 f"no node of the Ray cluster has {wanted} for an actor: they have {has}. Give "
                 "smaller --ray.num_cpus and --ray.num_gpus, or add a node"
             )
-        if room < self.workers:
-            write_line(f"the Ray cluster has room for {room} of {self.workers} actors")
-        return min(room, self.workers)
-
-    def _new_actor(self) -> Any:
-        ray = import_extra("ray", "--engine ray")
-        cpus, gpus = self.options.num_cpus, self.options.num_gpus
-        actor = ray.remote(_Actor).options(num_cpus=cpus, num_gpus=gpus)
-        return actor.remote(self.threads, gpus > 0)
+        return capacity
 
 
-class _Actor:
-    """Scores shards with the components of one unit after the other.
+class _ActorHandle:
+    """One actor, as a `Worker`.
 
     Ray sets OMP_NUM_THREADS by the CPUs of an actor; PyTorch's threads are set apart from it.
     """
 
-    def __init__(self, threads: int, on_gpu: bool) -> None:
-        torch.set_num_threads(threads)
-        self._on_gpu = on_gpu
-        self._components: dict[str, Component] = {}
+    def __init__(self, pool: RayWorkers) -> None:
+        self._ray = import_extra("ray", "--engine ray")
+        self._pool = pool
+        cpus, gpus = pool.options.num_cpus, pool.options.num_gpus
+        actor = self._ray.remote(LoadedComponents).options(num_cpus=cpus, num_gpus=gpus)
+        # Ray shows it no other GPUs than its own.
+        self._actor = actor.remote(pool.threads, "cuda" if gpus else None)
 
-    def start(self, content: bytes) -> None:
-        release(self._components)
-        with portable_errors():
-            self._components = pickle.loads(content)
-        if self._on_gpu:
-            for scorer in {component.scorer for component in self._components.values()}:
-                scorer.to("cuda")  # the only one that Ray shows it, or the first
+    def call(self, method: str, argument: object) -> Any:
+        """See `Worker.call`."""
+        returned = getattr(self._actor, method).remote(argument)
+        while method == "load" and not self._ray.wait([returned], timeout=_PATIENCE)[0]:
+            self._pool.capacity()  # a cluster that has lost its nodes has none
+            write_line("waiting until the cluster has CPUs and GPUs for an actor")
+        try:
+            return self._ray.get(returned)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except self._ray.exceptions.RayError as error:  # of the actor, its node, or its result
+            early = (
+                " before it had work; each node needs ctrlreward, and what your scorers import, at "
+                "the versions of this machine"
+            )
+            raise WorkerDied(f"{type(error).__name__}{early * (method == 'load')}") from error
 
-    def score(self, shard: Shard) -> dict[str, Scores]:
-        return score_shard(self._components, shard)
-
-
-def _never_started(error: Exception) -> RuntimeError:
-    return RuntimeError(
-        f"{MOST_DEATHS} actors of Ray died before they had work: {error}. Each node needs "
-        "ctrlreward, and what your scorers import, at the versions of this machine"
-    )
+    def end(self) -> None:
+        """End the actor; where it is out of reach, it may still hold its CPUs."""
+        self._ray.kill(self._actor)
 
 
 def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> bool:
     """Join a cluster or start Ray on this machine, unless Ray is connected already.
 
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
-    statistics.
-
-    Args:
-        address: Address of a cluster, or None to start one.
-        own: Options of `ray.init` for a Ray that is started.
-        **options: Options of `ray.init` for both.
+    statistics; `ray.init` takes the options, and then its own ones too.
 
     Returns:
         Whether it was connected here, so that `ray.shutdown` is the caller's.

@@ -1,24 +1,31 @@
-"""Workers that score shards: the interface that all engines have, and the one in this process."""
+"""Workers that score shards: this process, or a pool of others, replaced when they die."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import os
 import pickle
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from itertools import islice
+from multiprocessing import get_all_start_methods, get_context, parent_process
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from ctrlreward.items import ItemFilter, ItemPlaces, items_named, names_item
+from ctrlreward.progress import write_line
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, scatter, score
-
-ScoredShard: TypeAlias = tuple[int, dict[str, Scores]]
 
 # A shard whose worker has died so often is taken for the cause.
 MOST_DEATHS = 3
@@ -28,111 +35,316 @@ _ITEM_FILTER = ItemFilter()
 
 @dataclass(frozen=True)
 class Shard:
-    """One piece of work.
+    """Rows of a table that follow one another.
 
     Attributes:
         number: Its number in the manifest.
-        samples: Samples of its rows, without rows that can't be scored.
-        rows: Index of each sample among the rows.
+        samples: Samples of its rows that can be scored.
         places: Where each row is, for errors and warnings (`"reviews.jsonl:417"`).
         columns: Column of `Samples` → its name in the file, if it has another one.
+        invalid: Index of each row whose text is not valid Unicode → the column.
     """
 
     number: int
     samples: Samples
-    rows: Sequence[int]
     places: Sequence[str]
     columns: Mapping[str, str] = field(default_factory=dict)
+    invalid: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.places[0]} to {self.places[-1]}"
 
 
-class Workers(Protocol):
-    """Context manager that scores shards, one after the other or several at a time."""
+# Yields number and scores of each shard once, in any order. Shards are taken as they are needed, so
+# that few are in memory. The models of the components are loaded once, and freed after the last.
+# Errors come from a scorer, and name the rows.
+ScoreShards: TypeAlias = Callable[
+    [Mapping[str, Component], Iterable[Shard]], Iterator[tuple[int, dict[str, Scores]]]
+]
+
+
+@contextmanager
+def in_process(threads: int | None = None) -> Iterator[ScoreShards]:
+    """Yield the function that scores shards in this process.
+
+    Args:
+        threads: Threads of PyTorch meanwhile; None leaves their number as it is.
+    """
+    former = torch.get_num_threads()
+    torch.set_num_threads(threads or former)
+    try:
+        yield _score_here
+    finally:
+        torch.set_num_threads(former)
+
+
+def _score_here(
+    components: Mapping[str, Component], shards: Iterable[Shard]
+) -> Iterator[tuple[int, dict[str, Scores]]]:
+    try:
+        for shard in shards:
+            yield shard.number, score_shard(components, shard)
+    finally:
+        release(components)
+
+
+class WorkerDied(Exception):
+    """A worker that has ended or can't be reached; says how."""
+
+
+class Worker(Protocol):
+    """Another process, which has `LoadedComponents`."""
+
+    def call(self, method: str, argument: object) -> Any:
+        """Return what a method returns, or raise its error or `WorkerDied`; called in a thread."""
+
+    def end(self) -> None:
+        """End the process."""
+
+
+class WorkerPool(ABC):
+    """Context manager of other processes, each with models of its own, that score shards.
+
+    This process reads, and hands a worker the next shard when it has done one. A worker that dies
+    is replaced and its shard is scored again, where a pool of `concurrent.futures` would give up
+    all of its workers.
+
+    Args:
+        workers: Most workers.
+        threads: Threads of PyTorch in each.
+    """
+
+    def __init__(self, workers: int, threads: int) -> None:
+        self.workers = workers
+        self.threads = threads
+        self.dumps: Callable[[object], bytes] = pickle.dumps
+        self._alive: list[Worker] = []
+
+    def __enter__(self) -> ScoreShards:
+        return self.score
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._alive:
+            worker.end()
+        self._alive = []
+
+    @abstractmethod
+    def start(self) -> Worker:
+        """Start a worker."""
 
     def score(
         self, components: Mapping[str, Component], shards: Iterable[Shard]
-    ) -> Iterator[ScoredShard]:
-        """Yield number and scores of each shard once, in any order.
-
-        Shards are taken as they are needed, so that few are in memory. A worker loads the models
-        of the components once, for all of its shards, and frees them after the last.
-
-        Args:
-            components: The scores to compute, by the names of the result.
-            shards: The work.
+    ) -> Iterator[tuple[int, dict[str, Scores]]]:
+        """See `ScoreShards`.
 
         Raises:
             RuntimeError: The workers of one shard have died `MOST_DEATHS` times; names its rows.
-            Exception: As a scorer raised it, with a note that names the rows.
         """
+        content = self._pickled(components)
+        remaining = iter(shards)
+        waiting = list(islice(remaining, 2))
+        wanted = self.workers if len(waiting) > 1 else 1
+        threads = ThreadPoolExecutor(self.workers)
+        idle: list[Worker] = []
+        # Workers that load have no shard: where a cluster is full, others have scored all by then.
+        busy: dict[Future[Any], tuple[Worker, Shard | None]] = {}
+        deaths: Counter[int | None] = Counter()
 
-    def __enter__(self) -> Self: ...
+        def load(worker: Worker) -> None:
+            busy[threads.submit(worker.call, "load", content)] = worker, None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+        try:
+            for worker in self._alive if waiting else ():
+                load(worker)
+            while waiting or any(shard for _, shard in busy.values()):
+                while len(self._alive) < wanted:
+                    self._alive.append(self.start())
+                    load(self._alive[-1])
+                while waiting and idle:
+                    worker, shard = idle.pop(), waiting.pop(0)
+                    busy[threads.submit(worker.call, "score", shard)] = worker, shard
+                    if not waiting:
+                        waiting += islice(remaining, 1)  # one is read ahead
+                for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                    worker, scored = busy.pop(future)
+                    try:
+                        result = future.result()
+                    except WorkerDied as death:
+                        self._alive.remove(worker)
+                        worker.end()
+                        number = scored.number if scored else None
+                        deaths[number] += 1
+                        if deaths[number] == MOST_DEATHS:
+                            raise _died_too_often(scored, death) from None
+                        again = f": {scored} are scored again" if scored else ""
+                        write_line(f"a worker died ({death}){again}")
+                        waiting += [scored] if scored else []
+                    else:
+                        idle.append(worker)
+                        if scored:
+                            yield scored.number, result
+        finally:
+            for future, (worker, _) in busy.items():  # after an error, or still loading
+                if not future.done():
+                    self._alive.remove(worker)
+                    worker.end()
+            threads.shutdown(wait=False)
+
+    def _pickled(self, components: Mapping[str, Component]) -> bytes:
+        try:
+            return self.dumps(dict(components))
+        except Exception as error:
+            names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
+            raise ValueError(
+                f"{names} can't be sent to other processes ({error}): define the class in a "
+                "module, keep open files and locks out of it, or score with --workers 1 --engine "
+                "process"
+            ) from error
 
 
-class InProcess:
-    """The only worker is this process.
+def _died_too_often(shard: Shard | None, death: WorkerDied) -> RuntimeError:
+    if shard is None:
+        return RuntimeError(f"{MOST_DEATHS} workers died ({death})")
+    return RuntimeError(
+        f"{MOST_DEATHS} workers died while they scored {shard} ({death}): out of memory, or a text "
+        "that ends the process; the last lines above say more. Use fewer workers, or a smaller "
+        "--chunk to find the row"
+    )
+
+
+class LoadedComponents:
+    """Components in a worker: `load` replaces them, `score` scores a shard with them."""
+
+    def __init__(self, threads: int, device: str | None = None) -> None:
+        torch.set_num_threads(threads)
+        self._device = device
+        self._components: dict[str, Component] = {}
+
+    def load(self, content: bytes) -> None:
+        """Replace the components by pickled ones."""
+        release(self._components)
+        with _portable_errors():
+            self._components = pickle.loads(content)
+        if self._device:
+            for scorer in {component.scorer for component in self._components.values()}:
+                scorer.to(self._device)
+
+    def score(self, shard: Shard) -> dict[str, Scores]:
+        """Return the scores of a shard."""
+        with _portable_errors():
+            return score_shard(self._components, shard)
+
+
+class ProcessWorkers(WorkerPool):
+    """Child processes, which end with this process, however it ends.
 
     Args:
-        threads: Threads of PyTorch; None leaves their number as it is.
+        workers: Number of processes.
+        threads: Threads of PyTorch in each; None shares the cores among them.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads
+    def __init__(self, workers: int, threads: int | None = None) -> None:
+        super().__init__(workers, threads or max(1, (os.cpu_count() or 1) // workers))
 
-    def __enter__(self) -> Self:
-        self._former = torch.get_num_threads()
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        return self
+    def start(self) -> _Child:
+        """Start a process."""
+        return _Child(self.threads)
 
-    def __exit__(self, *_: object) -> None:
-        torch.set_num_threads(self._former)
 
-    def score(
-        self, components: Mapping[str, Component], shards: Iterable[Shard]
-    ) -> Iterator[ScoredShard]:
-        """See `Workers.score`."""
+class _Child:
+    """One process, and this end of its pipe."""
+
+    def __init__(self, threads: int) -> None:
+        # A fork of this process would copy locks that its threads hold. A process that has imported
+        # torch and nothing else forks in milliseconds instead, where the system can.
+        context: Any = get_context("spawn")
+        if "forkserver" in get_all_start_methods():
+            context = get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_work, args=(theirs, threads), name="ctrlreward-worker"
+        )
+        self._process.start()
+        theirs.close()  # so that its death is an end of file
+
+    def end(self) -> None:
+        """End the process. The pipe is closed when no thread reads it any more."""
+        self._process.kill()
+        self._process.join()
+
+    def call(self, method: str, argument: object) -> Any:
+        """See `Worker.call`."""
         try:
-            for shard in shards:
-                yield shard.number, score_shard(components, shard)
-        finally:
-            release(components)
+            self._connection.send((method, argument))
+            result = self._connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            self._process.join()
+            code = self._process.exitcode
+            raise WorkerDied(
+                signal.Signals(-code).name if code and code < 0 else f"exit status {code}"
+            ) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def _work(connection: Connection[Any, Any], threads: int) -> None:
+    """Call the methods that come through a pipe, until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to decide
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    loaded = LoadedComponents(threads)
+    while True:
+        try:
+            method, argument = connection.recv()
+        except EOFError:
+            return
+        try:
+            result = getattr(loaded, method)(argument)
+        except Exception as error:
+            result = error
+        connection.send(result)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
-    """Return the scores of a shard's rows, NaN for those that are not among its samples.
+    """Return the scores of a shard's rows, NaN for those that can't be scored.
 
-    Errors and warnings name the rows by their places; an error can go to another process.
+    Errors and warnings name the rows by their places.
     """
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
         handler.addFilter(_ITEM_FILTER)  # once; the loggers may be those of a user's scorer
     size = len(shard.places)
-    if not shard.rows:
+    rows = [i for i in range(size) if i not in shard.invalid]
+    if not rows:
         return {name: np.full(size, np.nan) for name in components}
-    places = [shard.places[row] for row in shard.rows]
-    with items_named(ItemPlaces(places, shard.columns)), portable_errors():
+    with items_named(ItemPlaces([shard.places[i] for i in rows], shard.columns)):
         try:
             scores = score(components, shard.samples)
         except Exception as error:
             if not names_item(str(error)):
                 error.add_note(f"(while {shard} were scored)")
             raise
-    if len(shard.rows) == size:
+    if not shard.invalid:
         return scores
-    return {name: scatter(values, shard.rows, size) for name, values in scores.items()}
+    return {name: scatter(values, rows, size) for name, values in scores.items()}
+
+
+def release(components: Mapping[str, Component]) -> None:
+    """Free the models of components."""
+    for scorer in {component.scorer for component in components.values()}:
+        scorer.release()
+    gc.collect()  # models are parts of reference cycles
 
 
 @contextmanager
-def portable_errors() -> Iterator[None]:
+def _portable_errors() -> Iterator[None]:
     """Raise an error that can't be read in another process as a RuntimeError with its text.
 
     Its reader would take it for an error of the connection, like the death of a worker.
@@ -145,35 +357,3 @@ def portable_errors() -> Iterator[None]:
         except Exception:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         raise
-
-
-def pickled(components: Mapping[str, Component], dumps: Callable[[object], bytes]) -> bytes:
-    """Return components as bytes for another process.
-
-    Raises:
-        ValueError: A scorer can't be pickled; names it.
-    """
-    try:
-        return dumps(dict(components))
-    except Exception as error:
-        names = ", ".join(sorted({type(c.scorer).__name__ for c in components.values()}))
-        raise ValueError(
-            f"{names} can't be sent to other processes ({error}): define the class in a module, "
-            "keep open files and locks out of it, or score with --workers 1 --engine process"
-        ) from error
-
-
-def died_too_often(shard: Shard) -> RuntimeError:
-    """Return the error for a shard whose workers die."""
-    return RuntimeError(
-        f"{MOST_DEATHS} workers died while they scored {shard}: out of memory, or a text that ends "
-        "the process; the last lines above say more. Use fewer workers, or a smaller --chunk to "
-        "find the row"
-    )
-
-
-def release(components: Mapping[str, Component]) -> None:
-    """Free the models of components."""
-    for scorer in {component.scorer for component in components.values()}:
-        scorer.release()
-    gc.collect()  # models are parts of reference cycles

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from ctrlreward.functional.ctrleval import normalize_weights
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.ctrleval import AspectName, CTRLEval, Evaluated
+
+Result = TypeVar("Result")
+
+# Scores and weights of the evaluators of one text; the weights sum to 1.
+Recorded: TypeAlias = tuple[Scores, Scores]
 
 
 class RecordedCTRLEval(CTRLEval):
@@ -24,29 +29,29 @@ class RecordedCTRLEval(CTRLEval):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._recorded: dict[tuple[str, ...], Evaluated] = {}
+        self._recorded: dict[tuple[str, ...], Recorded] = {}
 
-    def evaluators_of(self, samples: Samples, aspect: str) -> list[Evaluated]:
+    def evaluators_of(self, samples: Samples, aspect: str) -> list[Recorded]:
         """Return scores and weights of the evaluators of each sample; weights sum to 1.
 
         Both are empty for a sample that failed or was never scored.
         """
-        samples = self._bounded(samples)
         keys = (_key(samples, i, aspect) for i in range(len(samples)))
         return [self._recorded.get(key, (np.zeros(0), np.zeros(0))) for key in keys]
 
     def _evaluate(
-        self, samples: Samples, aspects: Sequence[AspectName]
-    ) -> Requests[dict[AspectName, list[Evaluated]]]:
-        evaluated = yield from super()._evaluate(samples, aspects)
-        for aspect, texts in evaluated.items():
-            for i, (scores, weights) in enumerate(texts):
-                if len(scores):
-                    self._recorded[_key(samples, i, aspect)] = scores, normalize_weights(weights)
-        return evaluated
+        self, samples: Samples, aspects: Sequence[AspectName], fold: Callable[[Evaluated], Result]
+    ) -> Requests[dict[AspectName, list[Result]]]:
+        def recorded(found: Evaluated) -> Result:
+            if len(found.scores):
+                key = _key(samples, found.sample, found.aspect)
+                self._recorded[key] = found.scores, normalize_weights(found.weights)
+            return fold(found)
+
+        return (yield from super()._evaluate(samples, aspects, recorded))
 
 
-def evaluator_table(texts: Sequence[Evaluated], evaluators: int) -> tuple[Scores, Scores]:
+def evaluator_table(texts: Sequence[Recorded], evaluators: int) -> tuple[Scores, Scores]:
     """Return scores and weights of texts that have the same evaluators, as attribute relevance.
 
     Args:

@@ -11,26 +11,22 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from rich import box
 from rich.table import Table
 from scipy import stats
 
 from ctrlreward.commands.terminal import plain_console
-from ctrlreward.functional.ctrleval import (
-    WEIGHTINGS,
-    biased_sample,
-    quality_levels,
-    subset_means,
-    weighted_mean,
-)
+from ctrlreward.functional.ctrleval import WEIGHTINGS, weighted_mean
 from ctrlreward.plots.style import FAINT, FIRST, SECOND, finish_panel, new_figure
-from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import evaluator_table
+from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.ctrleval import Evaluated
 from ctrlreward.scorers.task import Task
+
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 # Curves of one panel: by label, the means and standard deviations at each x; NaN leaves a gap.
 Curves: TypeAlias = Mapping[str, tuple[Scores, Scores]]
@@ -45,7 +41,7 @@ _MODEL = "CTRLEval PEGASUS-568M"
 _MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
 
-def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Evaluated]]) -> list[dict[str, Any]]:
+def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[dict[str, Any]]:
     """Correlate each aspect with its rating under every aggregation of evaluators (Table 5).
 
     Args:
@@ -84,7 +80,7 @@ def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
 
 
 def count_evaluators(
-    rated: Rated, relevance: Sequence[Evaluated], task: Task, draws: int, seed: int
+    rated: Rated, relevance: Sequence[Recorded], task: Task, draws: int, seed: int
 ) -> list[dict[str, Any]]:
     """Correlate attribute relevance by k random evaluators with its rating (Figure 4).
 
@@ -288,3 +284,70 @@ def draw_deviations(
     figure.axes[0].set_ylabel(y_label, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
+
+
+def subset_means(scores: Scores, weights: Scores, chosen: Sequence[int]) -> Scores:
+    """Return the scores of texts by some of their evaluators (Figure 4).
+
+    Args:
+        scores: Scores of the evaluators, shape (n, evaluators); rows of NaN stay NaN.
+        weights: Weights ≥ 0 that need not sum to 1, same shape.
+        chosen: Indices of one evaluator or more.
+
+    Returns:
+        Shape (n,): `weighted_mean` of each row over the chosen columns.
+
+    Examples:
+        >>> scores, weights = np.array([[0.5, 0.1, 0.9]]), np.array([[1.0, 5.0, 3.0]])
+        >>> subset_means(scores, weights, [0, 2])  # (0.5 · 1 + 0.9 · 3) / 4
+        array([0.8])
+    """
+    columns = list(chosen)
+    rows = zip(scores[:, columns], weights[:, columns], strict=True)
+    return np.array([weighted_mean(*row) if np.isfinite(row).all() else np.nan for row in rows])
+
+
+def quality_levels(ratings: Scores, levels: int = 4) -> Ints:
+    """Return the level of quality of each text, by the rank of its rating.
+
+    Equal ratings have one level, that of their mean rank, so that levels are only about equal in
+    size.
+
+    Args:
+        ratings: Shape (n,), higher is better; NaN for a text without a rating.
+        levels: Number of levels, 1 or more.
+
+    Returns:
+        Shape (n,), from 1, the lowest quality, to `levels`; 0 for NaN.
+
+    Examples:
+        >>> quality_levels(np.array([1.0, 4.0, 2.0, 5.0, np.nan]))
+        array([1, 3, 2, 4, 0])
+    """
+    rated = ~np.isnan(ratings)
+    places = (stats.rankdata(ratings, nan_policy="omit") - 0.5) / max(1, rated.sum())
+    return np.ceil(np.where(rated, places, 0) * levels).astype(np.int64)
+
+
+def biased_sample(levels: Ints, favoured: int, seed: int) -> npt.NDArray[np.bool_]:
+    """Draw texts with a bias to one level of quality (Figure 3).
+
+    A text of level j is drawn with probability 1 / (|j - i| + 1), where i is the favoured level;
+    the draws are independent.
+
+    Args:
+        levels: Level of each text, shape (n,), as `quality_levels` returns them; 0 is never drawn.
+        favoured: The level i, all of whose texts are drawn.
+        seed: Seed of the draw; no other random state is read or changed.
+
+    Returns:
+        True for the texts that are drawn, shape (n,).
+
+    Examples:
+        >>> levels = np.array([1, 2, 3, 0] * 5000)
+        >>> drawn = biased_sample(levels, favoured=1, seed=0)
+        >>> drawn.reshape(5000, 4).mean(axis=0).round(1)  # 1, 1/2, 1/3 and never
+        array([1. , 0.5, 0.3, 0. ])
+    """
+    probability = np.where(levels > 0, 1 / (np.abs(levels - favoured) + 1), 0)
+    return np.random.default_rng(seed).random(len(levels)) < probability

@@ -15,6 +15,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.extras import import_extra
 from ctrlreward.files import write_whole
 from ctrlreward.models.encoder import SentenceEncoder
@@ -41,14 +42,15 @@ from ctrlreward.recipes.papers.li2018.system_report import (
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import best_constants, constants
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
-from ctrlreward.recipes.style_transfer import Judges
+from ctrlreward.recipes.style_transfer import ScoringModels
 from ctrlreward.scorers import Accuracy, Similarity
 
 log = logging.getLogger(__name__)
 
 
+@checked_keywords(judges="scoring_models")
 def compare_systems(
-    judges: Judges,
+    scoring_models: ScoringModels,
     independent: Accuracy,
     references: dict[str, str],
     output: str,
@@ -65,7 +67,7 @@ def compare_systems(
     """Write the table of all systems, its JSON, rewritings and a picture, and return the table.
 
     Args:
-        judges: The judges of the reward, with the thresholds of GM.
+        scoring_models: The judges of the reward, with the thresholds of GM.
         independent: Accuracy by a classifier that the reward does not use.
         references: Style → file of its test sentences, `source ⇥ reference`.
         output: Folder to write.
@@ -89,7 +91,7 @@ def compare_systems(
     sources, humans = test.require("sources", "test"), test.require("references", "test")
     given = read_systems(test, system)
     systems = [of_all(REFERENCES, test, humans), of_all(COPIES, test, sources)]
-    quality = judges.quality()
+    quality = scoring_models.quality()
     sentences: dict[str, str] = {}
     if constant_files:
         sentences = best_constants(quality, training_sentences(constant_files, references), seed)
@@ -99,19 +101,19 @@ def compare_systems(
     systems += given
     others = _others(systems, len(test), selected, against, [each.name for each in given])
     trails = {Path(folder).name: validation_trail(Path(folder)) for folder in run}
-    similarity = None if uncentred is None else Similarity(uncentred, device=judges.device)
+    similarity = None if uncentred is None else Similarity(uncentred, device=scoring_models.device)
     panel = SystemJudges(quality, independent, similarity, resamples, seed)
     figures = {}
     with track("scoring systems", sum(len(each.rows) for each in systems)) as advance:
         for each in systems:
             figures[each.name] = panel.figures(each)
             advance(len(each.rows))
-    found = differences(figures, selected, others, judges.thresholds, resamples, seed)
+    found = differences(figures, selected, others, scoring_models.thresholds, resamples, seed)
     checks = acceptance(figures, selected, found)
     text = systems_text(figures, selected, found, checks)
     content: dict[str, Any] = {
         "sentences": len(test),
-        "thresholds": judges.thresholds,
+        "thresholds": scoring_models.thresholds,
         "bleu_signature": figures[COPIES].bleu_signature,
         "systems": {name: each.plain() for name, each in figures.items()},
         "constants": sentences,

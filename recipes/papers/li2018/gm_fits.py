@@ -12,12 +12,13 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.terminal import plain_console
-from ctrlreward.functional.gm_search import best_scale, hinge_loss
 from ctrlreward.functional.preferences import (
     GMFit,
     PairwiseAgreement,
     Thresholds,
+    best_scale,
     fit_gm,
+    hinge_loss,
     pairwise_agreement,
     pairwise_preferences,
 )

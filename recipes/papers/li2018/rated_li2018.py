@@ -36,7 +36,7 @@ from ctrlreward.scorers.model_scorer import ModelOptions
 from ctrlreward.scorers.perplexity import Perplexity
 from ctrlreward.scorers.similarity import Similarity
 from ctrlreward.scorers.transfer import TransferQuality
-from ctrlreward.text.separation import separate_words
+from ctrlreward.text.words import separate_words
 
 # Sentences of the constant baseline by target style.
 _CONSTANTS = {"negative": "the food was terrible .", "positive": "the food was great ."}

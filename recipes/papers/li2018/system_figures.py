@@ -10,12 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.files import finite_or_none
-from ctrlreward.functional.bootstrap import (
-    Estimate,
-    draw_clusters,
-    percentile_interval,
-    row_weights,
-)
+from ctrlreward.functional.bootstrap import Estimate, bootstrap
 from ctrlreward.functional.diversity import distinct_n
 from ctrlreward.functional.transfer import SentenceScores, weighted_transfer
 from ctrlreward.recipes.papers.li2018.system_outputs import REFERENCES, SystemOutputs, tokenized
@@ -107,23 +102,12 @@ class SystemJudges:
         )
 
     def _estimates(self, scores: SentenceScores, others: dict[str, Floats]) -> dict[str, Estimate]:
-        n = len(scores.accuracy)
-        draws = draw_clusters(n, self.resamples, self.seed)
-        blocks = [np.ones((1, n)), *row_weights(draws, np.arange(n))]
-        figures = [
-            weighted_transfer(scores, block, self.quality.thresholds)
-            | {name: _weighted_mean(values, block) for name, values in others.items()}
-            for block in blocks
-        ]
-        estimates = {}
-        for name, (value,) in figures[0].items():
-            drawn = np.concatenate([each[name] for each in figures[1:]])
-            estimates[name] = (
-                Estimate(np.nan, np.nan, np.nan)
-                if np.isnan(value)
-                else percentile_interval(float(value), drawn, _CONFIDENCE)
-            )
-        return estimates
+        def figures(weights: Floats) -> dict[str, Floats]:
+            means = {name: _weighted_mean(values, weights) for name, values in others.items()}
+            return weighted_transfer(scores, weights, self.quality.thresholds) | means
+
+        rows = np.arange(len(scores.accuracy))
+        return bootstrap(figures, rows, _CONFIDENCE, self.resamples, self.seed)
 
 
 def distinct_words(texts: Sequence[str]) -> float:

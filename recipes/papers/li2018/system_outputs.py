@@ -11,7 +11,7 @@ from typing import Any
 from ctrlreward.recipes.papers.meta_eval.rated_files import read_li2018
 from ctrlreward.recipes.text_files import distinct_texts, matching_key
 from ctrlreward.samples import Samples
-from ctrlreward.text.separation import separate_words
+from ctrlreward.text.words import separate_words
 
 REFERENCES, COPIES, CONSTANT = "references", "copying", "constant"
 _CHECKPOINT = "best_gm"

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import one_of
-from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
+from ctrlreward.commands.shards.corpus_scoring import score_in_memory
+from ctrlreward.commands.shards.workers import Shard, in_process
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.papers.meta_eval.correlations import (
     correlate_all,
@@ -28,8 +29,6 @@ from ctrlreward.tables.table_writing import encode_rows
 
 # Models of a paper whose figures are printed.
 PublishedModels: TypeAlias = Literal["best", "all"]
-
-_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,10 @@ def score_rated(
         if np.isinf(ratings).any():
             row = int(np.flatnonzero(np.isinf(ratings))[0])
             raise ValueError(f"{rated.file}: {name}[{row}] is infinite: give finite ratings")
-    scores = score_in_chunks(components, rated.samples, _CHUNK)
+    places = [f"sample {i}" for i in range(len(rated.samples))]
+    with in_process() as score_shards:
+        shard = Shard(0, rated.samples, places)
+        scores = score_in_memory(components, shard, score_shards)
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}

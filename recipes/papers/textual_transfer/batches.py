@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.engine.batching import pad_rows
 from ctrlreward.recipes.papers.textual_transfer.paraphrases import Paraphrases
 from ctrlreward.recipes.papers.textual_transfer.vocabulary import (
@@ -59,6 +60,7 @@ class TransferBatch:
     target_lengths: Tensor
 
 
+@checked_keywords(judges="models")
 class TransferSentences(pl.LightningDataModule):
     """Sentences of two styles, their vocabulary, and batches of both by length.
 
@@ -80,7 +82,7 @@ class TransferSentences(pl.LightningDataModule):
             words.
         batch_size: Sentences of each style per batch, and paraphrase pairs.
         paraphrases: Paraphrase pairs for the loss of eq. 5; None for a model without it.
-        judges: Models that are trained first where their folder does not exist.
+        models: Models that are trained first where their folder does not exist.
         shuffle_distance: Words are sorted by i + `shuffle_distance` · U[0, 1) for the encoder, so
             that each moves by less than this many places; 0 for no noise.
         seed: Seed of the choice of sentences, of their order and of the noise.
@@ -108,7 +110,7 @@ class TransferSentences(pl.LightningDataModule):
         subwords: int | None = None,
         batch_size: int = 64,
         paraphrases: Paraphrases | None = None,
-        judges: Sequence[TrainedFirst] = (),
+        models: Sequence[TrainedFirst] = (),
         shuffle_distance: float = 4.0,
         seed: int = 0,
     ) -> None:
@@ -133,16 +135,16 @@ class TransferSentences(pl.LightningDataModule):
         self.min_count, self.max_words, self.subwords = min_count, max_words, subwords
         self.batch_size = batch_size
         self.paraphrases = paraphrases
-        self.judges = judges
+        self.models = models
         self.shuffle_distance = shuffle_distance
         self.seed = seed
         self.sentences: dict[str, list[str]] = {}
         self.pairs: list[tuple[str, str]] = []
 
     def prepare_data(self) -> None:
-        """Train the judges whose folders do not exist, in one process per node."""
-        for judge in self.judges:
-            judge.train_if_absent()
+        """Train the models whose folders do not exist, in one process per node."""
+        for model in self.models:
+            model.train_if_absent()
 
     def setup(self, stage: str) -> None:
         """Read the files, and build vocabulary and paraphrase pairs; once per object."""

@@ -25,7 +25,7 @@ from ctrlreward.recipes.papers.textual_transfer.running_text import (
 )
 from ctrlreward.recipes.text_files import matching_key, read_lines
 from ctrlreward.text.sentences import find_splitter
-from ctrlreward.text.separation import separate_words
+from ctrlreward.text.words import separate_words
 
 # From the sentences of both corpora, in their own capitals, to the same with names replaced.
 NameTagger: TypeAlias = Callable[[Sequence[str]], list[str]]

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from pytorch_lightning.utilities import rank_zero_info
 
-from ctrlreward.recipes.style_transfer.style_words import word_log_odds
+from ctrlreward.recipes.style_transfer.pseudo_pairs import word_log_odds
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.samples import shortened
-from ctrlreward.text.separation import separate_words
+from ctrlreward.text.words import separate_words
 
 Pair = tuple[str, str]
 

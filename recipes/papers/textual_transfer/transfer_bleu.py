@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ctrlreward.extras import import_extra
 from ctrlreward.recipes.text_files import read_lines
 from ctrlreward.samples import Samples
-from ctrlreward.text.separation import separate_words
+from ctrlreward.text.words import separate_words
 
 
 class Bleu(NamedTuple):

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
 from ctrlreward.callbacks.completion import fixed_randomness, generate
 from ctrlreward.extras import import_extra
@@ -33,7 +34,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
-from ctrlreward.recipes.style_transfer import Judges, Sentences
+from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import matching_key
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.transfer import corpus_transfer
@@ -44,6 +45,7 @@ BEST_GM, BEST_ACCURACY, LAST = "best_gm", "best_accuracy", "last"
 _SELECTED_BY = {BEST_GM: "corpus/gm", BEST_ACCURACY: "corpus/accuracy"}
 
 
+@checked_keywords(judges="scoring_models")
 class TransferReport(pl.Callback):
     """Compares the checkpoints of a run by GM, and with baselines, at the end of training.
 
@@ -67,7 +69,7 @@ class TransferReport(pl.Callback):
     Args:
         folder: Folder of the run's `HistoryLogger`.
         sentences: Test sentences. The template of their prompts is not used.
-        judges: Models that compute the scores.
+        scoring_models: Models that compute the scores.
         references: Style → file of its sentences, `source ⇥ reference`; see `read_references`.
             Empty for no BLEU.
         patience: Validations without a better GM after which training would have been stopped.
@@ -84,7 +86,7 @@ class TransferReport(pl.Callback):
         self,
         folder: str,
         sentences: Sentences,
-        judges: Judges,
+        scoring_models: ScoringModels,
         references: dict[str, str] | None = None,
         patience: int = 4,
         name: str = "score",
@@ -94,7 +96,7 @@ class TransferReport(pl.Callback):
         self.folder = Path(folder)
         self.sentences = sentences.prompts()
         self.references = read_references(references) if references else None
-        self.quality = judges.quality()
+        self.quality = scoring_models.quality()
         self.patience = patience
         self.name = name
         self.seed = seed

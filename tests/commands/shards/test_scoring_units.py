@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from ctrlreward import Samples
 from ctrlreward.commands.shards.corpus_scoring import (
     Corpus,
+    check_corpus,
     models_of,
     score_corpus,
-    score_in_chunks,
+    score_in_memory,
     scored_shards,
     scoring_units,
-    survey,
     write_output,
 )
 from ctrlreward.commands.shards.shard_store import ShardStore
-from ctrlreward.commands.shards.workers import InProcess
+from ctrlreward.commands.shards.workers import Shard, in_process
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.scorers import (
     Accuracy,
@@ -40,7 +40,7 @@ from ctrlreward.scorers import (
     Similarity,
     TransferQuality,
 )
-from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.tables.locations import Location
 from ctrlreward.tables.row_streams import RowStream
 from ctrlreward.tables.table_columns import Columns
@@ -194,11 +194,17 @@ def test_grouping_never_adds_models(models: list[frozenset[str]]) -> None:
 # Scoring unit by unit
 
 
+def score_here(components: Mapping[str, Component]) -> dict[str, Scores]:
+    shard = Shard(0, SAMPLES, [f"sample {i}" for i in range(len(SAMPLES))])
+    with in_process() as score_shards:
+        return score_in_memory(components, shard, score_shards)
+
+
 def test_the_models_of_a_unit_die_before_the_next_load() -> None:
     scorers = [Stub("one", "a"), Stub("three", "b"), Stub("one", "c"), Stub("", "d")]
     gc.disable()  # no luck with the time of a collection
     try:
-        scores = score_in_chunks({n: s[n] for s in scorers for n in s.specs}, SAMPLES, 3)
+        scores = score_here({n: s[n] for s in scorers for n in s.specs})
     finally:
         gc.enable()
     assert {name: values.tolist() for name, values in scores.items()} == {
@@ -232,9 +238,9 @@ def test_a_shared_model_is_loaded_once_and_its_requests_are_merged(
     monkeypatch.setattr(CausalLM, "log_probs", counted_call)
     ppl, ctrleval = Perplexity(folder), CTRLEval(folder, aspects=["attribute_relevance"])
     components = {name: s[name] for s in (ppl, ctrleval) for name in s.specs}
-    together = score_in_chunks(components, SAMPLES, 2)
+    together = score_here(components)
     assert loads == [folder]
-    assert len(calls) == 2  # one for each chunk
+    assert len(calls) == 1
     alone = ppl.score(SAMPLES) | ctrleval.score(SAMPLES)
     assert list(together) == list(alone)
     for name, values in alone.items():
@@ -246,21 +252,19 @@ def test_a_run_resumes_with_other_units(tmp_path: Path) -> None:
     SAMPLES.to_jsonl(file)
     rows = RowStream(Location(file))
     components = {name: Stub("one", name)[name] for name in "abc"}
-    corpus = Corpus(rows, Columns(), components, list(next(iter(rows))))
+    corpus = Corpus(rows, Columns(), list(next(iter(rows))))
     shape = TableShape(".jsonl")
-    manifest = survey(corpus, {}, 2, [shape])
+    manifest = check_corpus(corpus, components, {}, 2, [shape])
     store = ShardStore(Location(tmp_path / "out.partial"), "abc")
     store.write(0, {"a": np.zeros(2), "b": np.array([1.0, np.nan])})
     store.write(1, {"a": np.zeros(2)})
-    score_corpus(corpus, manifest, store, InProcess())
+    with in_process() as score_shards:
+        score_corpus(corpus, components, manifest, store, score_shards)
     resumed = ShardStore(Location(tmp_path / "out.partial"), "abc")
     found = [{name: s.tolist() for name, s in resumed.read(i).items()} for i in range(2)]
     assert repr(found[0]) == repr({"a": [0.0, 0.0], "b": [1.0, np.nan], "c": [3.0, 3.0]})
     assert found[1] == {"a": [0.0, 0.0], "b": [3.0, 3.0], "c": [3.0, 3.0]}
     output = Location(tmp_path / "out.jsonl")
-    means = write_output("abc", scored_shards(corpus, manifest, resumed), [output], [shape])
-    assert [(means.scored[name], means.mean(name)) for name in "abc"] == [
-        (4, 0),
-        (3, 7 / 3),
-        (4, 3),
-    ]
+    shards = scored_shards(corpus, manifest, resumed)
+    summary = write_output("abc", shards, [output], [shape])
+    assert [summary[name] for name in "abc"] == [(0.0, 4, 0), (7 / 3, 4, 1), (3.0, 4, 0)]

@@ -14,8 +14,7 @@ from shard_scorers import Length, Raises, Threads
 from warm_python import run_warm
 
 from ctrlreward import Samples
-from ctrlreward.commands.shards.process_workers import ProcessWorkers
-from ctrlreward.commands.shards.workers import InProcess, Shard, Workers
+from ctrlreward.commands.shards.workers import ProcessWorkers, ScoreShards, Shard, in_process
 from ctrlreward.scorers.base import Component, Scorer, Scores
 
 
@@ -27,12 +26,12 @@ def shards(texts: list[str], rows: int = 2) -> Iterator[Shard]:
     for number, first in enumerate(range(0, len(texts), rows)):
         part = texts[first : first + rows]
         places = [f"in.jsonl:{first + i + 1}" for i in range(len(part))]
-        yield Shard(number, Samples(part), range(len(part)), places)
+        yield Shard(number, Samples(part), places)
 
 
-def collect(workers: Workers, scorer: Scorer, given: Iterator[Shard]) -> dict[int, list[Scores]]:
+def collect(score: ScoreShards, scorer: Scorer, given: Iterator[Shard]) -> dict[int, list[Scores]]:
     found: dict[int, list[Scores]] = {}
-    for number, scores in workers.score(components(scorer), given):
+    for number, scores in score(components(scorer), given):
         assert number not in found
         found[number] = list(scores.values())
     return found
@@ -48,13 +47,13 @@ def same(found: dict[int, list[Scores]], expected: dict[int, list[Scores]]) -> N
 
 
 @pytest.fixture
-def two() -> Iterator[ProcessWorkers]:
-    with ProcessWorkers(2, threads=1) as workers:
-        yield workers
+def two() -> Iterator[ScoreShards]:
+    with ProcessWorkers(2, threads=1) as score:
+        yield score
 
 
-def test_processes_score_every_shard_once_and_live_on(two: ProcessWorkers, tmp_path: Path) -> None:
-    with InProcess() as here:
+def test_processes_score_every_shard_once_and_live_on(two: ScoreShards, tmp_path: Path) -> None:
+    with in_process() as here:
         expected = collect(here, Length(), shards(TEXTS))
     same(collect(two, Length(str(tmp_path), seconds=0.05), shards(TEXTS)), expected)
     calls = list(tmp_path.iterdir())
@@ -65,10 +64,10 @@ def test_processes_score_every_shard_once_and_live_on(two: ProcessWorkers, tmp_p
 
 
 def test_a_worker_that_dies_is_replaced(
-    two: ProcessWorkers, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two: ScoreShards, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = [*TEXTS[:7], "kill", *TEXTS[8:]]
-    with InProcess() as here:
+    with in_process() as here:
         expected = collect(here, Length(), shards(texts))
     for i in range(2):
         (tmp_path / f"kill{i}").touch()
@@ -84,18 +83,18 @@ def test_a_worker_that_dies_is_replaced(
 def test_errors_of_scorers_name_the_rows(workers: int) -> None:
     texts = [*TEXTS[:7], "bad", *TEXTS[8:]]
     with (
-        InProcess() if workers == 1 else ProcessWorkers(2, 1) as pool,
+        in_process() if workers == 1 else ProcessWorkers(2, 1) as pool,
         pytest.raises(ValueError, match=r"^in\.jsonl:8: text = 'bad': give a good one$"),
     ):
         collect(pool, Length(), shards(texts))
 
 
-def test_an_error_that_can_not_be_read_in_another_process(two: ProcessWorkers) -> None:
+def test_an_error_that_can_not_be_read_in_another_process(two: ScoreShards) -> None:
     with pytest.raises(RuntimeError, match="TwoParts: soup: cold"):
         collect(two, Raises(), shards(TEXTS))
 
 
-def test_shards_are_taken_as_they_are_needed(two: ProcessWorkers) -> None:
+def test_shards_are_taken_as_they_are_needed(two: ScoreShards) -> None:
     taken = 0
 
     def counted() -> Iterator[Shard]:
@@ -105,13 +104,13 @@ def test_shards_are_taken_as_they_are_needed(two: ProcessWorkers) -> None:
             yield shard
 
     done = 0
-    for _ in two.score(components(Length(seconds=0.01)), counted()):
+    for _ in two(components(Length(seconds=0.01)), counted()):
         done += 1
         assert taken <= done + 3  # two that are scored, and one that waits
     assert done == 10
 
 
-def test_a_scorer_that_cannot_travel_is_named(two: ProcessWorkers) -> None:
+def test_a_scorer_that_cannot_travel_is_named(two: ScoreShards) -> None:
     scorer = Length()
     scorer.specs_of = lambda: None  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=r"Length can't be sent to other processes .* --workers 1"):
@@ -130,8 +129,8 @@ def die(folder: str) -> None:
 
 if __name__ == "__main__":  # which a child imports by another name
     threading.Thread(target=die, args=sys.argv[1:], daemon=True).start()
-    with ProcessWorkers(1, 1) as workers:
-        list(workers.score(components(Length(sys.argv[1], 600)), shards(TEXTS)))
+    with ProcessWorkers(1, 1) as score:
+        list(score(components(Length(sys.argv[1], 600)), shards(TEXTS)))
 """
 
 

@@ -14,8 +14,12 @@ from hypothesis import strategies as st
 
 from ctrlreward import Samples, Scorer, ScoreSpec, Similarity, WordVectors, functional
 from ctrlreward.recipes.style_transfer import Sentences
-from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs, best_rewritings, rewritings
-from ctrlreward.recipes.style_transfer.style_words import word_log_odds
+from ctrlreward.recipes.style_transfer.pseudo_pairs import (
+    PseudoPairs,
+    best_rewritings,
+    rewritings,
+    word_log_odds,
+)
 from ctrlreward.scorers import TransferQuality
 
 THRESHOLDS = (63.0, 20.0, 97.0, -37.0)
@@ -66,7 +70,7 @@ class Length(Scorer):
 
 @dataclass(frozen=True)
 class RuleJudges:
-    """Judges by rules, in place of `Judges`."""
+    """Judges by rules, in place of `ScoringModels`."""
 
     def quality(self) -> TransferQuality:
         return TransferQuality(Style(), Similarity(VECTORS), Length(), THRESHOLDS)

@@ -21,7 +21,7 @@ from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, s
 from ctrlreward.plots.curves import curve
 from ctrlreward.policy import LoRA, PolicyTuner
 from ctrlreward.recipes.style_transfer import (
-    Judges,
+    ScoringModels,
     Sentences,
     Trajectories,
     TransferData,
@@ -86,18 +86,20 @@ def test_training_leaves_out_what_is_held_out(files: dict[str, str], tmp_path: P
 
 
 @pytest.fixture
-def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> Judges:
+def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringModels:
     words = frequent_words(SOUR + SWEET, 1)
     folder = tmp_path / "judge"
     folder.mkdir()
     save_text_cnn(TextCNN(TextCNNConfig(words, ("sour", "sweet"), 8, (2,), 4, 0.0)), folder)
     letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    return Judges(str(folder), "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
+    return ScoringModels(str(folder), "minilm-l6", letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
-def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(judges: Judges) -> None:
+def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(
+    scoring_models: ScoringModels,
+) -> None:
     weights = {"label_probability": 2.0, "similarity": 0.5, "log_likelihood": 0.1, "gm": 0.01}
-    reward = transfer_reward(weights, judges)
+    reward = transfer_reward(weights, scoring_models)
     texts = Samples(["the soup was hot .", "a bus ."], labels=["sweet", "sour"], sources=SOUR[:2])
     batch = reward(texts)
     reward.release()
@@ -112,12 +114,27 @@ def test_the_reward_is_the_weighted_sum_of_gm_and_its_components(judges: Judges)
         assert batch.components["gm"][i] == pytest.approx(expected)
 
 
-def test_callbacks_share_their_models_and_copying_is_compared(files, judges) -> None:
-    watch = held_out_scorer(Sentences(files, TEMPLATE, 2), judges)
-    report = before_after(Sentences(files, TEMPLATE, 3), judges)
-    for name, component in report.scores.items():
-        assert component.scorer is watch.scores[name].scorer
-    assert next(iter(report.scores)) == "gm"
+@pytest.mark.parametrize(
+    ("build", "old", "new"),
+    [
+        (transfer_reward, "judges", "scoring_models"),
+        (held_out_scorer, "judges", "scoring_models"),
+        (before_after, "report_judges", "judges"),
+    ],
+)
+def test_an_old_keyword_names_the_new_one(build, old: str, new: str) -> None:
+    with pytest.raises(
+        TypeError, match=rf"{build.__name__}\(\) has no argument '{old}': use {new}"
+    ):
+        build(**{old: None})
+
+
+def test_callbacks_share_their_models_and_copying_is_compared(files, scoring_models) -> None:
+    watch = held_out_scorer(Sentences(files, TEMPLATE, 2), scoring_models)
+    report = before_after(Sentences(files, TEMPLATE, 3), scoring_models)
+    for name, component in report.components.items():
+        assert component.scorer is watch.components[name].scorer
+    assert next(iter(report.components)) == "gm"
     assert (len(watch.samples), len(report.samples)) == (4, 6)
     copies = report.others["copying"]
     assert copies.texts == copies.sources == report.samples.sources
@@ -212,11 +229,11 @@ sentiment_auc:
 
 
 def test_a_small_run_writes_all_results(
-    judges, tiny_llama, tmp_path: Path, monkeypatch, capsys
+    scoring_models, tiny_llama, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     config = settings(write_data(tmp_path / "data"), tmp_path)
     words = frequent_words(SOUR + SWEET, 1)
-    judge = Path(judges.classifier)
+    judge = Path(scoring_models.classifier)
     save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)
     small = tiny_llama(LETTERS)
     model, data, trainer = (config[key] for key in ("model", "data", "trainer"))
@@ -227,8 +244,8 @@ def test_a_small_run_writes_all_results(
     model["init_args"]["lora"]["adapter"] = str(tmp_path / "adapter")
     jobs = [c["init_args"] for c in trainer["callbacks"] if "style_transfer." in c["class_path"]]
     for arguments in (model["init_args"]["reward"]["init_args"], *jobs):
-        if "judges" in arguments:
-            arguments["judges"] |= {
+        if "scoring_models" in arguments:
+            arguments["scoring_models"] |= {
                 "classifier": str(judge),
                 "language_model": small,
                 "encoder": "minilm-l6",
@@ -237,7 +254,7 @@ def test_a_small_run_writes_all_results(
         if "sentences" in arguments:
             arguments["sentences"]["count"] = 3
     jobs[0]["others"]["independent"]["init_args"]["scorer"]["init_args"]["model"] = str(judge)
-    jobs[-1]["report_judges"] = yaml.safe_load(JUDGES)
+    jobs[-1]["judges"] = yaml.safe_load(JUDGES)
     data["init_args"]["sentences"]["count"] = 4
     data["init_args"] |= {"batch_size": 2, "models": []}
     trainer |= {"max_steps": 2, "val_check_interval": 1, "enable_progress_bar": False}

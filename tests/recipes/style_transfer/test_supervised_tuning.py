@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward import Distinct, Reward
 from ctrlreward.policy import Generation, LoRA, OptimizerConfig, PolicyTuner
-from ctrlreward.recipes.style_transfer import Judges, Sentences
+from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
 from ctrlreward.recipes.style_transfer.supervised_tuning import PairData, SupervisedTuner
 
@@ -33,7 +33,7 @@ def data(tmp_path: Path) -> Callable[[], PairData]:
         )
     )
     sentences = Sentences({"sour": "none", "sweet": "none"}, "{source_style}: {source}\n{style}:")
-    pairs = PseudoPairs(sentences, Judges("none"), str(tmp_path / "pairs.jsonl"))
+    pairs = PseudoPairs(sentences, ScoringModels("none"), str(tmp_path / "pairs.jsonl"))
     return lambda: PairData(pairs, batch_size=4, steps=60, seed=3)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from filelock import FileLock, Timeout
 
-from ctrlreward import displays
+from ctrlreward import progress
 from ctrlreward.recipes.papers.ctc import pair_file
 from ctrlreward.recipes.papers.ctc.pair_file import PairFile, read_pair_file
 from ctrlreward.recipes.papers.ctc.span_filling import Fillings, Template
@@ -89,7 +89,7 @@ def cuts(content: bytes) -> Iterator[int]:
 def test_a_log_shows_how_many_texts_have_pairs(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     with pytest.raises(KeyboardInterrupt):
         build(tmp_path / "pairs.jsonl", filler=FakeFiller(1))
     capsys.readouterr()

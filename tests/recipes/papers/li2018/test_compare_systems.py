@@ -32,8 +32,8 @@ from ctrlreward.recipes.papers.li2018.system_report import (
     validation_trail,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references
-from ctrlreward.recipes.style_transfer import Judges
-from ctrlreward.text.separation import separate_words
+from ctrlreward.recipes.style_transfer import ScoringModels
+from ctrlreward.text.words import separate_words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -68,8 +68,8 @@ class Setting:
     language_model: str
 
     @property
-    def judges(self) -> Judges:
-        return Judges(
+    def scoring_models(self) -> ScoringModels:
+        return ScoringModels(
             self.classifiers[0], self.vectors[0], self.language_model, thresholds=THRESHOLDS
         )
 
@@ -92,7 +92,7 @@ class Setting:
     def compare(self, *systems: str, **options: Any) -> dict[str, Any]:
         """Compare systems, and return the content of systems.json."""
         compare_systems(
-            self.judges,
+            self.scoring_models,
             Accuracy(self.classifiers[1]),
             self.references,
             str(self.folder / "out"),
@@ -160,7 +160,7 @@ def test_figures_are_those_of_the_judges_one_text_at_a_time(setting: Setting) ->
         "mine": mine,
     }
     assert list(found["systems"]) == list(texts)
-    quality, second = setting.judges.quality(), Accuracy(setting.classifiers[1])
+    quality, second = setting.scoring_models.quality(), Accuracy(setting.classifiers[1])
     raw = Similarity(setting.vectors[1])
     for name, outputs in texts.items():
         rows = []
@@ -256,7 +256,7 @@ def test_rated_systems_have_the_sentences_that_they_have(setting: Setting) -> No
         "retrieval": 3,
         "rules": 3,
     }
-    quality = setting.judges.quality()
+    quality = setting.scoring_models.quality()
     expected = quality.corpus(
         Samples(
             ["the tea was so cold ."] * 3,
@@ -403,7 +403,7 @@ def test_a_command_line_writes_four_files(
     config.write_text(
         json.dumps(
             {
-                "judges": {
+                "scoring_models": {
                     "classifier": setting.classifiers[0],
                     "encoder": setting.classifiers[0] + ".vectors",
                     "language_model": setting.language_model,

@@ -111,7 +111,7 @@ def test_two_styles_are_required(folder: Path) -> None:
 def test_judges_are_trained_first(folder: Path) -> None:
     trained = []
     judge: Any = SimpleNamespace(train_if_absent=lambda: trained.append(1))
-    sentences_of(folder, judges=[judge, judge]).prepare_data()
+    sentences_of(folder, models=[judge, judge]).prepare_data()
     assert trained == [1, 1]
 
 

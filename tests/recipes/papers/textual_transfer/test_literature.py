@@ -137,13 +137,13 @@ def test_configurations_agree() -> None:
     selection, report = (options for options in callbacks if "sentences" in options)
     assert list(selection["sentences"]["files"].values()) == dev
     assert list(report["sentences"]["files"].values()) == test
-    encoder = report["judges"]["encoder"]["init_args"]
+    encoder = report["scoring_models"]["encoder"]["init_args"]
     assert encoder == {"corpus": list(files.values()), "exclude": data["exclude"]}
-    models = [configuration(Path(judge["config"]).stem) for judge in data["judges"]]
+    models = [configuration(Path(judge["config"]).stem) for judge in data["models"]]
     roots = [model["trainer"]["default_root_dir"] for model in models]
     folders = [model["model"]["init_args"]["folder"] for model in models]
     assert folders == ["${trainer.default_root_dir}/model"] * 2
-    assert [f"{root}/model" for root in roots] == [judge["folder"] for judge in data["judges"]]
+    assert [f"{root}/model" for root in roots] == [judge["folder"] for judge in data["models"]]
     classifier, language_model = (model["data"]["init_args"] for model in models)
     assert (classifier["train"], classifier["exclude"]) == (files, dev)
     assert list(classifier["test"].values()) == test

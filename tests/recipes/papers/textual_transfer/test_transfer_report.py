@@ -22,7 +22,7 @@ from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, s
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import best_constants
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
 from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport, replay_stop
-from ctrlreward.recipes.style_transfer import Judges, Sentences
+from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -49,7 +49,7 @@ def references(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> Judges:
+def scoring_models(tiny_llama: Callable[[str], str], tmp_path: Path) -> ScoringModels:
     words = frequent_words([text for side in SENTENCES.values() for text in side], 1)
     torch.manual_seed(0)
     folder = tmp_path / "judge"
@@ -58,7 +58,7 @@ def judges(tiny_llama: Callable[[str], str], tmp_path: Path) -> Judges:
     random = np.random.default_rng(0)
     vectors = WordVectors({word: random.normal(size=4).tolist() for word in words})
     letters = tiny_llama(" abcdefghijklmnopqrstuvwxyz.")
-    return Judges(str(folder), vectors, letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
+    return ScoringModels(str(folder), vectors, letters, thresholds=(-8.0, -100.0, 1e6, -1e6))
 
 
 class Restyler(BoringModel):
@@ -111,12 +111,12 @@ def rows(file: Path) -> list[dict[str, Any]]:
 
 
 def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
-    files: dict[str, str], references: dict[str, str], judges: Judges, tmp_path: Path
+    files: dict[str, str], references: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
 ) -> None:
     run = tmp_path / "m2"
-    report = TransferReport(str(run), Sentences(files, count=5), judges, references)
+    report = TransferReport(str(run), Sentences(files, count=5), scoring_models, references)
     seen = Sentences(files, count=2, seed=3).prompts()
-    content = {"content": Similarity(judges.encoder)}
+    content = {"content": Similarity(scoring_models.encoder)}
     module = fit(run, report, GenerationScorer(content, seen, name="watch"))
 
     assert int(module.epoch) == 2  # the module has its last weights again
@@ -142,7 +142,7 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
         "best_accuracy": 2,
         "last": 6,
     }
-    quality = judges.quality()
+    quality = scoring_models.quality()
     for name, figures in test["systems"].items():
         samples = Samples(
             [line["outputs"][name] for line in lines],
@@ -179,20 +179,22 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
         for source, reference in pairs
     ]
     (tmp_path / "m0").mkdir()
-    plain = TransferReport(str(tmp_path / "m0"), Sentences(files, count=2), judges)
+    plain = TransferReport(str(tmp_path / "m0"), Sentences(files, count=2), scoring_models)
     fit(tmp_path / "m0", plain)
     assert not (tmp_path / "m0" / "translations.jsonl").exists()
 
 
 def test_what_is_missing_is_said_before_training(
-    files: dict[str, str], judges: Judges, tmp_path: Path
+    files: dict[str, str], scoring_models: ScoringModels, tmp_path: Path
 ) -> None:
     sentences = Sentences(files, count=2)
-    everything = GenerationScorer({"c": Similarity(judges.encoder)}, sentences.prompts(), name="w")
-    report = TransferReport(str(tmp_path / "run"), sentences, judges)
+    everything = GenerationScorer(
+        {"c": Similarity(scoring_models.encoder)}, sentences.prompts(), name="w"
+    )
+    report = TransferReport(str(tmp_path / "run"), sentences, scoring_models)
     with pytest.raises(MisconfigurationException, match="selection sees all of its sentences"):
         fit(tmp_path / "run", report, everything)
-    other = TransferReport(str(tmp_path / "run"), sentences, judges, name="dev")
+    other = TransferReport(str(tmp_path / "run"), sentences, scoring_models, name="dev")
     with pytest.raises(MisconfigurationException, match=r"by dev/corpus/gm, which none keeps"):
         fit(tmp_path / "run", other)
     trainer = pl.Trainer(
@@ -213,8 +215,8 @@ def test_what_is_missing_is_said_before_training(
 # Constant sentences
 
 
-def test_the_best_constant_beats_all_others_by_gm(judges: Judges) -> None:
-    quality = judges.quality()
+def test_the_best_constant_beats_all_others_by_gm(scoring_models: ScoringModels) -> None:
+    quality = scoring_models.quality()
     chosen = best_constants(quality, SENTENCES, seed=0)
     for style, other in (("sour", "sweet"), ("sweet", "sour")):
         gm = {}

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassificatio
 
 from ctrlreward import Accuracy
 from ctrlreward.commands.training_job import build
-from ctrlreward.recipes.judges.sequence_classifier import SequenceClassifierTrainer
-from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceData
+from ctrlreward.recipes.scoring_models.sequence_classifier import SequenceClassifierTrainer
+from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "classifier_yelp.yaml"
 THINGS = ("food", "soup", "staff", "table", "dog", "lake", "bread", "waiter", "menu", "room")
@@ -67,7 +67,7 @@ class Watched(SequenceClassifierTrainer):
         self.longest = 0
 
     def training_step(self, batch: list[Sentence], batch_idx: int) -> torch.Tensor:
-        assert all(part.training for part in self.model.modules())  # else dropout is off
+        assert all(part.training for part in self.network.modules())  # else dropout is off
         return super().training_step(batch, batch_idx)
 
     def _logits(self, rows: Any) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_training_writes_the_best_epochs_folder(
     best = torch.load(cli.trainer.checkpoint_callback.best_model_path, weights_only=True)
     loaded = BertForSequenceClassification.from_pretrained(folder).state_dict()
     for name, weight in loaded.items():
-        assert torch.equal(weight, best["state_dict"][f"model.{name}"])
+        assert torch.equal(weight, best["state_dict"][f"network.{name}"])
 
     scorer = Accuracy(str(folder))
     assert scorer.labels == ("positive", "negative")  # in the order of the data
@@ -223,7 +223,7 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
             fitted(files, folder, encoder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"model"}
-    weights = fitted(files, folder, encoder, learning_rate=0.01).model.state_dict()
+    weights = fitted(files, folder, encoder, learning_rate=0.01).network.state_dict()
     loaded = BertForSequenceClassification.from_pretrained(folder).state_dict()
     assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items())
 

@@ -13,7 +13,7 @@ import yaml
 
 from ctrlreward.cli import main
 from ctrlreward.models.word_vectors import WordVectors
-from ctrlreward.recipes.judges.word_vectors import sentence_vectors
+from ctrlreward.recipes.scoring_models.word_vectors import sentence_vectors
 from ctrlreward.scorers import Similarity
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,7 +59,7 @@ def test_wrong_files(files: None) -> None:
         sentence_vectors(["corpus"], vectors="centred")
 
 
-FUNCTION = "ctrlreward.recipes.judges.word_vectors.sentence_vectors"
+FUNCTION = "ctrlreward.recipes.scoring_models.word_vectors.sentence_vectors"
 OPTIONS = {"corpus": ["corpus"], "vectors": "vectors"}
 
 

@@ -1,4 +1,4 @@
-"""Scores of samples in memory, chunk by chunk."""
+"""Progress of scoring in memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from ctrlreward import Samples, displays
-from ctrlreward.commands.shards.corpus_scoring import score_in_chunks
+from ctrlreward import Samples, progress
+from ctrlreward.commands.shards.corpus_scoring import score_in_memory
+from ctrlreward.commands.shards.workers import Shard, in_process
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 
 NAN = float("nan")
@@ -32,16 +33,17 @@ class Length(Scorer):
 def test_progress_shows_the_texts_of_each_scorer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(displays, "SECONDS_PER_LINE", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_PER_LINE", 0.0)
     scorers = [Length(), Length()]
-    samples = Samples(["a", "bb", "", "dddd", "eeeee"])
+    shard = Shard(0, Samples(["a", "bb", "", "dddd", "eeeee"]), [str(i) for i in range(5)])
     both = {"length": scorers[0]["length"], "second": scorers[1]["length"]}
-    for values in score_in_chunks(both, samples, 2).values():
-        np.testing.assert_array_equal(values, [1, 2, NAN, 4, 5])
-    assert [scorer.calls for scorer in scorers] == [[2, 2, 1], [2, 2, 1]]
+    with in_process() as score_shards:
+        for values in score_in_memory(both, shard, score_shards).values():
+            np.testing.assert_array_equal(values, [1, 2, NAN, 4, 5])
+    assert [scorer.calls for scorer in scorers] == [[5], [5]]
     printed = capsys.readouterr()
     said = [line.split(" ", 1)[1] for line in printed.err.splitlines()]
-    expected = [f"Length ({k} of 2): {n} of 5" for k in (1, 2) for n in (0, 2, 4, 5, 5)]
+    expected = [f"Length ({k} of 2): {n} of 5" for k in (1, 2) for n in (0, 5, 5)]
     assert [line.partition(" texts")[0] for line in said] == expected
     assert said[0].endswith("5 texts, time left unknown")
     assert printed.out == ""

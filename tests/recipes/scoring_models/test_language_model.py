@@ -17,7 +17,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctrlreward.commands.training_job import build
-from ctrlreward.recipes.judges.language_model import (
+from ctrlreward.recipes.scoring_models.language_model import (
     END,
     UNKNOWN,
     Corpus,
@@ -310,7 +310,7 @@ def test_a_folder_that_holds_something_else_is_refused(
     folder = tmp_path / "model"
     folder.mkdir()
     written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(ValueError, match=r"model' exists and holds no model: it would be replaced"):
+    with pytest.raises(ValueError, match=r"model' holds thesis\.txt, which does not belong to a"):
         trained(files, folder)
     assert (folder / "thesis.txt").is_file()
 

@@ -5,24 +5,19 @@
 
 from __future__ import annotations
 
-import json
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from ctrlreward.engine.batching import pad_rows
-from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models.text_cnn import (
     PADDING,
     TextCNN,
@@ -31,10 +26,8 @@ from ctrlreward.models.text_cnn import (
     frequent_words,
     save_text_cnn,
 )
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
-
-# Content of a finished folder.
-_FILES = ("config.json", "model.safetensors", "evaluation.json")
 
 
 class Sentence(NamedTuple):
@@ -84,13 +77,9 @@ class SentenceData(pl.LightningDataModule):
                 f"train has the labels {', '.join(train)} and test {', '.join(test)}: "
                 "give files of the same labels"
             )
-        if not 0 < validation_share < 1:
-            raise ValueError(
-                f"validation_share = {validation_share}: give a share above 0 and below 1"
-            )
         self.files = {"train": train, "test": test}
         self.exclude = exclude
-        self.validation_share = validation_share
+        self.validation_share = check_share(validation_share)
         self.batch_size = batch_size
         self.seed = seed
         self.labels = tuple(train)
@@ -104,14 +93,8 @@ class SentenceData(pl.LightningDataModule):
         distinct = dict.fromkeys(self._read(self.files["train"]))
         kept = [sentence for sentence in distinct if sentence.text not in held_out]
         texts = list(dict.fromkeys(sentence.text for sentence in kept))
-        if len(texts) < 2:
-            raise ValueError(
-                f"{', '.join(self.files['train'].values())} hold {len(texts)} sentences that are "
-                "not held out: give two or more, for training and for validation"
-            )
-        random.Random(self.seed).shuffle(texts)
-        count = round(self.validation_share * len(texts))
-        validation = set(texts[: min(max(1, count), len(texts) - 1)])
+        files = list(self.files["train"].values())
+        validation = set(split_off(texts, self.validation_share, self.seed, files)[1])
         self.sentences["validation"] = [s for s in kept if s.text in validation]
         self.sentences["train"] = [s for s in kept if s.text not in validation]
 
@@ -140,7 +123,7 @@ class SentenceData(pl.LightningDataModule):
             yield from (Sentence(text, label) for text in texts)
 
 
-class SentenceClassifierTrainer(pl.LightningModule):
+class SentenceClassifierTrainer(ModelTrainer[SentenceData]):
     """Steps of a classifier on `SentenceData`; a subclass has the network and writes its folder."""
 
     def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
@@ -155,20 +138,9 @@ class SentenceClassifierTrainer(pl.LightningModule):
         values = {"val_loss": loss, "val_accuracy": hits.float().mean()}
         self.log_dict(values, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
-    @property
-    def _data(self) -> SentenceData:
-        data: SentenceData = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data
-
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly."""
         raise NotImplementedError
-
-    def _load_best(self) -> None:
-        checkpoint = self.trainer.checkpoint_callback
-        if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
-            best = torch.load(checkpoint.best_model_path, weights_only=True)
-            self.load_state_dict(best["state_dict"])
 
 
 class TextCNNTrainer(SentenceClassifierTrainer):
@@ -202,8 +174,7 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         dropout: float = 0.5,
         learning_rate: float = 2e-3,
     ) -> None:
-        super().__init__()
-        self.folder = Path(folder).expanduser()
+        super().__init__(folder)
         self.min_count = min_count
         self.embedding_size = embedding_size
         self.widths = tuple(widths)
@@ -214,8 +185,8 @@ class TextCNNTrainer(SentenceClassifierTrainer):
     def setup(self, stage: str) -> None:
         """Build the network for the vocabulary and the labels of the data."""
         if stage == "fit":
-            _check_replaceable(self.folder)
-        data = self._data
+            self.check_replaceable()
+        data = self.data
         words = frequent_words((s.text for s in data.sentences["train"]), self.min_count)
         self.model = TextCNN(
             TextCNNConfig(
@@ -230,21 +201,14 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
 
-    def on_fit_end(self) -> None:
-        """Write the best epoch's model, load it as `Accuracy` does, and test it."""
-        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial or not self.trainer.is_global_zero:
-            return
-        self._load_best()
-        test = self._data.sentences["test"]
-        with whole_folder(self.folder) as folder:
-            save_text_cnn(self.model, folder)
-            classifier = TextCNNClassifier(str(folder))
-            predicted = classifier.probabilities([s.text for s in test]).argmax(axis=1)
-            accuracy = float(np.mean(predicted == [s.label for s in test]))
-            report = json.dumps({"test_accuracy": accuracy, "test_sentences": len(test)})
-            write_whole(folder / "evaluation.json", report)
-        rank_zero_info(f"{self.folder}: accuracy {accuracy:.4f} on {len(test)} test sentences")
+    def write_model(self, folder: Path) -> dict[str, Any]:
+        """Write the model, load it as `Accuracy` does, and test it."""
+        save_text_cnn(self.model, folder)
+        test = self.data.sentences["test"]
+        classifier = TextCNNClassifier(str(folder))
+        predicted = classifier.probabilities([s.text for s in test]).argmax(axis=1)
+        accuracy = float(np.mean(predicted == [s.label for s in test]))
+        return {"test_accuracy": accuracy, "test_sentences": len(test)}
 
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly."""
@@ -252,13 +216,3 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         logits = self.model(*pad_rows(rows, PADDING, self.device))
         labels = torch.tensor([sentence.label for sentence in batch], device=self.device)
         return cross_entropy(logits, labels), logits.argmax(dim=1) == labels
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise if the folder holds files other than those of a model, which would be lost."""
-    others = sorted({path.name for path in folder.glob("*")} - set(_FILES))
-    if others:
-        raise ValueError(
-            f"folder = {str(folder)!r} holds {others[0]}, which does not belong to a TextCNN and "
-            "would be deleted: give a folder for the model alone"
-        )

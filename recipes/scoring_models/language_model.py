@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +13,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
@@ -24,8 +20,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import PhiConfig, PhiForCausalLM, PreTrainedTokenizerFast
 
-from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models.control_tokens import mark, text_reader
+from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
 from ctrlreward.recipes.training_batches import EpochOrder, ResumableLoader
 from ctrlreward.scorers import Perplexity
@@ -68,12 +64,8 @@ class Corpus(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not 0 < validation_share < 1:
-            raise ValueError(
-                f"validation_share = {validation_share}: give a share above 0 and below 1"
-            )
         self.train, self.test, self.exclude = train, test, exclude
-        self.validation_share = validation_share
+        self.validation_share = check_share(validation_share)
         self.batch_size = batch_size
         self.seed = seed
         self.sentences: dict[str, list[str]] = {}
@@ -83,15 +75,9 @@ class Corpus(pl.LightningDataModule):
         held_out = read_held_out([*self.test, *self.exclude])
         distinct = dict.fromkeys(map(matching_key, read_lines(self.train)))
         texts = [text for text in distinct if text and text not in held_out]
-        if len(texts) < 2:
-            raise ValueError(
-                f"{', '.join(self.train)} hold {len(texts)} sentences that are not held out: "
-                "give two or more, for training and for validation"
-            )
-        random.Random(self.seed).shuffle(texts)
-        count = min(max(1, round(self.validation_share * len(texts))), len(texts) - 1)
+        train, validation = split_off(texts, self.validation_share, self.seed, self.train)
         test = [text for text in map(matching_key, read_lines(self.test)) if text]
-        self.sentences = {"train": texts[count:], "validation": texts[:count], "test": test}
+        self.sentences = {"train": train, "validation": validation, "test": test}
 
     def train_dataloader(self) -> DataLoader[list[str]]:
         """Return the training batches, in a new order each epoch."""
@@ -136,7 +122,7 @@ def count_words(texts: Sequence[str]) -> Counter[str]:
 _IGNORED = -100  # of `cross_entropy`
 
 
-class LanguageModelTrainer(pl.LightningModule):
+class LanguageModelTrainer(ModelTrainer[Corpus]):
     """Trainer of a word-level language model on a `Corpus`, which writes the best epoch's model.
 
     The language model of X0 ∪ X1 of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, whose
@@ -201,10 +187,9 @@ class LanguageModelTrainer(pl.LightningModule):
         max_words: int = 512,
         share_unknown: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(folder)
         if width % (4 * heads):
             raise ValueError(f"width = {width}: give a multiple of 4 * heads = {4 * heads}")
-        self.folder = Path(folder).expanduser()
         self.min_count = min_count
         self.width, self.layers, self.heads = width, layers, heads
         self.dropout = dropout
@@ -216,35 +201,24 @@ class LanguageModelTrainer(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Build the tokenizer and the network for the words of the data."""
         if stage == "fit":
-            _check_replaceable(self.folder)
-        counts = count_words(self._data.sentences["train"])
+            self.check_replaceable()
+        counts = count_words(self.data.sentences["train"])
         words = [word for word, count in counts.most_common() if count >= self.min_count]
         self.rare_words = len(counts) - len(words)
         self.tokenizer = word_tokenizer(words)
         self.model = self._network()
         rare = counts.total() - sum(counts[word] for word in words)
-        frequencies = [len(self._data.sentences["train"]), rare, *(counts[word] for word in words)]
+        frequencies = [len(self.data.sentences["train"]), rare, *(counts[word] for word in words)]
         bias = torch.tensor(frequencies, dtype=torch.float).clamp(min=1).log()
         self.model.lm_head.bias.data = bias - bias.logsumexp(0)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""
-        weights = list(self.parameters())
-        groups = [
-            {"params": [w for w in weights if w.ndim > 1], "weight_decay": self.weight_decay},
-            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, self.learning_rate, fused=True)
-        steps = int(self.trainer.estimated_stepping_batches)
-        warmup = max(1, steps // 20)
-        decay = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda k: min((k + 1) / warmup, (steps - k) / max(1, steps - warmup))
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+        return self.warmed_adamw(self.learning_rate, self.weight_decay, 1 / 20)
 
     def on_train_batch_start(self, batch: list[str], batch_idx: int) -> None:
         """Seed dropout by the step, so that a resumed run repeats an uninterrupted one."""
-        torch.manual_seed(self._data.seed + self.trainer.global_step)
+        torch.manual_seed(self.data.seed + self.trainer.global_step)
 
     def on_validation_epoch_start(self) -> None:
         """Start the sums of `val_loss`."""
@@ -267,35 +241,22 @@ class LanguageModelTrainer(pl.LightningModule):
         loss = self.total / self.count
         self.log_dict({"val_loss": loss, "val_perplexity": math.exp(min(loss, 80))}, prog_bar=True)
 
-    def on_fit_end(self) -> None:
-        """Write the best epoch's model, load it as `Perplexity` does, and evaluate it."""
-        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial or not self.trainer.is_global_zero:
-            return
-        self._load_best()
+    def write_model(self, folder: Path) -> dict[str, Any]:
+        """Write the model, load it as `Perplexity` does, and evaluate it."""
         if self.share_unknown:
             # In training, <unk> stands for any of them.
             unknown = self.tokenizer.unk_token_id
             self.model.lm_head.bias.data[unknown] -= math.log(max(1, self.rare_words))
-        with whole_folder(self.folder) as folder:
-            self.model.float().save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-            report: dict[str, Any] = {
-                "known_words": len(self.tokenizer) - 2,
-                "rare_words": self.rare_words,
-            }
-            scorer = Perplexity(str(folder), max_tokens=None)
-            for split in ("validation", "test"):
-                if texts := self._data.sentences[split]:
-                    report[split] = evaluate(scorer, texts)
-            scorer.release()
-            write_whole(folder / "evaluation.json", json.dumps(report, indent=1))
-        rank_zero_info(f"{self.folder}: {json.dumps(report)}")
-
-    @property
-    def _data(self) -> Corpus:
-        data: Corpus = self.trainer.datamodule  # type: ignore[attr-defined]
-        return data
+        self.model.float().save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        known = len(self.tokenizer) - 2
+        report: dict[str, Any] = {"known_words": known, "rare_words": self.rare_words}
+        scorer = Perplexity(str(folder), max_tokens=None)
+        for split in ("validation", "test"):
+            if texts := self.data.sentences[split]:
+                report[split] = evaluate(scorer, texts)
+        scorer.release()
+        return report
 
     def _network(self) -> PhiForCausalLM:
         end = self.tokenizer.eos_token_id
@@ -328,12 +289,6 @@ class LanguageModelTrainer(pl.LightningModule):
         loss = cross_entropy(logits.flatten(0, 1), targets, ignore_index=_IGNORED)
         return loss, sum(len(row) - 1 for row in rows)
 
-    def _load_best(self) -> None:
-        checkpoint = self.trainer.checkpoint_callback
-        if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
-            best = torch.load(checkpoint.best_model_path, weights_only=True)
-            self.load_state_dict(best["state_dict"])
-
 
 def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:
     """Return the perplexity of texts as one corpus and their share of unknown words.
@@ -356,13 +311,3 @@ def evaluate(scorer: Perplexity, texts: Sequence[str]) -> dict[str, float]:
         "perplexity_with_ends": scorer.corpus([text + end for text in texts])["perplexity"],
         "unknown_words": ids.count(tokenizer.unk_token_id) / len(ids),
     }
-
-
-def _check_replaceable(folder: Path) -> None:
-    """Raise if the folder holds something other than a model, which would be lost."""
-    occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
-    if occupied and not (folder / "config.json").is_file():
-        raise ValueError(
-            f"folder = {str(folder)!r} exists and holds no model: it would be replaced, so give an "
-            "empty or a new folder"
-        )

@@ -10,7 +10,7 @@ from pytorch_lightning import Trainer
 
 from ctrlreward.commands.training_job import build
 from ctrlreward.models.text_cnn import TextCNNClassifier
-from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceData, TextCNNTrainer
+from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceData, TextCNNTrainer
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "style_transfer" / "text_cnn_yelp.yaml"
 GOOD = [f"the {thing} was {word} ." for thing in ("food", "soup", "staff") for word in

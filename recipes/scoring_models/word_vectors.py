@@ -11,7 +11,7 @@ from ctrlreward.engine.sharing import shared_model
 from ctrlreward.functional.frequency import inverse_document_frequency
 from ctrlreward.models.word_vectors import WordVectors
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
-from ctrlreward.text.separation import split_words_and_marks
+from ctrlreward.text.words import split_words_and_marks
 
 
 def sentence_vectors(

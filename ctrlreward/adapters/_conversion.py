@@ -19,10 +19,6 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     Raises:
         TypeError: It is not a mapping.
         ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
-
-    Examples:
-        >>> check_columns({"label": "sentiment"})  # or "labels"
-        {'labels': 'sentiment'}
     """
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
@@ -47,20 +43,11 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_pointwise(reward: AnyReward, caller: str) -> None:
-    """Raise if a component needs several samples at once, for trainers that pass one at a time.
+    """Raise a ValueError if a component depends on several samples, for trainers that pass one.
 
     Args:
         reward: The reward to check.
         caller: Name of the reward function, for the message.
-
-    Raises:
-        ValueError: A component's score depends on several samples.
-
-    Examples:
-        >>> from ctrlreward import Distinct, Reward
-        >>> check_pointwise(Reward({"variety": Distinct()["distinct_2"]}), "reward_func")
-        Traceback (most recent call last):
-        ValueError: variety is computed over several samples at once, but reward_func gets one ...
     """
     for name, component in reward.components.items():
         if not component.scorer.pointwise:
@@ -72,21 +59,12 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 
 
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
-    """Raise if a result could not be represented, for trainers in which every sample has a reward.
+    """Raise a ValueError if a sample's result could not be represented as the trainer needs it.
 
     Args:
-        reward: The reward to check.
-        failed_score: Score of a failed sample, as the user sets it.
+        reward: The reward to check; none of its components may have the name of a key.
+        failed_score: Score of a failed sample, as the user sets it; must be finite.
         keys: Keys of each result besides the components.
-
-    Raises:
-        ValueError: The score is not finite, or a component has the name of one of the keys.
-
-    Examples:
-        >>> from ctrlreward import Reward, Similarity
-        >>> check_failed_score(Reward({"similarity": Similarity()}), float("nan"), keys=["failed"])
-        Traceback (most recent call last):
-        ValueError: failed_score = nan: give a finite number; ...
     """
     if not math.isfinite(failed_score):
         raise ValueError(
@@ -121,12 +99,6 @@ def build_samples(
     Raises:
         ValueError: A name is not in the table.
         TypeError: An item is not a string.
-
-    Examples:
-        >>> columns = {"labels": "tone", "prefixes": "prompt"}
-        >>> samples = build_samples([" good."], ["The food was"], {"tone": ["glad"]}, columns)
-        >>> samples.texts, samples.labels
-        (('The food was good.',), ('glad',))
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
     for name, source in columns.items():
@@ -155,11 +127,6 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
 
     Raises:
         TypeError: A message is not a mapping.
-
-    Examples:
-        >>> chat = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "So."}]
-        >>> plain_text(chat, role="assistant")
-        'So.'
     """
     if isinstance(chat, str):
         return chat
@@ -169,20 +136,18 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
                 f"a message = {shortened(message)} is a {type(message).__name__}: give a text, or "
                 "a list of messages with role and content"
             )
-    contents = [_content(message) for message in chat if role is None or message["role"] == role]
-    return "\n".join(content for content in contents if content)
+    contents = []
+    for message in chat:
+        if role is None or message["role"] == role:
+            content = message.get("content") or ""
+            if not isinstance(content, str):
+                content = "".join(part["text"] for part in content if part.get("type") == "text")
+            contents.append(content)
+    return "\n".join(filter(None, contents))
 
 
 def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
-    """Return what follows the prompt in each query.
-
-    Raises:
-        ValueError: A query does not start with its prompt.
-
-    Examples:
-        >>> completions_of(["Reword: broth<eos>"], ["Reword: "])
-        ['broth<eos>']
-    """
+    """Return what follows the prompt in each query; raise a ValueError if one lacks its prompt."""
     for i, (query, prompt) in enumerate(zip(queries, prompts, strict=True)):
         if not query.startswith(prompt):
             raise ValueError(
@@ -193,19 +158,7 @@ def completions_of(queries: Sequence[str], prompts: Sequence[str]) -> list[str]:
 
 
 def without(tokens: Sequence[str], text: str) -> str:
-    """Return a text from which special tokens are removed.
-
-    Examples:
-        >>> without(["<eos>"], "broth<eos>")
-        'broth'
-    """
+    """Return a text from which special tokens are removed."""
     for token in tokens:
         text = text.replace(token, "")
     return text
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] for part in content if part.get("type") == "text")

@@ -11,7 +11,7 @@ from pytorch_lightning.loggers import CSVLogger
 from wandb_runs import wait_for_files
 
 from ctrlreward.callbacks import HistoryLogger
-from ctrlreward.tables.runs import read_run, read_wandb_history
+from ctrlreward.tables.run_results import read_run, read_wandb_history
 
 NAN = pytest.approx(math.nan, nan_ok=True)
 

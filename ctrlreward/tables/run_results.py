@@ -1,8 +1,12 @@
-"""Results of a run, read from a table of results or from the folder of a logger."""
+"""Results of a run, read from a table of results or from the folder of a logger.
+
+A table is long (one value per row) or wide (one system per row).
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +17,9 @@ from typing import Any, TypeAlias
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.reproducibility import Table
-from ctrlreward.tables.csv_results import (
-    SINGLE_SYSTEM,
-    parse_number,
-    read_selected_rows,
-    split_selection,
-    to_studies,
-)
-from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_json
+from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv, parse_json
+
+SINGLE_SYSTEM = "run"  # name of the system where the results name none
 
 _BLOCK = 32 * 1024
 _FILE_HEADER = 7
@@ -29,17 +28,9 @@ _WHOLE, _LAST = 1, 4  # kinds of pieces that end a record
 
 
 def read_wandb_history(path: Path) -> list[dict[str, Any]]:
-    """Read the logged values of a run, without tables and images.
+    """Read the logged values of a run, without tables and images: a dictionary per logging call.
 
-    Args:
-        path: `run-….wandb` in a folder `offline-run-…`.
-
-    Returns:
-        One dictionary per logging call; `_step` counts the calls.
-
-    Raises:
-        ValueError: It is not a W&B file.
-        ImportError: wandb is not installed.
+    The file is `run-….wandb` in a folder `offline-run-…`; `_step` counts the calls.
     """
     messages = import_extra("wandb.proto.wandb_internal_pb2", str(path))
     rows = []
@@ -47,14 +38,10 @@ def read_wandb_history(path: Path) -> list[dict[str, Any]]:
         items = messages.Record.FromString(record).history.item
         if items:
             values = {tuple(i.nested_key) or (i.key,): json.loads(i.value_json) for i in items}
-            rows.append(_without_media(values))
+            # Tables and images are several items under one key, one of them named `_type`.
+            media = {key[:-1] for key in values if len(key) > 1 and key[-1] == "_type"}
+            rows.append({"/".join(k): v for k, v in values.items() if k[:-1] not in media})
     return rows
-
-
-def _without_media(items: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Drop tables and images, each of which is several items under one key, one named `_type`."""
-    media = {key[:-1] for key in items if len(key) > 1 and key[-1] == "_type"}
-    return {"/".join(key): value for key, value in items.items() if key[:-1] not in media}
 
 
 def _records(path: Path) -> Iterator[bytes]:
@@ -90,6 +77,9 @@ LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
 _STEPS = ("trainer/global_step", "step", "_step")
 _BOOKKEEPING = {*_STEPS, "epoch"}
 _SCORED_STEP = "/scored_step"
+
+_SELECTION = re.compile(r"(?P<file>.+\.csv):(?P<cells>[^/\\=]+=[^=]*(?:,[^/\\=]+=[^=]*)*)")
+_STUDY = "study"
 
 
 @dataclass(frozen=True)
@@ -128,7 +118,7 @@ def read_run(
         ValueError: The content is malformed; names the file, and the line if there is one.
         ImportError: It is a W&B folder, and wandb is not installed.
     """
-    path, selection = split_selection(name)
+    path, selection = _split_selection(name)
     if path.is_dir():
         return _read_folder(name, path)
     if not path.is_file():
@@ -139,10 +129,10 @@ def read_run(
         raise ValueError(
             f"{name} ends in {path.suffix!r}: give a .csv or .json file, or a logger's folder"
         )
-    header, rows = read_selected_rows(path, selection)
+    header, rows = _read_selected_rows(path, selection)
     if "step" in header and not set(header) & {"value", *system_columns}:
         return _logged_run(name, _csv_history(path, rows))
-    return Run(name, to_studies(path, header, rows, system_columns, metric_columns))
+    return Run(name, _to_studies(path, header, rows, system_columns, metric_columns))
 
 
 def _read_folder(name: str, folder: Path) -> Run:
@@ -151,7 +141,7 @@ def _read_folder(name: str, folder: Path) -> Run:
         run = _logged_run(name, [_history_row(row, folder / "metrics.jsonl") for row in history])
         return _with_report(run, folder / "summary.json")
     if (folder / "metrics.csv").is_file():
-        _, rows = read_selected_rows(folder / "metrics.csv", {})
+        _, rows = _read_selected_rows(folder / "metrics.csv", {})
         return _logged_run(name, _csv_history(folder / "metrics.csv", rows))
     for file in sorted(folder.glob("*.wandb")):
         return _logged_run(name, [_history_row(row, file) for row in read_wandb_history(file)])
@@ -194,11 +184,11 @@ def _csv_history(path: Path, rows: Sequence[CsvRow]) -> list[LoggedStep]:
     history: list[LoggedStep] = []
     for line, cells in rows:
         metrics = {
-            metric: parse_number(path, line, metric, text)
+            metric: _parse_number(path, line, metric, text)
             for metric, text in cells.items()
             if text and metric not in _BOOKKEEPING
         }
-        step = parse_number(path, line, "step", cells.get("step", ""))
+        step = _parse_number(path, line, "step", cells.get("step", ""))
         if not isfinite(step):
             raise ValueError(
                 f"{path}:{line} has no step: give one in each row, in a column named step"
@@ -261,3 +251,95 @@ def _read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}: give a JSON object")
     return content
+
+
+def _split_selection(name: str) -> tuple[Path, dict[str, str]]:
+    """Split `FILE.csv:column=value,…` into the path and the values of the rows to keep."""
+    match = _SELECTION.fullmatch(name)
+    if match is None or Path(name).exists():
+        return Path(name), {}
+    cells = (cell.split("=", 1) for cell in match["cells"].split(","))
+    return Path(match["file"]), {column.strip(): value.strip() for column, value in cells}
+
+
+def _read_selected_rows(path: Path, selection: Mapping[str, str]) -> tuple[list[str], list[CsvRow]]:
+    """Read the header of a CSV file and the rows that have the selected values, by column.
+
+    Raises:
+        ValueError: The file is not CSV, lacks a column of the selection, or no row matches.
+    """
+    header, rows = parse_csv(decode_utf8(path.read_bytes(), path), path)
+    for column in selection:
+        _require_column(path, header, column)
+    kept = [(n, row) for n, row in rows if all(row[c] == v for c, v in selection.items())]
+    if not kept:
+        condition = ", ".join(f"{column} = {value}" for column, value in selection.items())
+        where = f"with {condition}" if condition else "below the header"
+        raise ValueError(f"{path} has no rows {where}")
+    return header, kept
+
+
+def _to_studies(
+    path: Path,
+    header: Sequence[str],
+    rows: Sequence[CsvRow],
+    system_columns: Sequence[str],
+    metric_columns: Sequence[str],
+) -> Mapping[str, Table]:
+    """Arrange the results of a file as study → metric → system → value.
+
+    A file with a column `value` is long: each row is one value. Any other file is wide: each row is
+    one system, and each column that names neither system nor study is a metric. A column `study`
+    is optional in both.
+
+    Args:
+        path: The file, for errors.
+        header: Its columns.
+        rows: Its rows.
+        system_columns: Columns whose cells, joined by spaces, name the system. The default
+            `("system",)` may be missing; the system is then `SINGLE_SYSTEM`.
+        metric_columns: Columns of a long file whose cells, joined by spaces, name the metric.
+
+    Raises:
+        ValueError: A column is missing, a value is not a number, or two rows have values for the
+            same study, metric and system.
+    """
+    if tuple(system_columns) == ("system",) and "system" not in header:
+        system_columns = ()
+    is_long = "value" in header
+    for column in (*system_columns, *(metric_columns if is_long else ())):
+        _require_column(path, header, column)
+    studies: dict[str, dict[str, dict[str, float]]] = {}
+    lines: dict[tuple[str, str, str], int] = {}
+    for line, row in rows:
+        study = row.get(_STUDY, "")
+        system = " ".join(row[column] for column in system_columns) or SINGLE_SYSTEM
+        columns = ["value"] if is_long else [c for c in row if c not in (*system_columns, _STUDY)]
+        for column in columns:
+            metric = " ".join(row[c] for c in metric_columns) if is_long else column
+            value = _parse_number(path, line, column, row[column])
+            first = lines.setdefault((study, metric, system), line)
+            if first != line:
+                raise ValueError(
+                    f"{path}:{line} repeats {metric!r} of {system!r} from line {first}: name the "
+                    f"columns that distinguish them with --system_columns or --metric_columns (of "
+                    f"{', '.join(header)}), or select rows with {path}:column=value"
+                )
+            studies.setdefault(study, {}).setdefault(metric, {})[system] = value
+    return studies
+
+
+def _parse_number(path: Path, line: int, column: str, text: str) -> float:
+    """Parse the number in a cell, NaN if it is empty; raise a ValueError with its line."""
+    try:
+        return float(text) if text.strip() else nan
+    except ValueError:
+        raise ValueError(
+            f"{path}:{line}: {column} = {text!r} is not a number: give numbers, and name the "
+            "columns that hold text with --system_columns"
+        ) from None
+
+
+def _require_column(path: Path, header: Sequence[str], column: str) -> None:
+    if column not in header:
+        raise ValueError(f"{path} has no column {column!r}: it has {', '.join(header)}")

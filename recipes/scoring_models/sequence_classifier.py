@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -21,10 +20,9 @@ from transformers import (
 )
 
 from ctrlreward.engine.batching import Ids, pad_rows
-from ctrlreward.files import whole_folder, write_whole
 from ctrlreward.models import tokenization
 from ctrlreward.models.control_tokens import text_reader
-from ctrlreward.recipes.judges.text_cnn import Sentence, SentenceClassifierTrainer
+from ctrlreward.recipes.scoring_models.text_cnn import Sentence, SentenceClassifierTrainer
 from ctrlreward.scorers import Accuracy
 from ctrlreward.weights.loading import load_config, load_tokenizer
 from ctrlreward.weights.sources import resolve
@@ -32,18 +30,6 @@ from ctrlreward.weights.sources import resolve
 # Sentences of a batch that are padded to one length. Larger groups pad more: with 64, a training
 # step on Yelp's sentences takes a quarter more time on a CPU.
 _GROUP = 16
-
-# Content of a finished folder, beside the vocabulary files of its tokenizer.
-_FILES = {
-    "added_tokens.json",
-    "chat_template.jinja",
-    "config.json",
-    "evaluation.json",
-    "model.safetensors",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-}
 
 
 class SequenceClassifierTrainer(SentenceClassifierTrainer):
@@ -75,7 +61,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         OSError: The encoder cannot be downloaded.
     """
 
-    model: PreTrainedModel
+    network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     def __init__(
@@ -86,8 +72,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         weight_decay: float = 0.01,
         max_tokens: int = 64,
     ) -> None:
-        super().__init__()
-        self.folder = Path(folder).expanduser()
+        super().__init__(folder)
         self.encoder = model
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -95,7 +80,7 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     def setup(self, stage: str) -> None:
         """Load the encoder and its tokenizer, with a head for the labels of the data."""
-        labels = self._data.labels
+        labels = self.data.labels
         if len(labels) < 2:
             raise ValueError(f"the data has the label {', '.join(labels)} alone: give two or more")
         config = load_config(self.encoder)
@@ -103,9 +88,9 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
         config.label2id = {label: i for i, label in enumerate(labels)}
         self.tokenizer = load_tokenizer(self.encoder)
         if stage == "fit":
-            _check_replaceable(self.folder, self.tokenizer)
+            self.check_replaceable(list(self.tokenizer.vocab_files_names.values()))
         self.limit = min(self.max_tokens, tokenization.max_tokens(self.tokenizer, config))
-        self.model = AutoModelForSequenceClassification.from_pretrained(
+        self.network = AutoModelForSequenceClassification.from_pretrained(
             resolve(self.encoder),
             config=config,
             dtype=torch.float32,
@@ -116,37 +101,19 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""
-        weights = list(self.parameters())
-        groups = [
-            {"params": [w for w in weights if w.ndim > 1], "weight_decay": self.weight_decay},
-            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, self.learning_rate, fused=True)
-        steps = int(self.trainer.estimated_stepping_batches)
-        warmup = max(1, steps // 10)
-        decay = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda k: min((k + 1) / warmup, (steps - k) / max(1, steps - warmup))
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+        return self.warmed_adamw(self.learning_rate, self.weight_decay, 1 / 10)
 
-    def on_fit_end(self) -> None:
-        """Write the best epoch's model, and test it with `Accuracy`."""
-        trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if trial or not self.trainer.is_global_zero:
-            return
-        self._load_best()
-        labels, test = self._data.labels, self._data.sentences["test"]
-        with whole_folder(self.folder) as folder:
-            self.model.save_pretrained(folder)
-            # Loaded anew: the one in use keeps its truncation and would write it.
-            load_tokenizer(self.encoder).save_pretrained(folder)
-            scorer = Accuracy(str(folder))
-            scores = scorer.score([s.text for s in test], labels=[labels[s.label] for s in test])
-            scorer.release()
-            accuracy = float(scores["accuracy"].mean())
-            report = json.dumps({"test_accuracy": accuracy, "test_sentences": len(test)})
-            write_whole(folder / "evaluation.json", report)
-        rank_zero_info(f"{self.folder}: accuracy {accuracy:.4f} on {len(test)} test sentences")
+    def write_model(self, folder: Path) -> dict[str, Any]:
+        """Write the model, and test it with `Accuracy`."""
+        labels, test = self.data.labels, self.data.sentences["test"]
+        self.network.save_pretrained(folder)
+        # Loaded anew: the one in use keeps its truncation and would write it.
+        load_tokenizer(self.encoder).save_pretrained(folder)
+        scorer = Accuracy(str(folder))
+        scores = scorer.score([s.text for s in test], labels=[labels[s.label] for s in test])
+        scorer.release()
+        accuracy = float(scores["accuracy"].mean())
+        return {"test_accuracy": accuracy, "test_sentences": len(test)}
 
     def _loss_and_hits(self, batch: list[Sentence]) -> tuple[Tensor, Tensor]:
         """Return the mean loss, and for each sentence whether it is classified correctly.
@@ -170,23 +137,5 @@ class SequenceClassifierTrainer(SentenceClassifierTrainer):
     def _logits(self, rows: Sequence[Ids]) -> Tensor:
         """Return the outputs of the head, shape (rows, labels)."""
         ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0, self.device)
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask).logits
+        logits: Tensor = self.network(input_ids=ids, attention_mask=mask).logits
         return logits
-
-
-def _check_replaceable(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise if the folder holds something other than a model of this trainer, or is a file."""
-    expected = _FILES | set(tokenizer.vocab_files_names.values())
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if folder.exists() and not folder.is_dir():
-        held = "is a file"
-    elif others := sorted(names - expected):
-        held = f"holds {others[0]}, which does not belong to a trained classifier"
-    elif names and "evaluation.json" not in names:  # such as the encoder itself
-        held = "holds files and no evaluation.json of a trained classifier"
-    else:
-        return
-    raise ValueError(
-        f"folder = {str(folder)!r} {held}: it would be deleted, so give a folder for the "
-        "trained model alone"
-    )

@@ -1,0 +1,387 @@
+"""Paired tests of two validations, and intervals that hold at all validations of a run together.
+
+Every validation completes the same prompts, so two validations are compared prompt by prompt. The
+test flips the signs of the differences (Fisher 1935, The Design of Experiments, sec. 21): if the
+two validations are exchangeable, for example completions of policies that write equally well, the
+difference of a prompt is as likely to have the opposite sign, whatever its distribution. So the
+p-value is exact for any number of prompts, for binary, skewed and heavy-tailed scores. The interval
+contains each shift that the test does not reject (Hartigan 1969, Using subsample values as typical
+values).
+
+A run tests at many validations. The k-th test has the level 6 / (π² k²) times that of the run;
+these levels sum to the level of the run, so by the union bound it holds however long the run is. A
+confidence sequence (Howard et al. 2021; Waudby-Smith and Ramdas 2024) does not help here: it gains
+from new independent observations, but all validations have the same prompts and share the
+reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from ctrlreward.functional.means import valid_mean
+
+Floats = npt.NDArray[np.float64]
+
+# Sums of sign patterns are counted on a grid, and rounding counts against the difference: less than
+# 1 % of a standard deviation of the sum with up to 64 prompts, 2 % with 128.
+GRID = 1 << 15
+# More prompts than this are added up in groups, whose sums are symmetric as well.
+GROUPS = 128
+BISECTIONS = 16
+
+
+class PairedDifference(NamedTuple):
+    """Mean difference of two validations with its interval.
+
+    Attributes:
+        value: Mean of after - before, over the prompts that both have.
+        low: Lower end of the interval; minus infinity if there are too few prompts for its level.
+        high: Upper end, or infinity.
+        prompts: Number of prompts that both validations have a score of.
+
+    Examples:
+        >>> PairedDifference(0.1, low=0.02, high=0.18, prompts=32).distinguishable
+        True
+    """
+
+    value: float
+    low: float
+    high: float
+    prompts: int
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether the interval excludes 0."""
+        return self.low > 0 or self.high < 0
+
+
+def level_of_test(level: float, k: int) -> float:
+    """Return the level of the k-th test of a run, level · 6 / (π² k²).
+
+    Args:
+        level: Probability of any false rejection in the whole run, in (0, 1).
+        k: Number of the test, from 1.
+
+    Examples:
+        >>> round(sum(level_of_test(0.05, k) for k in range(1, 100_000)), 6)
+        0.05
+    """
+    return level * 6 / (math.pi * k) ** 2
+
+
+def sign_flip_p_value(differences: npt.ArrayLike) -> float:
+    """Return the one-sided p-value of a positive sum, exact if each value is symmetric about 0.
+
+    The share of the 2ⁿ sign patterns with a sum at least as large as the observed one. The sums are
+    rounded to a grid in the conservative direction, at a cost of O(n) operations on the grid.
+
+    Args:
+        differences: Finite values, shape (n,).
+
+    Returns:
+        P-value in [2⁻ⁿ, 1]; 1 without values, or if all are 0.
+
+    Examples:
+        >>> sign_flip_p_value([0.5, 0.25, 1.0])  # 1 of 8 patterns
+        0.125
+        >>> sign_flip_p_value([0.5, 0.25, -0.25])  # sums of 1, 0.5, 0.5 and 5 smaller ones
+        0.375
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    sizes = np.abs(values[values != 0])
+    total = sizes.sum()
+    if len(sizes) == 0:
+        return 1.0
+    scale = min(GRID, max(GRID / 8, 64 * len(sizes) ** 1.5)) / total
+    steps = np.rint(sizes * scale).astype(np.int64)
+    # Shares of all subsets by their sum: the sum of a sign pattern is twice that of its positive
+    # values minus the sum of all.
+    shares = np.zeros(int(steps.sum()) + 1)
+    shares[0] = 1.0
+    reached = 0
+    for step in sorted(steps.tolist()):
+        after = shares[: reached + 1] / 2
+        shares[: reached + 1] = after
+        shares[step : reached + step + 1] += after
+        reached += step
+    observed = values.sum() * scale
+    rounding = len(sizes) / 2
+    smallest = math.ceil((observed - rounding + reached) / 2 - 1e-9)
+    return float(min(1.0, shares[max(0, smallest) :].sum()))
+
+
+def paired_difference(
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    level: float = 0.05,
+    clusters: Sequence[Hashable] | None = None,
+) -> PairedDifference:
+    """Return the mean difference of two validations with its two-sided interval.
+
+    Args:
+        before: Score of each prompt, shape (n,). NaN if it could not be scored.
+        after: Scores of the same prompts.
+        level: Probability that the interval misses the difference, in (0, 1). For an interval that
+            holds at all validations together, `level_of_test(level, k)`.
+        clusters: Cluster of each prompt, shape (n,); prompts of a cluster change together.
+
+    Returns:
+        The difference, NaN and an infinite interval without a prompt that both have.
+
+    Raises:
+        ValueError: The shapes differ, or `level` is not between 0 and 1.
+
+    Examples:
+        >>> before, after = [0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [0.3, 0.6, 0.5, 0.5, 0.5, 0.8]
+        >>> paired_difference(before, after, level=0.05)
+        PairedDifference(value=0.183..., low=0.1..., high=0.2..., prompts=6)
+        >>> paired_difference(before, after, level=0.01)  # p is at least 2 / 64
+        PairedDifference(value=0.183..., low=-inf, high=inf, prompts=6)
+    """
+    sums, sizes = _grouped(before, after, clusters)
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    if len(sums) == 0:
+        return PairedDifference(math.nan, -math.inf, math.inf, 0)
+    value = float(sums.sum() / sizes.sum())
+    low = _lower_end(sums, sizes, level / 2)
+    high = -_lower_end(-sums, sizes, level / 2)
+    return PairedDifference(value, low, high, int(sizes.sum()))
+
+
+def rise_p_value(
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    margin: float = 0.0,
+    clusters: Sequence[Hashable] | None = None,
+) -> float:
+    """Return the one-sided p-value of a rise by more than `margin`, by flips of signs.
+
+    Args:
+        before: Score of each prompt, shape (n,). NaN if it could not be scored.
+        after: Scores of the same prompts.
+        margin: Smallest rise that matters, in units of the score, ≥ 0.
+        clusters: Cluster of each prompt, shape (n,).
+
+    Returns:
+        P-value in (0, 1]; 1 without a prompt that both have.
+
+    Raises:
+        ValueError: The shapes differ.
+
+    Examples:
+        >>> rise_p_value([0.1, 0.5, 0.3], [0.3, 0.6, 0.5])
+        0.125
+        >>> rise_p_value([0.3, 0.6, 0.5], [0.1, 0.5, 0.3])
+        1.0
+    """
+    sums, sizes = _grouped(before, after, clusters)
+    return sign_flip_p_value(sums - margin * sizes)
+
+
+def mean_interval(values: npt.ArrayLike, level: float) -> tuple[float, float, float]:
+    """Return the mean of a validation with its two-sided interval by Student's t.
+
+    Approximate: unlike a difference, a mean of skewed scores is not symmetric.
+
+    Args:
+        values: Score of each prompt, shape (n,). NaN if it could not be scored.
+        level: Probability that the interval misses the mean, in (0, 1).
+
+    Returns:
+        Mean, lower and upper end; infinite ends with fewer than two prompts.
+
+    Examples:
+        >>> mean_interval([0.2, 0.4, 0.6], level=0.05)
+        (0.4, -0.096..., 0.896...)
+    """
+    array = np.asarray(values, dtype=np.float64)
+    valid = array[np.isfinite(array)]
+    mean = float(valid.mean()) if len(valid) else math.nan
+    if len(valid) < 2:
+        return mean, -math.inf, math.inf
+    error = float(valid.std(ddof=1)) / math.sqrt(len(valid))
+    width = float(stats.t.isf(level / 2, len(valid) - 1)) * error
+    return mean, mean - width, mean + width
+
+
+def detectable_difference(
+    before: npt.ArrayLike, after: npt.ArrayLike, level: float = 0.05, power: float = 0.8
+) -> float:
+    """Return the difference of two validations that these prompts show with the given power.
+
+    (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
+    (Cohen 1988, ch. 2). It shrinks with √n: half of it takes about four times the prompts.
+
+    Args:
+        before: Score of each prompt, shape (n,). NaN if it could not be scored.
+        after: Scores of the same prompts.
+        level: Level of the two-sided test, in (0, 1).
+        power: Probability that a difference of this size is found, in (0, 1).
+
+    Returns:
+        The difference, ≥ 0; infinity with fewer than two prompts that both have.
+
+    Examples:
+        >>> detectable_difference([0.2, 0.4, 0.6, 0.5], [0.3, 0.4, 0.8, 0.4])
+        0.268...
+    """
+    differences = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    valid = differences[np.isfinite(differences)]
+    if len(valid) < 2:
+        return math.inf
+    quantiles = stats.t.isf([level / 2, 1 - power], len(valid) - 1).sum()
+    return float(quantiles * valid.std(ddof=1) / math.sqrt(len(valid)))
+
+
+class Resolution(NamedTuple):
+    """What a held-out set can show of one score.
+
+    Attributes:
+        prompts: Number of prompts with a score at both validations.
+        detectable: Difference of two validations that is found in four of five cases at a level of
+            5 % (`detectable_difference`).
+        prompts_for_half: Number of prompts that would show half of it.
+        between_prompts: Standard deviation between the prompts' true means; more prompts help.
+        between_decodings: Standard deviation between completions of one prompt; more completions
+            per prompt help, too. NaN with one completion per prompt, and then `between_prompts`
+            includes it.
+
+    Examples:
+        >>> Resolution(32, 0.05, 128, between_prompts=0.2, between_decodings=0.1).prompts_for_half
+        128
+    """
+
+    prompts: int
+    detectable: float
+    prompts_for_half: int
+    between_prompts: float
+    between_decodings: float
+
+
+def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
+    """Return what the prompts of two validations can show.
+
+    The spread is that of `after`, by analysis of variance: the mean square between prompts is
+    r · between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
+    3.5).
+
+    Args:
+        before: Score of each completion, shape (prompts, r); NaN if it could not be scored.
+        after: The same at a later validation.
+
+    Examples:
+        >>> resolution([[0.2, 0.4], [0.6, 0.4]], [[0.3, 0.5], [0.9, 0.7]]).between_decodings
+        0.141...
+    """
+    first, second = (np.asarray(scores, dtype=np.float64) for scores in (before, after))
+    means = [np.array([valid_mean(row) for row in table]) for table in (first, second)]
+    both = int(np.isfinite(means[1] - means[0]).sum())
+    whole = second[np.isfinite(second).all(axis=1)]
+    rows, repeats = whole.shape
+    within = float(whole.var(axis=1, ddof=1).mean()) if repeats > 1 and rows else math.nan
+    spread = float(whole.mean(axis=1).var(ddof=1)) if rows > 1 else math.nan
+    between = spread if repeats == 1 else max(0.0, spread - within / repeats)
+    detectable = detectable_difference(means[0], means[1])
+    return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
+
+
+def selection_optimism(scores: npt.ArrayLike) -> float:
+    """Return by how much the mean of the best validation exceeds what it is expected to be.
+
+    The best mean of several is the best by chance as well. For each of several fixed halvings of
+    the prompts, the best validation on one half has a higher mean there than on the other half;
+    both directions are averaged, so that harder halves cancel out. With half of the prompts the
+    excess is √2 times that with all.
+
+    Args:
+        scores: Score of each prompt at each validation, higher is better, shape (validations, n).
+
+    Returns:
+        The excess, in units of the score; 0 on average if one validation is clearly the best.
+
+    Examples:
+        >>> selection_optimism([[0.1, 0.2, 0.1, 0.2], [0.8, 0.9, 0.8, 0.9]])  # no doubt
+        0.0
+    """
+    array = np.asarray(scores, dtype=np.float64)
+    places = np.arange(array.shape[1])
+    excesses = []
+    for bit in range(max(1, int(places[-1]).bit_length())):
+        odd = (places >> bit) % 2 == 1
+        if odd.all() or not odd.any():
+            continue
+        means = np.stack([np.nanmean(array[:, ~odd], axis=1), np.nanmean(array[:, odd], axis=1)])
+        for here, there in (means, means[::-1]):
+            best = int(np.nanargmax(here))
+            excesses.append(here[best] - there[best])
+    return float(np.mean(excesses) / math.sqrt(2)) if excesses else math.nan
+
+
+def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:
+    """Return the jackknife value of each prompt for a figure of the whole corpus.
+
+    n · θ - (n - 1) · θ₍₋ᵢ₎ (Tukey 1958; Efron and Tibshirani 1993, eq. 11.19), where θ₍₋ᵢ₎ is the
+    figure without prompt i. Their mean is the bias-corrected figure, and they vary as one score per
+    prompt does.
+
+    Args:
+        whole: The figure θ of all prompts.
+        without: The figure without each prompt, shape (n,).
+
+    Examples:
+        >>> jackknife_values(2.0, [2.5, 2.0, 1.5])  # the mean of 1, 2 and 3
+        array([1., 2., 3.])
+    """
+    left_out = np.asarray(without, dtype=np.float64)
+    n = len(left_out)
+    return np.asarray(n * whole - (n - 1) * left_out)
+
+
+def _grouped(
+    before: npt.ArrayLike, after: npt.ArrayLike, clusters: Sequence[Hashable] | None
+) -> tuple[Floats, Floats]:
+    """Return the sum of the differences of each cluster, and its number of prompts."""
+    first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise ValueError(
+            f"before has shape {first.shape} and after {second.shape}, must have a value for each "
+            "of the same prompts"
+        )
+    differences = second - first
+    names = range(len(differences)) if clusters is None else clusters
+    if len(names) != len(differences):
+        raise ValueError(f"clusters has {len(names)} items for {len(differences)} prompts")
+    both = np.isfinite(differences)
+    places: dict[Hashable, int] = {}
+    members = np.array(
+        [
+            places.setdefault(name, len(places)) % GROUPS
+            for name, ok in zip(names, both, strict=True)
+            if ok
+        ],
+        dtype=np.int64,
+    )
+    sums: Floats = np.bincount(members, weights=differences[both]).astype(np.float64)
+    return sums, np.bincount(members).astype(np.float64)
+
+
+def _lower_end(sums: Floats, sizes: Floats, level: float) -> float:
+    """Return the smallest shift that a one-sided test does not reject at this level."""
+    if 2.0 ** -len(sums) > level:
+        return -math.inf
+    rejected, accepted = float((sums / sizes).min()), float(sums.sum() / sizes.sum())
+    for _ in range(BISECTIONS):
+        middle = (rejected + accepted) / 2
+        if sign_flip_p_value(sums - middle * sizes) <= level:
+            rejected = middle
+        else:
+            accepted = middle
+    return rejected

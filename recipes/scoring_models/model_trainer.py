@@ -1,0 +1,143 @@
+"""Base of the trainers of scoring models: splits of sentences, and the folder of the best model."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
+
+from ctrlreward.files import whole_folder, write_whole
+
+Data = TypeVar("Data", bound=pl.LightningDataModule)
+
+# Content of a finished folder, beside the vocabulary files of its tokenizer.
+_FILES = {
+    "added_tokens.json",
+    "chat_template.jinja",
+    "config.json",
+    "evaluation.json",
+    "generation_config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+def split_off(
+    texts: list[str], share: float, seed: int, files: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Set a share of the training sentences aside, at random, for validation.
+
+    Args:
+        texts: Distinct sentences.
+        share: Share for validation; both splits get one sentence or more.
+        seed: Seed of the choice.
+        files: Files of the sentences, for the error.
+
+    Returns:
+        Sentences for training and for validation, each in random order.
+
+    Raises:
+        ValueError: There are fewer than two sentences.
+    """
+    if len(texts) < 2:
+        raise ValueError(
+            f"{', '.join(files)} hold {len(texts)} sentences that are not held out: give two or "
+            "more, for training and for validation"
+        )
+    shuffled = list(texts)
+    random.Random(seed).shuffle(shuffled)
+    count = min(max(1, round(share * len(texts))), len(texts) - 1)
+    return shuffled[count:], shuffled[:count]
+
+
+def check_share(validation_share: float) -> float:
+    """Return a share, and raise a ValueError unless it is above 0 and below 1."""
+    if not 0 < validation_share < 1:
+        raise ValueError(f"validation_share = {validation_share}: give a share above 0 and below 1")
+    return validation_share
+
+
+class ModelTrainer(pl.LightningModule, Generic[Data]):
+    """Training that writes the best epoch's model to a folder, evaluated as it will be used.
+
+    The best epoch is that of the trainer's `ModelCheckpoint`; without one, it is the last. With
+    `fast_dev_run`, nothing is written.
+
+    Args:
+        folder: Folder of the trained model. An earlier model in it is replaced.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder).expanduser()
+
+    def write_model(self, folder: Path) -> dict[str, Any]:
+        """Write the model to an empty folder, and return the content of its `evaluation.json`."""
+        raise NotImplementedError
+
+    @property
+    def data(self) -> Data:
+        """The data module of the training."""
+        data: Data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data
+
+    def check_replaceable(self, vocabulary_files: Sequence[str] = ()) -> None:
+        """Raise a ValueError if the folder holds something other than a trained model.
+
+        Args:
+            vocabulary_files: Names of further files of a trained model.
+        """
+        folder = self.folder
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if folder.exists() and not folder.is_dir():
+            held = "is a file"
+        elif others := sorted(names - _FILES - set(vocabulary_files)):
+            held = f"holds {others[0]}, which does not belong to a trained model"
+        elif names and "evaluation.json" not in names:  # such as a pretrained model
+            held = "holds files and no evaluation.json of a trained model"
+        else:
+            return
+        raise ValueError(
+            f"folder = {str(folder)!r} {held}: it would be deleted, so give a folder for the "
+            "trained model alone"
+        )
+
+    def warmed_adamw(
+        self, learning_rate: float, weight_decay: float, warmup_share: float
+    ) -> OptimizerLRSchedulerConfig:
+        """Return AdamW, without decay of biases and norms, with linear warm-up and decay to 0."""
+        weights = list(self.parameters())
+        groups = [
+            {"params": [w for w in weights if w.ndim > 1], "weight_decay": weight_decay},
+            {"params": [w for w in weights if w.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, learning_rate, fused=True)
+        steps = int(self.trainer.estimated_stepping_batches)
+        warmup = max(1, int(steps * warmup_share))
+        decay = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda k: min((k + 1) / warmup, (steps - k) / max(1, steps - warmup))
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": decay, "interval": "step"}}
+
+    def on_fit_end(self) -> None:
+        """Write the best epoch's model and its evaluation."""
+        if self.trainer.fast_dev_run or not self.trainer.is_global_zero:  # type: ignore[attr-defined]
+            return
+        checkpoint = self.trainer.checkpoint_callback
+        if isinstance(checkpoint, ModelCheckpoint) and checkpoint.best_model_path:
+            best = torch.load(checkpoint.best_model_path, weights_only=True)
+            self.load_state_dict(best["state_dict"])
+        with whole_folder(self.folder) as folder:
+            evaluation = json.dumps(self.write_model(folder), indent=1)
+            write_whole(folder / "evaluation.json", evaluation)
+        rank_zero_info(f"{self.folder}: {' '.join(evaluation.split())}")

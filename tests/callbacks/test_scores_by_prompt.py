@@ -1,0 +1,203 @@
+"""Values of each prompt: means, jackknife values by brute force, CV* and resolution."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from lightning_choice import GenerationScorer, RewardCheckpoint, RunReport, pl
+
+from ctrlreward import CorpusFold, Samples
+from ctrlreward.functional.agreement import cv_star
+from ctrlreward.functional.sequential import resolution
+from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
+
+PROMPTS = Samples(["a", "b", "c", "d"], groups=["x", "x", "y", "y"])
+
+
+class Counts(Scorer):
+    """Number of letters, and a score of the corpus: letters per word, by its two parts."""
+
+    corpus_folds: Mapping[str, CorpusFold] = {  # type: ignore[assignment]
+        "letters": CorpusFold(("letters", "words"), lambda a, b: float(np.nansum(a) / np.nansum(b)))
+    }
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {
+            "letters": ScoreSpec(True, (0.0, math.inf)),
+            "words": ScoreSpec(True, (0.0, math.inf)),
+        }
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        letters = [float(len(t)) if "!" not in t else math.nan for t in samples.texts]
+        words = [float(len(text.split())) for text in samples.texts]
+        return {"letters": np.array(letters), "words": np.array(words)}
+
+
+class Variety(Scorer):
+    """Share of different last words in a group."""
+
+    pointwise = False
+    of_groups = True
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        return {"variety": ScoreSpec(True, (0.0, 1.0))}
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        groups = samples.require("groups", "Variety")
+        words = [text.split()[-1] for text in samples.texts]
+        return {
+            "variety": np.array(
+                [
+                    len({w for w, g in zip(words, groups, strict=True) if g == group})
+                    / groups.count(group)
+                    for group in groups
+                ]
+            )
+        }
+
+
+@pytest.fixture
+def writer(counter):
+    """Return a module whose second completion of prompt `c` fails, and which repeats itself."""
+
+    class Writer(counter):
+        def complete(self, prompts: list[str]) -> list[str]:
+            step = round(self.weight.item())
+            return [
+                " no!" if place == 5 and step == 1 else f" {'ab' * (place + step)} {place % 3}"
+                for place in range(len(prompts))
+            ]
+
+    return Writer()
+
+
+def run(fit, writer, steps: int = 1, **options: Any) -> GenerationScorer:
+    counts = Counts()
+    scores = {"letters": counts["letters"], "variety": Variety()}
+    scorer = GenerationScorer(scores, PROMPTS, generations_per_prompt=2, **options)
+    fit(writer, [scorer], max_steps=steps)
+    return scorer
+
+
+def read_rows(scorer: GenerationScorer, step: int) -> list[dict[str, Any]]:
+    assert scorer.folder is not None
+    path = scorer.folder / f"step={step:06d}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_means_and_jackknife_values_by_brute_force(fit, writer, overlap: bool) -> None:
+    scorer = run(fit, writer, 2 if overlap else 1, overlap=overlap)
+    rows = read_rows(scorer, 1)
+    texts = [row["text"] for row in rows]
+    assert "no!" in texts[5]
+
+    def letters(kept: list[int]) -> float:
+        scores = Counts().score_samples(Samples([texts[i] for i in kept]))
+        return float(np.nansum(scores["letters"]) / np.nansum(scores["words"]))
+
+    def variety(kept: list[int]) -> float:
+        groups = [PROMPTS.groups[i // 2] for i in kept]  # type: ignore[index]
+        samples = Samples([texts[i] for i in kept], groups=groups)
+        return float(Variety().score_samples(samples)["variety"].mean())
+
+    found = scorer.evidence
+    assert found["score/letters"] == pytest.approx(
+        [
+            np.nanmean([math.nan if "!" in t else len(t) for t in texts[i : i + 2]])
+            for i in (0, 2, 4, 6)
+        ]
+    )
+    assert list(found["score/fail_rate"]) == [0, 0, 0.5, 0]
+    assert scorer.by_prompt["score/letters"].shape == (4, 2)
+    everything = list(range(8))
+    for key, figure in (("score/corpus/letters", letters), ("score/variety", variety)):
+        without = [figure([i for i in everything if i // 2 != prompt]) for prompt in range(4)]
+        expected = [4 * figure(everything) - 3 * value for value in without]
+        assert found[key] == pytest.approx(expected)
+
+
+def test_failed_texts_of_groups_are_left_out_once(fit, counter) -> None:
+    class Half(Variety):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            assert (
+                all(text for text in samples.texts) or len(samples) == 8
+            )  # only in the first call
+            values = super().score_samples(samples)["variety"]
+            values[[text.endswith(" 5") for text in samples.texts]] = math.nan
+            return {"variety": values}
+
+    class Writer(counter):
+        def complete(self, prompts: list[str]) -> list[str]:
+            return [f" {place}" for place in range(len(prompts))]
+
+    scorer = GenerationScorer({"v": Half()}, PROMPTS, generations_per_prompt=2)
+    fit(Writer(), [scorer], max_steps=1)
+    assert np.isfinite(scorer.evidence["score/v"]).all()
+
+
+def test_cv_of_decodings_is_that_of_the_paper(fit, writer) -> None:
+    logged: dict[str, float] = {}
+
+    class Record(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            logged.update({k: float(v) for k, v in trainer.callback_metrics.items()})
+
+    scorer = GenerationScorer(
+        {"letters": Counts()["letters"]}, PROMPTS, generations_per_prompt=2, decoding_cv=True
+    )
+    fit(writer, [scorer, Record()], max_steps=1)
+    table = scorer.by_prompt["score/letters"]
+    assert logged["score/cv/letters"] == pytest.approx(cv_star(list(np.nanmean(table, axis=0))))
+    with pytest.raises(
+        ValueError, match="generations_per_prompt must be 2 or more for decoding_cv"
+    ):
+        GenerationScorer({"letters": Counts()["letters"]}, PROMPTS, decoding_cv=True)
+    with pytest.raises(ValueError, match="'cv/x', which the callback logs itself"):
+        GenerationScorer({"cv/x": Counts()["letters"]}, PROMPTS)
+
+
+def test_resolution_is_logged_after_the_second_validation(
+    fit, writer, tmp_path, monkeypatch
+) -> None:
+    tables = []
+
+    class Record(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            tables.append(scorer.by_prompt["score/letters"])
+
+    counts = Counts()
+    scorer = GenerationScorer({"letters": counts["letters"]}, PROMPTS, generations_per_prompt=2)
+    keeper = RewardCheckpoint("score/letters", dirpath=str(tmp_path / "kept"))
+    callbacks = [scorer, Record(), keeper, RunReport(str(tmp_path))]
+    shown: list[str] = []
+    monkeypatch.setattr("ctrlreward.callbacks.generation.rank_zero_info", shown.append)
+    fit(writer, callbacks, max_steps=3)
+    assert len(shown) == 1
+    first = resolution(tables[0], tables[1])
+    assert f"score/letters: {first.detectable:.3g}, half of it with 16 prompts" in shown[0]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    last = resolution(tables[1], tables[2])
+    assert summary["resolution"]["score/letters"] == pytest.approx(last._asdict())
+    assert "not distinguishable from" in summary["selection"]["reason"]
+    assert summary["selection"]["optimism"] == pytest.approx(keeper.optimism)
+
+
+def test_spread_between_prompts_and_decodings_is_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    level = 2.0 * rng.normal(size=(400, 1))
+    before, after = (level + rng.normal(size=(400, 4)) for _ in range(2))
+    found = resolution(before, after)
+    assert found.between_prompts == pytest.approx(2.0, rel=0.1)
+    assert found.between_decodings == pytest.approx(1.0, rel=0.05)
+    assert (found.prompts, found.prompts_for_half) == (400, 1600)
+    single = resolution(before[:, :1], after[:, :1])
+    assert math.isnan(single.between_decodings)
+    assert single.between_prompts == pytest.approx(math.sqrt(5), rel=0.1)

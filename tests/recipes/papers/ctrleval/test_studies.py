@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from ctrlreward.recipes.papers.ctrleval.studies import biased_sample, quality_levels, subset_means
+
+SHAPES = npst.array_shapes(min_dims=2, max_dims=2, min_side=1, max_side=6)
+
+
+@given(npst.arrays(np.float64, SHAPES, elements=st.floats(0, 1)), st.data())
+def test_subset_means_are_those_of_each_text(scores: np.ndarray, data: st.DataObject) -> None:
+    weights = data.draw(npst.arrays(np.float64, scores.shape, elements=st.floats(0.01, 9)))
+    places = st.integers(0, scores.shape[1] - 1)
+    chosen = data.draw(st.lists(places, min_size=1, unique=True))
+    for row, found in enumerate(subset_means(scores, weights, chosen)):
+        total = sum(weights[row, e] for e in chosen)
+        assert found == pytest.approx(sum(scores[row, e] * weights[row, e] for e in chosen) / total)
+
+
+def test_a_subset_without_weight_has_the_plain_mean_and_a_failed_text_stays_nan() -> None:
+    scores = np.array([[0.2, 0.4, 0.9], [np.nan] * 3])
+    weights = np.array([[0.0, 0.0, 1.0], [np.nan] * 3])
+    first, second = subset_means(scores, weights, [0, 1])
+    assert first == pytest.approx(0.3)
+    assert np.isnan(second)
+
+
+RATINGS = st.lists(st.just(np.nan) | st.integers(1, 5).map(float), min_size=1, max_size=40)
+
+
+@given(RATINGS, st.integers(1, 5))
+def test_levels_keep_the_order_of_the_ratings(ratings: list[float], levels: int) -> None:
+    found = quality_levels(np.array(ratings), levels)
+    rated = [(r, int(level)) for r, level in zip(ratings, found, strict=True) if not np.isnan(r)]
+    assert all(0 < level <= levels for _, level in rated)
+    assert all(level == 0 for r, level in zip(ratings, found, strict=True) if np.isnan(r))
+    for r, level in rated:
+        assert all(level == other for s, other in rated if s == r)
+        assert all(level <= other for s, other in rated if s > r)
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.randoms())
+def test_levels_of_distinct_ratings_are_equally_large(size: int, levels: int, random: Any) -> None:
+    ratings = np.arange(size * levels, dtype=float)
+    random.shuffle(ratings)
+    assert np.bincount(quality_levels(ratings, levels)).tolist() == [0, *[size] * levels]
+
+
+@pytest.mark.parametrize("favoured", [1, 2, 3, 4])
+def test_a_level_is_drawn_by_its_distance_from_the_favoured_one(favoured: int) -> None:
+    levels = np.arange(5).repeat(4000)
+    shares = biased_sample(levels, favoured, seed=3).reshape(5, 4000).mean(axis=1)
+    expected = [0, *(1 / (abs(j - favoured) + 1) for j in (1, 2, 3, 4))]
+    np.testing.assert_allclose(shares, expected, atol=0.03)  # four standard errors
+    assert shares[favoured] == 1
+
+
+def test_a_seed_gives_one_sample() -> None:
+    levels = np.array([1, 2, 3, 4] * 20)
+    first = biased_sample(levels, 2, seed=0)
+    assert (first == biased_sample(levels, 2, seed=0)).all()
+    assert (first != biased_sample(levels, 2, seed=1)).any()

@@ -1,0 +1,317 @@
+"""Decisions on scores by prompt: promises, ties, constraints, resumed folds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctrlreward.functional.sequential import level_of_test, paired_difference, rise_p_value
+from ctrlreward.selection import AlarmRule, BestRule, StopDecision, StopRule
+
+Rule = AlarmRule | BestRule | StopRule
+
+
+def fold(rule: Rule, rows: list[dict[str, Any]], cut: int | None = None) -> tuple[Any, list[Any]]:
+    """Return the last state and all decisions; at `cut`, the state passes through JSON.
+
+    A row has one array of scores by prompt for each key. Keys with a number have none.
+    """
+    state, decisions = rule.start(), []
+    for place, row in enumerate(rows):
+        if place == cut:
+            state = type(state).from_dict(json.loads(json.dumps(state.to_dict())))
+        evidence = {key: scores for key, scores in row.items() if np.ndim(scores)}
+        metrics = {key: float(np.nanmean(scores)) for key, scores in row.items()}
+        state, decision = rule.update(state, 10 * (place + 1), metrics, evidence=evidence)
+        decisions.append(decision)
+        if isinstance(decision, StopDecision) and decision.stop:
+            break
+    return state, decisions
+
+
+def declining(seed: int, slope: float, validations: int = 20, prompts: int = 32) -> list[Any]:
+    """Return rows whose held-out mean falls by `slope` standard errors a validation."""
+    rng = np.random.default_rng(seed)
+    level = rng.normal(size=prompts)
+    return [
+        {
+            "proxy": float(k),
+            "y": level + rng.normal(size=prompts) - slope * k / np.sqrt(prompts),
+        }
+        for k in range(validations)
+    ]
+
+
+# Alarm
+
+
+@pytest.mark.parametrize("reference", ["first", "best"])
+def test_a_decline_by_half_a_deviation_a_validation_is_found(reference) -> None:
+    rule = AlarmRule("proxy", "y", reference=reference)
+    found = [fold(rule, declining(seed, 0.5))[0].alarm_step > 0 for seed in range(8)]
+    assert sum(found) >= 7
+
+
+def test_honest_runs_are_silent() -> None:
+    rule = AlarmRule("proxy", "y", margin=0.0)
+    alarms = [fold(rule, declining(seed, 0.0, 6, 12))[0].alarm_step > 0 for seed in range(40)]
+    assert sum(alarms) <= 5  # at most 2 are expected, more than 5 in 1 % of cases
+
+
+def test_decision_is_the_test_of_the_whole_run() -> None:
+    rows = declining(0, 1.0, 8)
+    rule = AlarmRule("proxy", "y", margin=0.1)
+    _, decisions = fold(rule, rows)
+    first = rows[0]["y"]
+    assert decisions[0].p_value == 1.0
+    for k, (row, decision) in enumerate(zip(rows[1:], decisions[1:], strict=True), 1):
+        p_value = rise_p_value(row["y"], first, margin=0.1)
+        assert decision.p_value == pytest.approx(min(1.0, p_value / level_of_test(1.0, k)))
+        assert decision.alarm == (p_value <= level_of_test(0.05, k))
+    difference = paired_difference(first, rows[-1]["y"], level_of_test(0.05, 7))
+    assert f"difference {difference.value:+.4f}, {difference.low:+.4f}" in decisions[-1].reason
+    assert "with 32 prompts" in decisions[-1].reason
+    assert "at a level of 0.05 for the whole run" in decisions[-1].reason
+
+
+def test_no_alarm_unless_the_proxy_has_risen() -> None:
+    rows = [{**row, "proxy": -row["proxy"]} for row in declining(0, 2.0, 8)]
+    assert not any(decision.alarm for decision in fold(AlarmRule("proxy", "y"), rows)[1])
+    assert fold(AlarmRule("proxy", "y", proxy_mode="min"), rows)[0].alarm
+    # With scores by prompt, the rise must be shown, too.
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(8, 32))
+    unsure = [{**row, "proxy": k} for k, row in zip(noise, rows, strict=True)]
+    assert not any(decision.alarm for decision in fold(AlarmRule("proxy", "y"), unsure)[1])
+
+
+def test_best_reference_notices_a_decline_after_a_rise() -> None:
+    up, down = declining(1, -3.0, 6), declining(1, 3.0, 6)
+    rows = [*up, *({**row, "y": row["y"] + up[-1]["y"] - down[0]["y"]} for row in down)]
+    rows = [{**row, "proxy": float(k)} for k, row in enumerate(rows)]
+    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm_step < 0  # as good as at the start
+    state, decisions = fold(AlarmRule("proxy", "y", reference="best"), rows)
+    assert state.alarm_step > 60
+    assert state.references["y"].step in (60, 70)
+    assert f"since step {state.references['y'].step}" in decisions[-1].reason
+
+
+def test_several_held_out_scores_share_the_level() -> None:
+    rows = declining(2, 1.0, 8)
+    honest = np.random.default_rng(5).normal(size=(8, 3, 32)) / 10
+    rows = [
+        {**row, "a": more[0], "b": more[1], "c": more[2]}
+        for row, more in zip(rows, honest, strict=True)
+    ]
+    alone = fold(AlarmRule("proxy", "y"), rows)[1]
+    state, together = fold(AlarmRule("proxy", ["a", "b", "y", "c"]), rows)
+    assert together[-1].p_value == pytest.approx(4 * alone[-1].p_value)
+    assert state.alarm
+    assert "while y since step 10" in together[-1].reason
+
+
+def test_drift_is_a_change_in_either_direction() -> None:
+    for slope in (-2.0, 2.0):
+        rows = declining(3, slope, 10)
+        assert fold(AlarmRule("proxy", {"y": "drift"}), rows)[0].alarm
+        assert fold(AlarmRule("proxy", "y", held_out_mode="drift"), rows)[0].alarm
+    assert not fold(AlarmRule("proxy", {"y": "max"}), declining(3, -2.0, 10))[0].alarm
+
+
+def test_a_decline_within_the_margin_does_not_matter() -> None:
+    rows = declining(4, 1.0, 10)
+    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm
+    assert not fold(AlarmRule("proxy", "y", margin=5.0), rows)[0].alarm
+    assert not fold(AlarmRule("proxy", "y", margin={"y": 5.0}), rows)[0].alarm
+    # With many prompts a harmless decline is certain, but within a tenth of their spread.
+    rng = np.random.default_rng(0)
+    level = rng.normal(size=5000)
+    harmless = [{"proxy": 0.0, "y": level}, {"proxy": 1.0, "y": level - 0.05}]
+    harmless[1]["y"] = harmless[1]["y"] + 0.1 * rng.normal(size=5000)
+    assert not fold(AlarmRule("proxy", "y"), harmless)[0].alarm
+    assert fold(AlarmRule("proxy", "y", margin=0.0), harmless)[0].alarm
+
+
+def test_other_prompts_are_a_new_reference() -> None:
+    rows = [*declining(0, 0.0, 2), *declining(0, 3.0, 1, prompts=12)]
+    rows = [{**row, "proxy": float(k)} for k, row in enumerate(rows)]
+    state, decisions = fold(AlarmRule("proxy", "y"), rows)
+    assert decisions[-1].p_value == 1.0
+    assert decisions[-1].reason.startswith("other held-out prompts: later validations are compared")
+    assert state.references["y"].step == 30
+
+
+def test_failed_prompts_are_left_out() -> None:
+    rows = declining(0, 2.0, 8)
+    for row in rows:
+        row["y"] = np.concatenate([row["y"], [np.nan]])
+    assert fold(AlarmRule("proxy", "y"), rows)[0].alarm
+    assert "with 32 prompts" in fold(AlarmRule("proxy", "y"), rows)[1][-1].reason
+
+
+# Best
+
+
+def near(best: float, *others: float, seed: int = 0) -> list[dict[str, Any]]:
+    """Return rows with these means, and the same noise of 32 prompts up to their order."""
+    rng = np.random.default_rng(seed)
+    level = rng.normal(size=32)
+    rows = []
+    for mean in (best, *others):
+        noise = level + rng.normal(size=32) / 4
+        rows.append({"y": noise - noise.mean() + mean})
+    return rows
+
+
+def test_reason_says_what_cannot_be_told_apart() -> None:
+    rule = BestRule("y")
+    _, decisions = fold(rule, near(0.67, 0.64, 0.1))
+    assert "y is 0.6400, not distinguishable from 0.6700 at step 10" in decisions[1].reason
+    assert "with 32 prompts), not among the best 1" in decisions[1].reason
+    assert "y is 0.1000, distinguishable from 0.6700 at step 10" in decisions[2].reason
+    assert not decisions[1].difference.distinguishable
+    assert decisions[2].difference.high < 0
+
+
+def test_ties_are_chosen_by_another_metric() -> None:
+    rows = near(0.60, 0.64, 0.66, 0.2)
+    for row, kl in zip(rows, (0.3, 0.1, 0.2, 0.0), strict=True):
+        row["policy/kl"] = kl
+    for ties, step in ((None, 30), ("earliest", 10), ({"policy/kl": "min"}, 20)):
+        rule = BestRule("y", ties_by=ties)
+        state, decisions = fold(rule, rows)
+        assert (rule.best(state), list(state.kept)) == (step, [step])
+        kept = [decision.keep for decision in decisions]
+        assert kept == {None: [1, 1, 1, 0], "earliest": [1, 0, 0, 0]}.get(
+            ties if isinstance(ties, str | None) else "kl", [1, 1, 0, 0]
+        )
+    lower = [{**row, "y": -row["y"]} for row in rows]
+    rule = BestRule("y", "min", ties_by={"policy/kl": "min"})
+    assert rule.best(fold(rule, lower)[0]) == 20
+
+
+def test_ties_do_not_slide_away_from_the_best() -> None:
+    """Each score cannot be told apart from the one before, but the last can from the best."""
+    rows = near(*(0.9 - 0.1 * k for k in range(8)))
+    rule = BestRule("y", ties_by={"kl": "min"})
+    rows = [{**row, "kl": -float(k)} for k, row in enumerate(rows)]
+    state, decisions = fold(rule, rows)
+    assert 10 < rule.best(state) < 50
+    assert not decisions[-1].keep
+
+
+def test_top_k_keeps_ties_before_others() -> None:
+    rows = [{**row, "kl": kl} for row, kl in zip(near(0.6, 0.1, 0.62), (2, 0, 1), strict=True)]
+    rule = BestRule("y", top_k=2, ties_by={"kl": "min"})
+    state, decisions = fold(rule, rows)
+    assert list(state.kept) == [10, 30]
+    assert (rule.best(state), rule.worst(state)) == (30, 10)
+    assert decisions[2].dropped == (20,)
+
+
+@pytest.mark.parametrize(
+    ("test", "mean", "keep"),
+    [
+        ("point", 0.49, False),
+        ("point", 0.51, True),
+        ("unless_violated", 0.45, True),
+        ("unless_violated", -3.0, False),
+        ("if_shown", 0.55, False),
+        ("if_shown", 3.0, True),
+    ],
+)
+def test_constraints_by_point_or_interval(test, mean, keep) -> None:
+    rule = BestRule("y", constraints={"z": (0.5, None)}, constraint_test=test)
+    row = {**near(0.6)[0], "z": near(mean, seed=1)[0]["y"]}
+    _, (decision,) = fold(rule, [row])
+    assert decision.keep == keep
+    # Without scores by prompt the mean decides.
+    _, (plain,) = fold(rule, [{**row, "z": float(row["z"].mean())}])
+    assert plain.keep == (mean >= 0.5)
+
+
+def test_optimism_needs_scores_of_two_validations() -> None:
+    rule = BestRule("y")
+    assert rule.optimism(fold(rule, near(0.6))[0]) is None
+    assert rule.optimism(fold(rule, [{"y": 0.5}, {"y": 0.6}])[0]) is None
+    clear = rule.optimism(fold(rule, near(0.6, 9.0))[0])
+    assert clear == pytest.approx(0, abs=1e-9)
+    lower = BestRule("y", "min")
+    assert lower.optimism(fold(lower, near(0.6, 0.61, 0.59))[0]) > 0
+
+
+# Stop
+
+
+def test_a_shown_decline_stops_before_patience_runs_out() -> None:
+    rows = near(0.6, 0.7, 0.65, 0.1)
+    assert fold(StopRule("y", patience=5), rows)[0].stopped_by is None
+    state, decisions = fold(StopRule("y", patience=5, decline=True), rows)
+    assert (state.stopped_by, state.stopped_step) == ("decline_shown", 40)
+    assert decisions[-1].reason.startswith("y is worse than at step 20, difference -0.6")
+    worse = [{"y": -row["y"]} for row in rows]
+    assert fold(StopRule("y", "min", patience=5, decline=True), worse)[0].stopped_step == 40
+
+
+def test_an_excluded_gain_stops() -> None:
+    rows = near(*(0.6 + 0.01 * k for k in range(8)))
+    patient = StopRule("y", patience=3, min_delta=0.5)
+    assert fold(patient, rows)[0].stopped_by == "patience_exhausted"
+    rule = StopRule("y", patience=3, min_delta=0.5, futility=True)
+    state, decisions = fold(rule, rows)
+    assert (state.stopped_by, state.stopped_step) == ("gain_excluded", 40)
+    assert "has not gained 0.5 since step 10" in decisions[3].reason
+    rising = near(*(0.6 + 0.6 * k for k in range(8)))
+    assert fold(rule, rising)[0].stopped_by is None
+
+
+def test_noise_is_no_improvement() -> None:
+    rows = near(0.60, 0.61, 0.62, 0.63)
+    assert fold(StopRule("y", patience=2), rows)[0].stopped_by is None
+    state, _ = fold(StopRule("y", patience=3, min_delta="noise"), rows)
+    assert (state.stopped_by, state.best) == ("patience_exhausted", pytest.approx(0.60))
+    shown = near(0.60, 1.2, 1.8, 2.4)
+    assert fold(StopRule("y", patience=1, min_delta="noise"), shown)[0].wait_count == 0
+    means = [{"y": 0.6}, {"y": 0.61}]  # without scores by prompt, any rise is one
+    assert fold(StopRule("y", patience=1, min_delta="noise"), means)[0].wait_count == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "stays"),
+    [({"decline": True}, True), ({"decline": False}, False), ({"level": 1e-8}, False)],
+)
+def test_a_resumed_run_judges_its_last_validation_again(settings, stays) -> None:
+    rows = near(0.6, 0.7, 0.65, 0.1)
+    state, _ = fold(StopRule("y", patience=5, decline=True), rows)
+    rule = StopRule("y", **{"patience": 5, "decline": True, **settings})
+    again, decision = rule.resume(state, 40)
+    assert decision.stop == stays
+    if stays:
+        assert again == state
+    else:
+        assert (again.stopped_by, again.wait_count, len(again.recent)) == (None, 2, 4)
+
+
+# All
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        AlarmRule("proxy", "y", reference="best"),
+        AlarmRule("proxy", {"y": "drift"}),
+        BestRule("y", top_k=2, ties_by={"proxy": "min"}, constraints={"y": (-9, 9)}),
+        BestRule("y", ties_by="earliest", constraint_test="if_shown"),
+        StopRule("y", patience=3, decline=True, futility=True, min_delta="noise"),
+    ],
+    ids=repr,
+)
+def test_a_restored_state_continues_as_the_original(rule: Rule) -> None:
+    rows = declining(6, 0.7, 7, 12)
+    rows[3]["y"][2] = np.nan
+    whole = fold(rule, rows)
+    for cut in range(1, len(rows)):
+        assert repr(fold(rule, rows, cut)) == repr(whole)
