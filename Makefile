@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := .venv/installed-demo
 DEV := .venv/installed-dev
 BENCH := .venv/installed-bench
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile
 # Studies of one question are in benchmarks/studies/, run by hand.
 SUITES ?= ctrleval ctc perplexity distinct sampling reward_step
 
@@ -30,8 +30,8 @@ transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_tran
 	$(BIN)/ctrlreward papers transfer-table \
 		$(addprefix runs/textual_transfer/,$(MODELS)) --output runs/textual_transfer
 
-# Two processes with a core each take half the time of one with two: tiny models gain nothing from
-# threads. Tests with the mark `lightning` run under both Lightnings.
+# Tiny models gain nothing from threads. A process more than two cores uses the time in which tests
+# wait for servers and Ray. Tests with the mark `lightning` run under both Lightnings.
 test: export OMP_NUM_THREADS ?= 1
 test: $(DEV)  ## run the tests (ARGS="-k samples" for some of them)
 	$(PYTEST) $(ARGS)

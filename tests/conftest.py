@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from warm_python import run_warm, start_server
+
+gc.disable()  # until all is imported
 
 # Set before the imports of torch, transformers and wandb, which read these variables once.
 # Subprocesses inherit them.
@@ -27,12 +30,15 @@ os.environ["WANDB_SILENT"] = "true"
 _paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _paths if path)
 
+# Tests kill processes, not machines: the kernel has what a killed process wrote.
+os.fsync = lambda file: None
+
 # Loggers of Lightning's startup messages; Lightning sets no level on them itself.
 for name in ("pytorch_lightning", "lightning_fabric"):
     logging.getLogger(f"{name}.utilities.rank_zero").setLevel(logging.WARNING)
 
 # No deadline: the time of an example depends on the load of the machine.
-settings.register_profile("ctrlreward", deadline=None)
+settings.register_profile("ctrlreward", deadline=None, max_examples=30)
 settings.load_profile("ctrlreward")
 
 # Tiny models with seeded random weights.
@@ -42,6 +48,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_finish() -> None:
+    # What was imported lives to the end: `gc.collect`, which `release` calls, need not look at it.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
     start_server()
 
 

@@ -10,10 +10,10 @@ from ctrlreward import Reward, Samples
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
 
 # Allowed growth; the heap alone was seen to vary by 2 MiB.
-_MAX_GROWTH_MIB = 8
+_MAX_GROWTH_MIB = 6
 
 
-def test_memory_is_flat_over_500_calls(tiny_llama: Callable[[str], str]) -> None:
+def test_memory_is_flat_over_250_calls(tiny_llama: Callable[[str], str]) -> None:
     """As in training, texts differ in words and length from call to call."""
     folder = tiny_llama(ascii_letters + " .!,\n?'")
     ctrleval = CTRLEval(folder, evaluators=6)
@@ -38,9 +38,9 @@ def test_memory_is_flat_over_500_calls(tiny_llama: Callable[[str], str]) -> None
 
     process = psutil.Process()
     resident = []
-    for call in range(500):
+    for call in range(250):
         score()
-        if call % 50 == 49:
+        if call % 25 == 24:
             resident.append(process.memory_info().rss / 2**20)
     reward.release()
     assert max(resident[5:]) - max(resident[1:5]) < _MAX_GROWTH_MIB

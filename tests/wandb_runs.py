@@ -90,16 +90,17 @@ def read_runs(folder: Path) -> list[OfflineRun]:
 def wait_for_files(folder: Path) -> None:
     """End wandb's service, and wait until the runs of a folder are on disk.
 
-    The service may still write for a moment after `teardown`: the files are ready when they have
-    been the same for half a second.
+    The service may still write for a moment after `teardown`: a run that has ended has a record of
+    it, and one that was killed has been the same for half a second.
     """
     wandb.teardown()
     sizes: list[int] = []
-    for _ in range(40):
-        time.sleep(0.25)
-        before = sizes[-2:]
+    for _ in range(200):
+        time.sleep(0.05)
         sizes.append(sum(file.stat().st_size for file in folder.glob("wandb/*/*.wandb")))
-        if sizes[-1] > 7 and before == [sizes[-1]] * 2:  # a header has seven bytes
+        same = next((i for i, size in enumerate(reversed(sizes)) if size != sizes[-1]), len(sizes))
+        ended = all(any(run.of("exit")) for run in read_files(folder))
+        if sizes[-1] > 7 and same >= (2 if ended else 10):  # a header has seven bytes
             break
 
 

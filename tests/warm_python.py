@@ -6,10 +6,9 @@ To import PyTorch, transformers and Lightning takes longer than what these scrip
 from __future__ import annotations
 
 import atexit
-import gc
+import itertools
 import json
 import logging
-import multiprocessing.util
 import os
 import runpy
 import socket
@@ -19,19 +18,23 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any, TextIO
 
 _server: TextIO
+_asking = threading.Lock()
 
 
 def start_server() -> None:
     """Fork the process that is forked for each script, before tests start threads.
 
-    It ends with this process, at the end of its input.
+    It ends with this process, at the end of its input. So does multiprocessing's fork server, which
+    would import everything again otherwise.
     """
     global _server
+    util.spawnv_passfds = _fork_server
     ours, theirs = socket.socketpair()
     server = os.fork()
     _server = (theirs if server == 0 else ours).makefile("rw")
@@ -39,6 +42,38 @@ def start_server() -> None:
     if server == 0:
         _serve()
         os._exit(0)
+    forkserver.ensure_running()
+
+
+class WarmProcess:
+    """A Python file or `python -m MODULE` in a fork, whose output goes to files.
+
+    Args:
+        command: The file, or "-m" and the module, and arguments.
+        output: File for its standard output.
+        errors: File for its standard error.
+    """
+
+    def __init__(self, command: Sequence[object], output: Path, errors: Path) -> None:
+        job = {
+            "command": [str(word) for word in command],
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "streams": [os.devnull, str(output), str(errors)],
+        }
+        self.pid: int = _ask(job)
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float) -> int | None:
+        """Return its exit code; None if it still runs after some seconds."""
+        if self.returncode is None:
+            self.returncode = _ask({"wait": self.pid, "timeout": timeout})
+        return self.returncode
+
+    def end(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.wait(0) is None:
+            os.kill(self.pid, number)
 
 
 def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.CompletedProcess[str]:
@@ -54,51 +89,68 @@ def run_warm(script: Path, *arguments: object, timeout: float) -> subprocess.Com
     """
     with tempfile.TemporaryDirectory() as folder:
         output, errors = (Path(folder, name) for name in ("stdout", "stderr"))
-        command = [str(script), *map(str, arguments)]
-        job = {
-            "command": command,
-            "environment": dict(os.environ),
-            "folder": os.getcwd(),
-            "streams": [os.devnull, str(output), str(errors)],
-            "timeout": timeout,
-        }
-        print(json.dumps(job), file=_server, flush=True)
-        code = json.loads(_server.readline())
+        process = WarmProcess([script, *arguments], output, errors)
+        code = process.wait(timeout)
+        if code is None:
+            os.killpg(process.pid, 9)
         printed = [file.read_text("utf-8") for file in (output, errors)]
     if code is None:
-        raise subprocess.TimeoutExpired(command, timeout, *printed)
-    return subprocess.CompletedProcess(command, code, *printed)
+        raise subprocess.TimeoutExpired(str(script), timeout, *printed)
+    return subprocess.CompletedProcess(str(script), code, *printed)
+
+
+def _ask(job: Mapping[str, Any]) -> Any:
+    with _asking:
+        print(json.dumps(job), file=_server, flush=True)
+        return json.loads(_server.readline())
 
 
 def _serve() -> None:
-    """Fork for each job and reply with its exit code."""
-    gc.freeze()
+    """Fork for each job and reply with the child's id, or wait for a child."""
     while line := _server.readline():
         job = json.loads(line)
-        child = os.fork()
-        if child == 0:
+        if "wait" in job:
+            reply = _code(job["wait"], job["timeout"])
+        elif (reply := os.fork()) == 0:
             _become(job)
-        print(json.dumps(_code(child, job["timeout"])), file=_server, flush=True)
+        print(json.dumps(reply), file=_server, flush=True)
 
 
 def _code(child: int, timeout: float) -> int | None:
     """Wait for a fork; return its exit code, None if it took too long."""
     until = time.monotonic() + timeout
-    while time.monotonic() < until:
+    while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until:
+            return None
         time.sleep(0.01)
-    os.killpg(child, 9)
-    os.waitpid(child, 0)
-    return None
+
+
+def _fork_server(
+    path: str, command: list[str], descriptors: Sequence[int], spawn: Any = util.spawnv_passfds
+) -> int:
+    """Start a process of multiprocessing; its fork server as a fork of this one."""
+    if "multiprocessing.forkserver" not in command[-1]:
+        return spawn(path, command, descriptors)
+    child = os.fork()
+    if child == 0:
+        kept = [0, 1, 2, *sorted(descriptors), os.sysconf("SC_OPEN_MAX")]
+        for one, following in itertools.pairwise(kept):
+            os.closerange(one + 1, following)
+        try:
+            exec(command[-1], {})
+        finally:
+            os._exit(0)
+    return child
 
 
 def _become(job: Mapping[str, Any]) -> None:
     """Run the job's script as the main program of this process, and end as Python does."""
     os.setpgid(0, 0)
     for descriptor, file in enumerate(job["streams"]):
-        opened = os.open(file, os.O_CREAT | os.O_RDWR)
+        opened = os.open(file, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
     sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
@@ -107,13 +159,17 @@ def _become(job: Mapping[str, Any]) -> None:
     os.environ.update(job["environment"])
     os.chdir(job["folder"])
     sys.argv = job["command"]
-    sys.path.insert(0, str(Path(sys.argv[0]).parent))
     logging.root.handlers.clear()  # pytest's; a new process has none
     atexit._clear()  # what the tests' process does at its end
-    atexit.register(multiprocessing.util._exit_function)
+    atexit.register(util._exit_function)
     code: object = None
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if sys.argv[0] == "-m":
+            del sys.argv[0]
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(sys.argv[0]).parent))
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
         code = ended.code
     except BaseException:

@@ -1,7 +1,7 @@
-"""Reward functions in a spawned process, as TRL's asynchronous trainers use them.
+"""Reward functions in another process, as TRL's asynchronous trainers use them.
 
 The scores of a function in this process are the reference. Its models have been used before it is
-pickled.
+pickled. A spawned process would get the same bytes, after seconds of imports.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def reward(tiny_causal: Callable[..., str]) -> Reward:
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[ProcessPoolExecutor]:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
         yield pool
 
 
@@ -52,7 +52,7 @@ def check(values: list[Any], expected: list[Any]) -> None:
     assert any(isinstance(other, float) and other != 0 for other in expected)
 
 
-def test_trl_scores_the_same_in_a_spawned_process(reward: Reward, child) -> None:
+def test_trl_scores_the_same_in_another_process(reward: Reward, child) -> None:
     functions = trl.as_reward_funcs(reward, COLUMNS, name="r")
     functions += trl.as_component_funcs(reward, COLUMNS).functions
     for function in functions:
@@ -61,7 +61,7 @@ def test_trl_scores_the_same_in_a_spawned_process(reward: Reward, child) -> None
     check(child.submit(run_coroutine, coroutine, TRL).result(), functions[0](**TRL))
 
 
-def test_openrlhf_scores_the_same_in_a_spawned_process(reward: Reward, child) -> None:
+def test_openrlhf_scores_the_same_in_another_process(reward: Reward, child) -> None:
     function = openrlhf.as_reward_func(reward, ["<|endoftext|>"], -9.0, COLUMNS)
     queries = [f"{p}{c}<|endoftext|>" for p, c in zip(PROMPTS, COMPLETIONS, strict=True)]
     there = child.submit(function, queries, PROMPTS, ["", ""]).result()
@@ -70,7 +70,7 @@ def test_openrlhf_scores_the_same_in_a_spawned_process(reward: Reward, child) ->
     check(there["extra_logs"]["coherence"].tolist(), here["extra_logs"]["coherence"].tolist())
 
 
-def test_verl_scores_the_same_in_a_spawned_process(reward: Reward, child) -> None:
+def test_verl_scores_the_same_in_another_process(reward: Reward, child) -> None:
     single = verl.as_compute_score(reward, -9.0, COLUMNS)
     batch = verl.as_batch_compute_score(reward, -9.0, COLUMNS)
     coroutine = verl.as_async_compute_score(reward, -9.0, COLUMNS, wait=0.01)

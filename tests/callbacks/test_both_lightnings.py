@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from pathlib import Path
 
 import lightning.pytorch
@@ -12,6 +10,7 @@ import pytest
 import pytorch_lightning
 import torch
 from torch import Tensor
+from warm_python import run_warm
 
 import ctrlreward.callbacks
 import ctrlreward.lightning
@@ -115,11 +114,19 @@ def test_types_are_told_apart(tmp_path) -> None:
         package_of(object())
 
 
-def test_lightning_does_not_import_the_other() -> None:
+FRESH = """
+import sys
+for name in [*sys.modules]:
+    if name.partition(".")[0] in ("ctrlreward", "lightning", "pytorch_lightning"):
+        del sys.modules[name]
+from ctrlreward.lightning import *
+GenerationScorer, PolicyTuner
+print("lightning.pytorch" in sys.modules, "pytorch_lightning" in sys.modules)
+"""
+
+
+def test_lightning_does_not_import_the_other(tmp_path: Path) -> None:
     """That `ctrlreward.callbacks` needs no `lightning` is part of `test_package.py`."""
-    code = "import sys; from ctrlreward.lightning import *; GenerationScorer; PolicyTuner; "
-    code += "print('pytorch_lightning' in sys.modules)"
-    printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    assert printed.stdout.strip() == "False"
+    (tmp_path / "fresh.py").write_text(FRESH)
+    ended = run_warm(tmp_path / "fresh.py", timeout=120)
+    assert ended.stdout.split() == ["True", "False"], ended.stderr

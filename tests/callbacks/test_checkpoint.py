@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 from pathlib import Path
@@ -87,36 +86,12 @@ def test_adapters_are_written_and_removed_with_their_checkpoints(
     assert exported(tmp_path / "kept" / "last-adapter") == 5
 
 
-def test_a_stale_score_is_not_a_candidate(fit, tuned, curve, held_out, tmp_path) -> None:
-    """Scored at 3, 6, 9 only. Lightning would store the weights of step 4 with the score of 3."""
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"), save_top_k=-1)
-    scorer = curve([0.1 * step for step in range(10)])
-    fit(tuned(), [keeper, watch(scorer, held_out, every=3)], max_steps=8)
-    kept = {Path(path).name: round(score.item(), 3) for path, score in keeper.best_k_models.items()}
-    assert kept == {"step=000003-v=0.300.ckpt": 0.3, "step=000006-v=0.600.ckpt": 0.6}
-    assert torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)["global_step"] == 8
-    assert exported(tmp_path / "kept" / "last-adapter") == 8
-
-
-def test_nan_is_not_a_candidate(fit, counter, curve, held_out, tmp_path) -> None:
-    keeper = RewardCheckpoint("score/v", dirpath=str(tmp_path / "kept"))
-    scorer = curve([math.nan, math.nan, 0.2, math.nan])
-    fit(counter(), [keeper, watch(scorer, held_out)], max_steps=3)
-    assert names(tmp_path / "kept") == ["last.ckpt", "step=000002-v=0.200.ckpt"]
-
-
 def test_a_key_that_is_not_logged(fit, counter, curve, held_out) -> None:
     with pytest.raises(
         MisconfigurationException,
         match=r"RewardCheckpoint: 'score/nothing' is not logged: .*'score/v'",
     ):
         fit(counter(), [RewardCheckpoint("score/nothing", "max"), watch(curve(VALUES), held_out)])
-
-
-def test_lower_is_better(fit, counter, curve, held_out, tmp_path) -> None:
-    keeper = RewardCheckpoint("score/l", mode="min", dirpath=str(tmp_path / "kept"))
-    fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
-    assert names(tmp_path / "kept") == ["last.ckpt", "step=000004-l=0.500.ckpt"]
 
 
 def test_no_last(fit, counter, curve, held_out, tmp_path) -> None:
@@ -247,26 +222,6 @@ def test_resumes_from_the_last_validation_after_sigkill(
     assert len(module.draws) == 2  # steps 7 and 8 of 8: six were done
     assert (stopper.stopped_step, stopper.stopped_by) == (8, "patience_exhausted")
     assert Path(keeper.best_model_path).name == "step=000004-v=0.500.ckpt"
-
-
-@pytest.mark.lightning
-def test_the_best_meets_the_constraints(fit, counter, curve, held_out, tmp_path) -> None:
-    keeper = RewardCheckpoint(
-        "score/v", dirpath=str(tmp_path / "kept"), constraints={"score/l": (0.65, None)}
-    )
-    fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
-    assert names(tmp_path / "kept") == ["last.ckpt", "step=000002-v=0.300.ckpt"]
-
-
-def test_none_is_best_if_none_meets_the_constraints(
-    fit, counter, curve, held_out, tmp_path
-) -> None:
-    keeper = RewardCheckpoint(
-        "score/v", dirpath=str(tmp_path / "kept"), constraints={"score/l": (None, 0.2)}
-    )
-    fit(counter(), [keeper, watch(curve(VALUES), held_out)], max_steps=5)
-    assert names(tmp_path / "kept") == ["last.ckpt"]
-    assert keeper.best_model_path == ""
 
 
 def test_a_constraint_on_a_missing_key_lists_the_logged_keys(fit, counter, curve, held_out) -> None:

@@ -267,13 +267,6 @@ def test_an_error_in_the_scorer_ends_the_run(fit, counter, curve, held_out) -> N
         fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
 
 
-def test_a_scorer_must_return_one_value_per_sample(fit, counter, curve, held_out) -> None:
-    scorer = curve([0.0])
-    scorer.score_samples = lambda samples: {"value": np.zeros(2)}
-    with pytest.raises(ValueError, match=r"Curve returned 'value' of shape \(2,\) for 3 samples"):
-        fit(counter(), [GenerationScorer({"v": scorer["value"]}, held_out)])
-
-
 @pytest.mark.lightning
 def test_a_module_without_complete_is_rejected(fit, counter, curve, held_out) -> None:
     class Silent(pl.LightningModule):

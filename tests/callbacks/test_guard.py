@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,6 @@ from ctrlreward import Samples
 from ctrlreward.functional.sequential import level_of_test, rise_p_value
 from ctrlreward.functional.trend import rising_p_value
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
-
-ROOT = Path(__file__).parents[2]
 
 
 class Reader(Scorer):
@@ -151,7 +148,7 @@ def test_several_held_out_scores_and_drift(fit, writer, prompts) -> None:
     assert watcher.rule.modes == drift
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", ["learning", "steady"])
 def test_is_silent_in_honest_runs(kind, seed, fit, writer, prompts) -> None:
     watcher = guard(stop=True)
@@ -313,25 +310,3 @@ def test_bad_arguments(fit, counter, writer, prompts) -> None:
         MisconfigurationException, match=r"ProxyGuard: 'x' is not logged: .*'score/length'"
     ):
         fit(writer("steady"), [watch(prompts), guard(proxy="x", proxy_mode="max")])
-
-
-# False alarms
-
-
-@pytest.fixture(scope="module")
-def benchmark():
-    path = ROOT / "benchmarks" / "studies" / "proxy_guard_false_alarms.py"
-    spec = importlib.util.spec_from_file_location("proxy_guard_false_alarms", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_false_alarm_rate_is_as_stated(benchmark) -> None:
-    """Checks the hardest honest case, and that the simulation can raise an alarm."""
-    walks = benchmark.HONEST["proxy always rises, held-out a random walk"]
-    assert benchmark.alarm_rate(walks, 100, 20) <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / 100)
-    hacked = next(reversed(benchmark.HACKED.values()))
-    assert benchmark.alarm_rate(hacked, 10, 20) >= 0.8

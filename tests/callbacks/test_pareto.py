@@ -14,7 +14,6 @@ from lightning_choice import (
     GenerationScorer,
     MisconfigurationException,
     ParetoCheckpoint,
-    RewardCheckpoint,
 )
 
 from ctrlreward import Samples
@@ -78,14 +77,6 @@ def test_the_folder_holds_the_front_and_nothing_else(fit, tuned, watch, drawn, t
     assert drawn == [(list(BOTH), keeper.kept, keeper.pruned, path, modes)]
 
 
-def test_no_validation_leaves_a_dominated_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
-    fronts = [{1}, {1, 2}, {1, 2, 3}, {2, 3, 4}, {2, 3, 4, 5}, {3, 4, 6}]
-    for steps, front in enumerate(fronts, 1):
-        keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / str(steps)), save_last=False)
-        fit(counter(), [keeper, watch()], max_steps=steps)
-        assert {int(name[5:11]) for name in names(tmp_path / str(steps))} == front
-
-
 def test_the_best_first_metric_is_the_best_model(fit, tuned, watch, drawn, tmp_path) -> None:
     """`BeforeAfter` and loggers read these attributes of a checkpoint callback."""
     keeper = ParetoCheckpoint({"score/b": "max", "score/a": "max"}, dirpath=str(tmp_path / "front"))
@@ -105,13 +96,6 @@ def test_before_and_after_works_with_a_front(
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["best_checkpoint"].endswith("step=000006-a=0.750-b=0.375.ckpt")
     assert summary["after"]["a"] == 0.75
-
-
-def test_lower_can_be_better(fit, counter, curve, held_out, drawn, tmp_path) -> None:
-    scores = {"a": curve(A)["value"], "l": curve(B)["loss"]}
-    keeper = ParetoCheckpoint({"score/a": "max", "score/l": "min"}, str(tmp_path / "front"))
-    fit(counter(), [keeper, GenerationScorer(scores, held_out)], max_steps=6)
-    assert list(keeper.kept) == [3, 4, 6]
 
 
 def test_nan_and_infinity_are_not_kept_and_cause_a_warning(
@@ -157,18 +141,6 @@ def test_a_deleted_file_is_named_and_leaves_the_front(fit, counter, watch, drawn
     assert message == f"{gone} no longer exists and leaves the Pareto front"
     assert list(keeper.kept) == [2, 3, 4]
     assert keeper.pruned == {}
-
-
-def test_the_state_is_plain_and_can_be_restored(fit, counter, watch, drawn, tmp_path) -> None:
-    keeper = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
-    fit(counter(), [keeper, watch()], max_steps=4)
-    state = keeper.state_dict()
-    assert json.loads(json.dumps(state))["pruned"] == {"1": [0.25, 0.5]}
-    restored = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
-    restored.load_state_dict(state)
-    assert (restored.kept, restored.pruned) == (keeper.kept, keeper.pruned)
-    assert restored.state_dict() == state
-    assert restored.best_model_path == keeper.best_model_path != ""
 
 
 def test_a_dominated_checkpoint_is_removed_even_if_the_run_resumed_from_it(
@@ -242,15 +214,6 @@ def test_a_remote_folder_is_an_error(fit, counter, watch) -> None:
 def test_fast_dev_run_writes_nothing(fit, counter, watch, tmp_path) -> None:
     fit(counter(), [ParetoCheckpoint(BOTH), watch()], fast_dev_run=2, max_steps=-1)
     assert names(tmp_path) == []
-
-
-@pytest.mark.lightning
-def test_works_next_to_a_reward_checkpoint(fit, counter, watch, drawn, tmp_path) -> None:
-    best = RewardCheckpoint("score/a", dirpath=str(tmp_path / "best"))
-    front = ParetoCheckpoint(BOTH, dirpath=str(tmp_path / "front"))
-    fit(counter(), [front, best, watch()], max_steps=6)
-    assert names(tmp_path / "best") == ["last.ckpt", "step=000005-a=0.750.ckpt"]
-    assert len(names(tmp_path / "front")) == 4
 
 
 # Figure

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,17 +21,6 @@ def test_scored_samples_are_read_back_with_nan(tmp_path: Path) -> None:
     again, scores = read_scored_samples(path)
     assert again == samples
     np.testing.assert_array_equal(scores["v"], [0.5, np.nan])
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch) -> None:
-    path = tmp_path / "step=000001.jsonl"
-    samples = Samples(texts=["é"])
-    write_scored_samples(path, samples, {"v": np.array([0.5])})
-    before = path.read_bytes()
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed")))
-    with pytest.raises(OSError, match="killed"):
-        write_scored_samples(path, samples, {"v": np.array([0.75])})
-    assert path.read_bytes() == before
 
 
 @given(st.integers(1, 40), st.integers(1, 20))

@@ -145,14 +145,14 @@ def test_all_folders_of_a_trainer_are_free(folder_with: Callable[..., Path]) -> 
 
 
 def hold(folder: Path, resumed: bool, start: Any, said: Any) -> None:
-    """Hold the folder of a run for a minute, or say why it can't be held."""
+    """Hold the folder of a run until it is killed, or say why it can't be held."""
     history = HistoryLogger(str(folder))
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, logger=history)
     start.wait()
     try:
         with run_folders(trainer, resumed):
             said.put((os.getpid(), "held"))
-            time.sleep(60)
+            time.sleep(600)
     except ValueError as error:
         said.put((os.getpid(), str(error)))
 
@@ -161,14 +161,14 @@ def test_one_of_several_runs_that_start_at_once_has_the_folder(
     folder_with: Callable[..., Path],
 ) -> None:
     folder = folder_with(RUN)
-    fork = multiprocessing.get_context("fork")
+    fork = multiprocessing.get_context("forkserver")  # without the threads of this process
     said = fork.Queue()
 
     def runs(count: int, resumed: bool = False) -> dict[int, str]:
         start = fork.Barrier(count)
         for _ in range(count):
             fork.Process(target=hold, args=(folder, resumed, start, said), daemon=True).start()
-        return dict(said.get(timeout=60) for _ in range(count))
+        return dict(said.get(timeout=200) for _ in range(count))
 
     first = runs(4)
     assert sorted(first.values())[1:] != ["held"] * 3
@@ -181,5 +181,6 @@ def test_one_of_several_runs_that_start_at_once_has_the_folder(
         assert words.startswith(f"{folder} is in use by process {holder} on ")
         assert "give another --trainer.default_root_dir" in words
     os.kill(holder, signal.SIGKILL)
-    (words,) = runs(1, resumed=True).values()
+    ((holder, words),) = runs(1, resumed=True).items()
+    os.kill(holder, signal.SIGKILL)
     assert words == "held"

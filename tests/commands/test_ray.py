@@ -7,12 +7,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,9 +20,10 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from commands.shards.test_workers import TEXTS, collect, components, same, shards
+from commands.shards.test_workers import TEXTS, collect, same, shards
 from letter_scorers import letters_reward
 from shard_scorers import Length, Threads
+from warm_python import WarmProcess
 
 from ctrlreward import RemoteReward, Samples
 from ctrlreward.cli import main
@@ -77,11 +78,36 @@ def expected(texts: list[str]) -> dict[int, list[Scores]]:
         return collect(here, Length(), shards(texts))
 
 
+def until_both(folder: Path, texts: list[str], then: Callable[[], object]) -> Iterator[Shard]:
+    """Yield shards, however long actors take to start, and four more when both have scored one.
+
+    Args:
+        folder: Where actors leave a file for each shard, named by process.
+        texts: List to which their texts are appended.
+        then: Called when both have scored one.
+    """
+    left = None
+    for number in count():
+        if left is None and len(processes(folder)) == 2:
+            then()
+            left = 4
+        if left == 0:
+            return
+        left = left and left - 1
+        texts.extend((f"text {number}", "e" * number))
+        yield replace(next(shards(texts[-2:])), number=number)
+
+
+def processes(folder: Path) -> set[str]:
+    return {call.name.partition("-")[0] for call in folder.iterdir()}
+
+
 def test_actors_score_every_shard_once(two: ScoreShards, tmp_path: Path) -> None:
-    same(collect(two, Length(str(tmp_path), seconds=0.1), shards(TEXTS)), expected(TEXTS))
-    pids = {call.name.partition("-")[0] for call in tmp_path.iterdir()}
-    assert len(pids) == 2
-    assert str(os.getpid()) not in pids
+    texts: list[str] = []
+    given = until_both(tmp_path, texts, lambda: None)
+    found = collect(two, Length(str(tmp_path), seconds=0.1), given)
+    same(found, expected(texts))
+    assert str(os.getpid()) not in processes(tmp_path)
     assert collect(two, Threads(), shards(TEXTS[:2]))[0][0].tolist() == [2.0, 2.0]
 
 
@@ -159,22 +185,12 @@ def test_a_cluster_that_is_too_small(
 
 def test_a_node_that_dies_takes_no_row_along(ray_cluster: Any, tmp_path: Path) -> None:
     node = ray_cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE)
-    killed = False
-
-    def watched() -> Iterator[Shard]:
-        nonlocal killed
-        for shard in shards(TEXTS):
-            if shard.number == 6:
-                ray_cluster.remove_node(node, allow_graceful=False)
-                killed = True
-            yield shard
-
+    texts: list[str] = []
+    remove = partial(ray_cluster.remove_node, node, allow_graceful=False)
     with RayWorkers(2, RayOptions(num_cpus=1)) as workers:  # one fits on the first node
         unit = Length(str(tmp_path), seconds=0.3)
-        found = {n: list(s.values()) for n, s in workers(components(unit), watched())}
-    assert killed
-    assert len({call.name.partition("-")[0] for call in tmp_path.iterdir()}) >= 2
-    same(found, expected(TEXTS))
+        found = collect(workers, unit, until_both(tmp_path, texts, remove))
+    same(found, expected(texts))
 
 
 @pytest.mark.parametrize("bad", [{"num_cpus": -1}, {"num_gpus": -1}, {"num_cpus": 0}])
@@ -203,12 +219,8 @@ class RayServer:
         self.log = folder / "log.txt"
         port = f"--port={free_port()}"
         words = ["serve", str(folder / "reward.yaml"), port, "--engine=ray", *options]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ctrlreward", *words],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.log.touch()
+        self.process = WarmProcess(["-m", "ctrlreward", *words], self.log, self.log)
 
     def wait_for(self, pattern: str, seconds: float = START) -> re.Match[str]:
         """Wait until the output has a line that matches; return the match."""
@@ -217,9 +229,8 @@ class RayServer:
             match = re.search(pattern, self.log.read_text(), re.MULTILINE)
             if match:
                 return match
-            if self.process.poll() is not None:
+            if self.process.wait(0.1) is not None:
                 break
-            time.sleep(0.1)
         pytest.fail(f"no line {pattern!r} in:\n{self.log.read_text()}")
 
     def replicas(self) -> dict[str, int]:
@@ -243,7 +254,7 @@ def server(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     trainers = ["--trainers.failed_score=-1.0", "--trainers.columns.labels=label"]
     server = RayServer(folder, REWARD, *options, *trainers)
     yield server
-    server.process.kill()
+    server.process.end(signal.SIGKILL)
     server.process.wait(60)
 
 
@@ -346,7 +357,7 @@ def test_sigterm_finishes_what_was_accepted_and_leaves_the_cluster_as_it_was(
         ]
         while not any(reply.done() for reply in replies):
             time.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
+        server.process.end(signal.SIGTERM)
         assert all(len(reply.result().json()["results"]) == 2 for reply in replies)
     assert server.process.wait(60) == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in replicas)

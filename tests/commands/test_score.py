@@ -244,15 +244,6 @@ def test_scorers_can_be_given_in_many_ways(arguments: str) -> None:
     assert [row["letters"] for row in rows] == expected()
 
 
-def test_options_belong_to_the_scorer_before_them() -> None:
-    write_jsonl("in.jsonl", RECORDS)
-    options = "--scorers stubs.Letters stubs.Letters --scorers.letter t --names e t".split()
-    main(["score", *options, "in.jsonl", "out.jsonl"])
-    rows = read_rows(Path("out.jsonl"))
-    assert [row["e.letters"] for row in rows] == expected()
-    assert rows[0]["t.letters"] == TEXTS[0].count("t") / 3
-
-
 def test_the_summary_shows_mean_direction_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl("in.jsonl", RECORDS)
     main(["score", "in.jsonl", "out.csv", "--scorers+=stubs.Letters", "--scorers+=stubs.Rank"])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +16,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 from letter_scorers import letters_reward
+from warm_python import WarmProcess
 
 from ctrlreward import CTRLEval, Distinct, Perplexity, Reward
 from ctrlreward.cli import main
@@ -33,47 +32,38 @@ model:
 
 
 class Server:
-    """A server process whose output is read line by line."""
+    """A server process."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
-        command = [sys.executable, "-m", "ctrlreward", "serve", *map(str, arguments), "--port", "0"]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
-
-    def line(self) -> str:
-        assert self.process.stdout
-        return self.process.stdout.readline().strip()
+    def __init__(self, folder: Path, *arguments: object) -> None:
+        self.output, self.errors = folder / "out", folder / "err"
+        command = ["-m", "ctrlreward", "serve", *arguments, "--port", "0"]
+        self.process = WarmProcess(command, self.output, self.errors)
 
     def ready(self) -> str:
         """Wait until the models are loaded; return the address."""
-        line = self.line()
-        assert line.startswith("serving on "), (line, self.process.stderr.read())
-        assert self.line() == "ready"
-        return line.removeprefix("serving on ")
+        while not (found := re.search(r"^serving on (\S+)\nready$", self.printed(), re.MULTILINE)):
+            assert self.process.wait(0.05) is None, self.errors.read_text()
+        return found[1]
 
-    def end(self, signal_: int = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(signal_)
-        _, errors = self.process.communicate(timeout=120)
-        return self.process.returncode, errors
+    def printed(self) -> str:
+        return self.output.read_text() if self.output.exists() else ""
+
+    def end(self, signal_: int = signal.SIGTERM) -> tuple[int | None, str]:
+        self.process.end(signal_)
+        return self.process.wait(120), self.errors.read_text()
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Server]]:
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
-    def start(*arguments: object, **environment: str) -> Server:
-        servers.append(Server(*arguments, **environment))
+    def start(*arguments: object) -> Server:
+        servers.append(Server(tmp_path, *arguments))
         return servers[-1]
 
     yield start
     for server in servers:
-        server.process.kill()
-        server.process.communicate()
+        server.end(signal.SIGKILL)
 
 
 @pytest.fixture

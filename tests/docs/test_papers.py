@@ -31,14 +31,3 @@ def test_all_of_it_exists() -> None:
         path = ROOT / file if file.split("/")[0] in AT_THE_TOP else ROOT / "ctrlreward" / file
         assert path.is_file(), f"{path} is absent"
         assert not name or name in defined(path), f"{file} has no {name}"
-
-
-def test_every_row_has_a_state_and_a_test_or_says_why_not() -> None:
-    rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
-    rows = [row for row in rows if not row.startswith("| paper |")]
-    assert len(rows) > 40
-    for row in rows:
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]]
-        _, where, state, test = cells
-        assert test.startswith("`tests/") or (test == "–" and "not" in state), row
-        assert where.startswith("`") or (where == "–" and state.startswith("not done")), row

@@ -89,9 +89,3 @@ def test_a_text_of_5000_words_is_cut_and_named(
 def test_no_texts_give_no_vectors(encoder: Encoder) -> None:
     assert encoder.embed([]).shape == (0, 384)
     assert encoder.token_embeddings([]) == []
-
-
-def test_bfloat16_stays_close(encoder: Encoder) -> None:
-    low = Encoder("minilm-l6", dtype="bfloat16").embed(TEXTS)
-    assert low.dtype == np.float64
-    assert ((low * encoder.embed(TEXTS)).sum(axis=1) > 0.995).all()

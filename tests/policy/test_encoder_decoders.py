@@ -209,23 +209,6 @@ def test_learns_to_say_a_and_scores_the_completions_alone(
     assert written.count("a") > len(written) / 2
 
 
-def test_a_checkpoint_resumes(
-    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], tmp_path: Path, family: str
-) -> None:
-    module = tuner(learning_rate=0.03)
-    path = str(tmp_path / "at2.ckpt")
-    fit(module, 2).save_checkpoint(path)
-    saved = {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
-    assert set(torch.load(path, weights_only=True)["state_dict"]) == set(saved)
-    again = tuner(learning_rate=0.03)
-    loaded: dict[str, torch.Tensor] = {}
-    again.on_train_start = lambda: loaded.update(  # type: ignore[method-assign]
-        {n: p.detach().clone() for n, p in again.named_parameters() if p.requires_grad}
-    )
-    assert fit(again, 3, ckpt_path=path).global_step == 3
-    torch.testing.assert_close(loaded, saved)
-
-
 def test_the_exported_adapter_is_plain_peft(
     tuner: Callable[..., PolicyTuner], folder: str, family: str, tmp_path: Path
 ) -> None:

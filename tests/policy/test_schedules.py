@@ -84,14 +84,11 @@ def test_rates_are_those_of_transformers_a_step_ahead(
     ("options", "limits", "updates"),
     [
         ({}, {"max_steps": 7}, 7),
-        ({}, {"max_epochs": 2}, 10),
         ({}, {"max_epochs": 1, "max_steps": 100}, 5),
         ({}, {"max_epochs": 2, "limit_train_batches": 3}, 6),
         ({}, {"max_epochs": 1, "accumulate_grad_batches": 2}, 3),
         ({"num_iterations": 2, "minibatches": 3}, {"max_epochs": 1}, 30),
         ({"num_iterations": 2, "minibatches": 3}, {"max_steps": 8}, 12),  # of whole rollouts
-        ({"num_iterations": 2}, {"max_epochs": 1, "max_steps": 100}, 10),
-        ({"microbatch_size": 4}, {"max_epochs": 1}, 5),
     ],
 )
 def test_the_rate_falls_until_the_last_update(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from warm_python import WarmProcess
 
 from ctrlreward.models.text_cnn import TextCNNClassifier
 from ctrlreward.recipes import trained_first
@@ -48,8 +49,16 @@ def config(files: dict[str, str], tmp_path: Path) -> str:
 
 
 def test_of_two_that_need_a_model_one_trains_it(
-    config: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def warm(command: list[str], check: bool) -> None:
+        process = WarmProcess(command[1:], tmp_path / "stdout", tmp_path / "stderr")
+        assert process.wait(200) == 0, (tmp_path / "stderr").read_text()
+
+    monkeypatch.setattr(trained_first.subprocess, "run", warm)
     killed = tmp_path / "run"  # what a killed training has left
     (killed / "checkpoints").mkdir(parents=True)
     (killed / "metrics.jsonl").write_text("")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -64,12 +63,6 @@ def test_the_other_label_gets_the_rest() -> None:
     np.testing.assert_allclose(scores["label_probability"], [1.5 / 4, 0.75, np.nan, 0.25])
 
 
-def test_an_empty_text_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        Accuracy(CountingWords()).score(Samples(TEXTS, labels=LABELS))
-    assert caplog.messages == ["texts[2] is empty: accuracy is NaN"]
-
-
 def test_a_classifier_that_fails_on_a_text_gives_nan_not_zero() -> None:
     class Failing(CountingWords):
         def probabilities(self, texts: Sequence[str]) -> Scores:
@@ -79,11 +72,6 @@ def test_a_classifier_that_fails_on_a_text_gives_nan_not_zero() -> None:
     scores = Accuracy(Failing()).score(samples)
     np.testing.assert_array_equal(scores["accuracy"], [1, np.nan])
     np.testing.assert_array_equal(scores["label_probability"], [0.8, np.nan])
-
-
-def test_no_samples_give_no_scores() -> None:
-    scores = Accuracy(CountingWords()).score(Samples([], labels=[]))
-    assert {values.shape for values in scores.values()} == {(0,)}
 
 
 def test_an_unknown_label_raises() -> None:
@@ -146,9 +134,3 @@ def test_the_folder_of_a_text_cnn_serves_as_classifier(tmp_path: Path) -> None:
     for i in (0, 1, 3):
         assert scores["label_probability"][i] == pytest.approx(expected[i, targets[i]])
     np.testing.assert_array_equal(np.isnan(scores["label_probability"]), [0, 0, 1, 0])
-
-
-def test_directions_and_ranges() -> None:
-    for metric in Accuracy(CountingWords()).specs.values():
-        assert metric.higher_is_better
-        assert metric.range == (0.0, 1.0)

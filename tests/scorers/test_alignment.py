@@ -249,16 +249,6 @@ def test_regression_has_no_words_to_leave_out() -> None:
     assert result["groundedness"].tolist() == result["consistency"].tolist() == [0.7]
 
 
-def test_no_samples_give_no_scores(scorer: Alignment) -> None:
-    result = with_model_of(scorer, "preservation").score(Samples([], sources=[]))
-    assert {name: values.shape for name, values in result.items()} == dict.fromkeys(result, (0,))
-
-
-def test_columns_are_needed() -> None:
-    with pytest.raises(ValueError, match="Alignment needs the column 'histories'"):
-        Alignment(aspects=("engagingness",)).score(Samples(["a"], contexts=["b"]))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

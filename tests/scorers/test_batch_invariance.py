@@ -221,6 +221,12 @@ def scored_together(scorer: Scorer, places: list[int], window: int) -> Mapping[s
         return scorer.score(POOL[places])
 
 
+RANGES = {
+    (0.0, 1.0): "accuracy label_probability attribute_relevance distinct_1 distinct_2 distinct",
+    (-1.0, 1.0): "similarity polarity",
+    (-np.inf, 0.0): "coherence consistency log_likelihood infilling_log_likelihood faithfulness",
+    (1.0, np.inf): "perplexity infilling_perplexity",
+}
 COMPANIES = {
     "places": st.lists(st.integers(0, len(POOL) - 1), min_size=2, max_size=14),
     "window": st.sampled_from(WINDOWS),
@@ -238,6 +244,29 @@ def test_every_scorer_has_a_case(built: Built) -> None:
     by_case = {name: built(name) for name in [*POINTWISE, *EXACT, *GROUPED]}
     assert scorers == {type(scorer).__name__ for scorer in by_case.values()}
     assert {name for name, scorer in by_case.items() if not scorer.pointwise} == {*GROUPED}
+
+
+@pytest.mark.parametrize("name", [*POINTWISE, *EXACT, *GROUPED])
+def test_every_scorer_declares_its_scores_and_names_what_is_empty(
+    name: str, built: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = built(name)
+    none = scorer.score(POOL[:0])
+    assert {key: values.shape for key, values in none.items()} == dict.fromkeys(scorer.specs, (0,))
+    caplog.clear()
+    scores = scorer.score(POOL)
+    assert list(scores) == list(scorer.specs)
+    for key, values in scores.items():
+        spec, valid = scorer.specs[key], values[~np.isnan(values)]
+        assert valid.size > 0
+        assert ((spec.range[0] <= valid) & (valid <= spec.range[1])).all()
+        assert spec.higher_is_better != key.endswith("perplexity")
+        if not name.startswith("Alignment"):  # whose ranges are those of its model
+            assert all(key not in keys.split() for r, keys in RANGES.items() if r != spec.range)
+    if name != "FunctionScorer":
+        empty = POOL.texts.index("")
+        assert all(np.isnan(values[empty]) for values in scores.values())
+        assert any(said.startswith(f"texts[{empty}] is empty: ") for said in caplog.messages)
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

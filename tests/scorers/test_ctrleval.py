@@ -41,15 +41,6 @@ def scores(scorer: CTRLEval) -> dict[str, Scores]:
     return scorer.score(FOOD)
 
 
-def test_names_directions_and_ranges(scorer: CTRLEval, scores: dict[str, Scores]) -> None:
-    assert tuple(scorer.specs) == tuple(scores) == ASPECTS
-    for aspect, metric in scorer.specs.items():
-        assert metric.higher_is_better
-        low, high = metric.range
-        assert ((low <= scores[aspect]) & (scores[aspect] <= high)).all()
-    assert scorer.specs["attribute_relevance"].range == (0.0, 1.0)
-
-
 def test_a_sample_alone_scores_as_it_does_among_others(
     scorer: CTRLEval, scores: dict[str, Scores]
 ) -> None:

@@ -70,11 +70,6 @@ def test_an_empty_text_is_nan_and_named(
     np.testing.assert_allclose(scores["distinct"], [(0.5 + 0.5 + 0) / 3, np.nan, np.nan])
 
 
-def test_no_samples_give_no_scores(words: PreTrainedTokenizerBase) -> None:
-    scores = Distinct(words).score(Samples([], prefixes=[]))
-    assert {values.shape for values in scores.values()} == {(0,)}
-
-
 def test_without_groups_and_prefixes_all_texts_are_one_group(
     words: PreTrainedTokenizerBase,
 ) -> None:
@@ -82,14 +77,6 @@ def test_without_groups_and_prefixes_all_texts_are_one_group(
     np.testing.assert_array_equal(Distinct(words).score(texts)["distinct_1"], [3 / 4, 3 / 4])
     numbered = Distinct(words).score(texts, groups=np.array([0, 1]))
     np.testing.assert_array_equal(numbered["distinct_1"], [1, 1])
-
-
-def test_directions_and_ranges() -> None:
-    metrics = Distinct().specs
-    assert list(metrics) == ["distinct_1", "distinct_2", "distinct_3", "distinct"]
-    for metric in metrics.values():
-        assert metric.higher_is_better
-        assert metric.range == (0.0, 1.0)
 
 
 def test_a_named_tokenizer_is_loaded() -> None:

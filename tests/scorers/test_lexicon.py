@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import sys
 import warnings
 from collections.abc import Callable
@@ -71,14 +70,6 @@ def test_polarity_alone_is_a_scorer_with_a_single_score() -> None:
         LexiconSentiment("subjectivity")
 
 
-def test_an_empty_text_is_nan_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        scores = LexiconSentiment().score(["Good.", " "], labels="positive")
-    assert caplog.messages == ["texts[1] is empty: polarity is NaN"]
-    for values in scores.values():
-        assert np.isnan(values).tolist() == [False, True]
-
-
 def test_bad_labels() -> None:
     message = r"labels\[1\] = 'fine' is not a label of the lexicon, which has negative, positive: "
     with pytest.raises(ValueError, match=message):
@@ -92,14 +83,6 @@ def test_without_the_package_the_error_has_the_command(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "vader", None)
     with pytest.raises(ImportError, match=r"LexiconSentiment needs vader: pip install 'ctrlrew"):
         LexiconSentiment().load()
-
-
-def test_directions_and_ranges() -> None:
-    specs = LexiconSentiment().specs
-    assert {name: spec.range for name, spec in specs.items()} == {
-        "polarity": (-1.0, 1.0),
-        "accuracy": (0.0, 1.0),
-    }
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import gc
-import logging
 import math
-import weakref
 
 import numpy as np
 import pytest
@@ -100,38 +97,3 @@ def test_prefixes_change_nothing(folder: str) -> None:
     bare = Perplexity(folder).score(Samples(TEXTS))
     given = Perplexity(folder).score(Samples(TEXTS, prefixes=[text[:3] for text in TEXTS]))
     np.testing.assert_array_equal(given["perplexity"], bare["perplexity"])
-
-
-def test_an_empty_text_is_nan_and_named(folder: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "ctrlreward"):
-        scores = Perplexity(folder).score(Samples([TEXTS[0], "", TEXTS[1], " \n"]))
-    assert caplog.messages == [
-        "texts[1] is empty: perplexity is NaN",
-        "texts[3] is empty: perplexity is NaN",
-    ]
-    for values in scores.values():
-        np.testing.assert_array_equal(np.isnan(values), [False, True, False, True])
-
-
-def test_no_samples_give_no_scores(folder: str) -> None:
-    assert {len(values) for values in Perplexity(folder).score(Samples([])).values()} == {0}
-
-
-def test_directions_and_ranges() -> None:
-    metrics = Perplexity().specs
-    assert not metrics["perplexity"].higher_is_better
-    assert metrics["perplexity"].range == (1.0, math.inf)
-    assert metrics["log_likelihood"].higher_is_better
-    assert metrics["log_likelihood"].range == (-math.inf, 0.0)
-
-
-def test_the_model_is_loaded_at_first_use_and_again_after_release(folder: str) -> None:
-    Perplexity("/no/such/folder")  # nothing is read yet
-    scorer = Perplexity(folder)
-    before = scorer.score(Samples(TEXTS))
-    loaded = weakref.ref(scorer.loaded_model)
-    scorer.to("cpu")
-    gc.collect()
-    assert loaded() is None
-    after = scorer.score(Samples(TEXTS))
-    np.testing.assert_array_equal(before["perplexity"], after["perplexity"])

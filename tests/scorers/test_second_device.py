@@ -54,8 +54,8 @@ SAMPLES = Samples(
 )
 LABELS = {0: "negative", 1: "positive"}
 ALIGNED = {0: "aligned", 1: "hallucinated"}
-CAUSAL = ("llama", "gpt2", "bloom", "falcon", "mamba")
-SEQ2SEQ = ("pegasus", "t5", "bart")
+CAUSAL = ("llama", "bloom", "mamba")  # prefix trees, positions by a bias, padded rows
+SEQ2SEQ = ("pegasus", "t5")
 DIALOG: tuple[AspectName, ...] = (
     "preservation",
     "consistency",
@@ -163,26 +163,26 @@ def test_the_device_computes_and_refuses_to_mix() -> None:
         there.numpy()
 
 
-@pytest.mark.parametrize("case", CASES)
 @on_second_device
-def test_scores_are_those_of_the_cpu_and_release_frees(case: str, folders: dict[str, str]) -> None:
-    samples = SAMPLES
-    if case == "AttributeClassifier":
-        labels = [f"sentiment={label} tone={label}" for label in SAMPLES.require("labels", "test")]
-        samples = SAMPLES.replace(labels=labels)
-    expected = CASES[case](folders, "cpu").score(samples)
-    assert memory.live == [0, 0]
-    scorer = CASES[case](folders, DEVICE)
-    assert set(scorer.devices) <= {DEVICE}
-    scores = scorer.score(samples)
-    assert memory.live[0] > 1000  # the weights
-    assert memory.live[1] == 0
-    assert scores.keys() == expected.keys()
-    for name, values in expected.items():
-        assert not np.isnan(values).all()
-        np.testing.assert_allclose(scores[name], values, rtol=1e-5, atol=1e-5)
-    scorer.release()
-    assert memory.live == [0, 0]
+def test_scores_are_those_of_the_cpu_and_release_frees(folders: dict[str, str]) -> None:
+    for case, build in CASES.items():
+        samples = SAMPLES
+        if case == "AttributeClassifier":
+            labels = [f"sentiment={label} tone={label}" for label in SAMPLES.labels or ()]
+            samples = SAMPLES.replace(labels=labels)
+        expected = build(folders, "cpu").score(samples)
+        assert memory.live == [0, 0], case
+        scorer = build(folders, DEVICE)
+        assert set(scorer.devices) <= {DEVICE}, case
+        scores = scorer.score(samples)
+        assert memory.live[0] > 1000, case  # the weights
+        assert memory.live[1] == 0, case
+        assert scores.keys() == expected.keys(), case
+        for name, values in expected.items():
+            assert not np.isnan(values).all(), (case, name)
+            np.testing.assert_allclose(scores[name], values, 1e-5, 1e-5, err_msg=f"{case}: {name}")
+        scorer.release()
+        assert memory.live == [0, 0], case
 
 
 def wide(folder: str) -> CTRLEval:

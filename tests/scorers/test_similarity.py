@@ -69,24 +69,6 @@ def test_a_long_source_is_named_as_such(
     assert np.isfinite(values[2])
 
 
-def test_no_samples_give_no_scores(scorer: Similarity) -> None:
-    assert scorer.score(Samples([], sources=[]))["similarity"].shape == (0,)
-
-
-def test_sources_are_needed() -> None:
-    with pytest.raises(ValueError, match="Similarity needs the column 'sources'"):
-        Similarity().score(Samples(["a"]))
-
-
-def test_direction_range_and_release(scorer: Similarity) -> None:
-    metric = scorer.specs["similarity"]
-    assert metric.higher_is_better
-    assert metric.range == (-1.0, 1.0)
-    scorer.score(Samples(["a"], sources=["b"]))
-    scorer.to("cpu")
-    assert "loaded_model" not in vars(scorer)
-
-
 def test_word_vectors_serve_as_encoder(caplog: pytest.LogCaptureFixture) -> None:
     words = WordVectors({"good": [3.0, 4.0], "fine": [4.0, 3.0], "food": [0.0, 1.0]})
     scorer = Similarity(words)

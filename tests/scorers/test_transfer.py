@@ -118,13 +118,6 @@ def test_an_abnormally_low_perplexity_is_punished(quality: TransferQuality) -> N
         assert other.score(SAMPLES)["gm"][0] == pytest.approx(gm, abs=1e-9)
 
 
-def test_columns_are_needed(quality: TransferQuality) -> None:
-    with pytest.raises(ValueError, match="Accuracy needs the column 'labels'"):
-        quality.score(Samples(["good"], sources=["bad"]))
-    with pytest.raises(ValueError, match="Similarity needs the column 'sources'"):
-        quality.score(Samples(["good"], labels=["positive"]))
-
-
 def test_all_three_are_moved_and_released(quality: TransferQuality) -> None:
     quality.to("cuda:1")
     assert quality.similarity.device == quality.perplexity.device == "cuda:1"

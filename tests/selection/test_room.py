@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ctrlreward import selection
-from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule, StopState
+from ctrlreward.selection import AlarmRule, BestRule, ParetoRule, StopRule
 
 RULES = {
     "stop": StopRule("x", patience=2),
@@ -41,17 +41,6 @@ def test_all_rules_have_one_shape_and_states_for_any_checkpoint(name: str) -> No
     torch.save(state.to_dict(), file)
     file.seek(0)
     assert type(state).from_dict(torch.load(file, weights_only=True)) == state
-
-
-def test_the_example_of_the_package() -> None:
-    rule = StopRule("score/sim", patience=2)
-    state = rule.start()
-    for step, value in [(100, 0.5), (200, 0.4), (300, 0.3)]:
-        state, decision = rule.update(state, step, {"score/sim": value})
-    assert decision.stop
-    example = decision.reason.split("(")[0].rstrip()
-    assert example in (selection.__doc__ or "")
-    assert StopState.from_dict(state.to_dict()) == state
 
 
 def test_rules_import_neither_a_trainer_nor_torch() -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 import pytest
@@ -52,6 +53,20 @@ class LiveServer:
     def address(self) -> tuple[str, int]:
         host, port = self.url.removeprefix("http://").split(":")
         return host, int(port)
+
+
+class Quick:
+    """asyncio, as uvicorn uses it to look every tenth of a second whether to end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+uvicorn.server.asyncio = Quick()
 
 
 @contextmanager

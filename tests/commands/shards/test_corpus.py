@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 import tracemalloc
@@ -16,6 +14,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from warm_python import WarmProcess
 
 from ctrlreward.cli import main
 from ctrlreward.tables.locations import Location
@@ -84,11 +83,10 @@ def test_a_killed_run_and_a_killed_worker_lose_nothing(tmp_path: Path) -> None:
         while len(list(calls.iterdir())) < until:
             time.sleep(0.005)
 
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    process = subprocess.Popen([sys.executable, "-m", "ctrlreward", *command], env=environment)
+    process = WarmProcess(["-m", "ctrlreward", *command], tmp_path / "out", tmp_path / "err")
     wait()
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
     assert not Path("out.jsonl").exists()
 
     def kill_a_worker() -> None:
@@ -173,13 +171,13 @@ def test_errors_far_down_name_the_row(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])
 def test_memory_does_not_grow_with_the_rows(suffix: str) -> None:
     peaks = []
-    for rows in (500, 500, 10_000):  # the first one warms up
+    for rows in (500, 500, 5_000):  # the first one warms up
         write("in.jsonl", 0, rows)
         tracemalloc.start()
         main(["score", "in.jsonl", f"out-{rows}-{len(peaks)}{suffix}", *SCORER, "--chunk=100"])
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert len(read_rows(Path(f"out-10000-2{suffix}"))) == 10_000
+    assert len(read_rows(Path(f"out-5000-2{suffix}"))) == 5_000
     # A row of these files has 35 bytes, and many more in memory. A shard of 100 rows is known by
     # its entry in the manifest and its number: 5 bytes a row.
-    assert peaks[2] < 1.1 * peaks[1] + 5 * 10_000
+    assert peaks[2] < 1.1 * peaks[1] + 5 * 5_000

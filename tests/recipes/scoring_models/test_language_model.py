@@ -87,18 +87,6 @@ def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) ->
     assert epochs(2)[0] != first
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_share_out_of_range(share: float) -> None:
-    with pytest.raises(ValueError, match=r"validation_share = .*: give a share above 0 and below"):
-        Corpus(["a"], validation_share=share)
-
-
-def test_fewer_than_two_sentences_raise(tmp_path: Path) -> None:
-    data = Corpus([written(tmp_path / "lines", ["So  bad", "so bad", ""])])
-    with pytest.raises(ValueError, match="lines hold 1 sentences that are not held out: give two"):
-        data.setup("fit")
-
-
 def test_no_sentence_of_the_yelp_test_set_is_trained_on(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -332,10 +320,10 @@ def test_a_width_that_does_not_fit_the_heads(tmp_path: Path) -> None:
         LanguageModelTrainer(str(tmp_path), width=20, heads=4)
 
 
-def test_a_few_thousand_sentences_teach_the_order_of_words(data_dir: Path, tmp_path: Path) -> None:
+def test_a_thousand_sentences_teach_the_order_of_words(data_dir: Path, tmp_path: Path) -> None:
     """Perplexity is below that of the best model without order, fitted to the test text itself."""
     source = data_dir / "yelp_shen" / "sentiment.test.1"
-    lines = source.read_text("utf-8").splitlines()[:2500]
+    lines = source.read_text("utf-8").splitlines()[:1250]
     test = data_dir / "li2018" / "sentiment.test.1"
     files = {"train": [written(tmp_path / "lines", lines)], "test": [str(test)]}
     options = {"width": 32, "min_count": 5, "dropout": 0.0, "share_unknown": False}

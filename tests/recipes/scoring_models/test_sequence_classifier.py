@@ -60,16 +60,14 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Watched(SequenceClassifierTrainer):
-    """Trainer that notes what it trains on, and in which mode."""
+    """Trainer that notes the longest row, and trains in training mode."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.seen: set[str] = set()
         self.longest = 0
 
     def training_step(self, batch: list[Sentence], batch_idx: int) -> torch.Tensor:
         assert all(part.training for part in self.network.modules())  # else dropout is off
-        self.seen |= {sentence.text for sentence in batch}
         return super().training_step(batch, batch_idx)
 
     def _logits(self, rows: Any) -> torch.Tensor:
@@ -109,7 +107,7 @@ def overrides(files: Files, folder: Path, encoder: str) -> list[str]:
         "data.init_args.exclude": json.dumps(exclude),
         "data.init_args.validation_share": "0.2",
         "data.init_args.batch_size": "20",
-        "trainer.max_epochs": "16",
+        "trainer.max_epochs": "9",
         "trainer.default_root_dir": str(folder),
         "trainer.logger.init_args.folder": str(folder),
         "trainer.callbacks.init_args.dirpath": str(folder / "checkpoints"),
@@ -166,15 +164,6 @@ def test_the_labels_are_those_of_the_data_by_name(
     labels = ["positive"] * len(TEST_GOOD) + ["negative"] * len(TEST_BAD)
     scores = Accuracy(str(tmp_path / "model")).score([*TEST_GOOD, *TEST_BAD], labels=labels)
     assert scores["accuracy"].mean() > 0.9
-
-
-def test_held_out_sentences_are_never_trained_on(
-    files: Files, tmp_path: Path, encoder: str
-) -> None:
-    seen = fitted(files, tmp_path / "model", encoder).seen
-    assert len(seen) == round(0.8 * (len(GOOD) + len(BAD) - 2))
-    assert seen <= {*GOOD, *BAD} - {GOOD[0], BAD[1]}
-    assert seen.isdisjoint({*TEST_GOOD, *TEST_BAD})
 
 
 def test_loss_and_decisions_do_not_depend_on_the_groups(
@@ -239,12 +228,6 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
     assert all(torch.equal(weight, weights[name]) for name, weight in loaded.items())
 
 
-def test_fast_dev_run_writes_nothing(files: Files, tmp_path: Path, encoder: str) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    fitted(files, tmp_path / "model", encoder, {"fast_dev_run": True})
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
@@ -302,6 +285,7 @@ def test_the_judge_and_the_rewards_classifier_share_no_sentence(
             held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
     judge, reward = sides
     assert len(judge) > 50_000
+    assert len(reward) > 110_000
     assert judge.isdisjoint(reward)
     assert len(held_out) > 1900
-    assert judge.isdisjoint(held_out)
+    assert (judge | reward).isdisjoint(held_out)

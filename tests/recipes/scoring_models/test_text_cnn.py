@@ -133,29 +133,6 @@ def test_a_file_without_sentences(files: tuple, tmp_path: Path) -> None:
         data.setup("fit")
 
 
-def test_no_sentence_of_the_yelp_test_set_is_trained_on(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nor a reference, although both stand in the files of the same source."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "data").symlink_to(data_dir)  # where the configuration looks
-    monkeypatch.chdir(checkout)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
-    data = build(["--config", str(CONFIG)]).datamodule
-    data.setup("fit")
-    held_out = set()
-    for file in (data_dir / "li2018").glob("*.[01]"):
-        for line in file.read_text("utf-8").splitlines():
-            held_out |= {" ".join(column.lower().split()) for column in line.split("\t")}
-    trained = {s.text for split in ("train", "validation") for s in data.sentences[split]}
-    assert len(held_out) > 1900
-    assert len(trained) > 110_000
-    assert trained.isdisjoint(held_out)
-    assert len(data.sentences["test"]) == 1000
-
-
 # The training
 
 
@@ -236,17 +213,6 @@ def test_a_model_takes_the_place_of_an_earlier_one_as_a_whole(
     model = trained(files, folder).model
     for name, weight in TextCNNClassifier(str(folder)).model.state_dict().items():
         assert torch.equal(weight, model.state_dict()[name])
-
-
-def test_a_folder_that_holds_something_else_is_refused(files: tuple, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    written(folder / "thesis.txt", ["years of work"])
-    with pytest.raises(
-        ValueError, match=r"model' holds thesis\.txt, which does not belong to a trained"
-    ):
-        trained(files, folder)
-    assert (folder / "thesis.txt").is_file()
 
 
 def test_a_few_thousand_sentences_teach_the_sentiment(data_dir: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -87,18 +86,3 @@ def test_a_command_takes_them(files: None, arguments: list[str]) -> None:
     main(["score", "texts.jsonl", "scored.jsonl", *arguments])
     (expected,) = Similarity(vectors).score([row["text"]], sources=row["source"])["similarity"]
     assert json.loads(Path("scored.jsonl").read_text())["similarity"] == pytest.approx(expected)
-
-
-def test_the_page_has_the_figures_of_its_block(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "data").symlink_to(data_dir)
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-    page = (ROOT / "docs" / "word_vectors.md").read_text("utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(block, {"__name__": "__main__"})
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-    assert len(printed) == 3
-    assert "\n".join(printed) in page
