@@ -1,0 +1,123 @@
+"""At which validation each alarm speaks in finished runs, and a figure of their bands.
+
+    python benchmarks/studies/replay_decisions.py RUN [RUN …] [--proxy attribute_relevance:max]
+        [--held-out distinct_2:max perplexity:min] [--name score] [--draw PNG]
+
+Reads the texts and scores that a `GenerationScorer` has written, RUN/samples/<name>/step=*.jsonl.
+Each rule of `alarms.py` watches each held-out score; its alarm counts from the first validation on
+at which the mean of the proxy is better than at the first one. The figure shows the first run: the
+mean of each score, its difference to the first validation with an interval that holds at all
+validations together, and the first alarm of `AlarmRule`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from alarms import NEVER, RULES
+
+from ctrlreward import Distinct
+from ctrlreward.callbacks.logged_scores import scores_by_prompt, without_each_prompt
+from ctrlreward.callbacks.loggers.records import read_scored_samples
+from ctrlreward.functional.sequential import level_of_test, paired_difference
+from ctrlreward.plots.style import DPI, FIRST, SECOND, finish_panel, new_figure
+from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.components import as_component
+from ctrlreward.selection.alarm import LEVEL
+
+ALARMS = ("ours, first", "ours, best", "t", "random walk", "3 sigma", "ratio", "Mann-Kendall",
+          "CUSUM", "3 in a row")  # fmt: skip
+
+
+def read_run(folder: Path, name: str, keys: list[str]) -> tuple[list[int], dict[str, Scores]]:
+    """Return the steps of a run's validations, and the values by prompt, (validations, prompts)."""
+    files = sorted((folder / "samples" / name).glob("step=*.jsonl"))
+    if not files:
+        raise SystemExit(f"{folder / 'samples' / name} has no step=*.jsonl")
+    tables = [by_prompt(file, keys) for file in files]
+    steps = [int(file.stem.partition("=")[2]) for file in files]
+    return steps, {key: np.stack([table[key] for table in tables]) for key in keys}
+
+
+def by_prompt(file: Path, keys: list[str]) -> dict[str, Scores]:
+    """Return the value of each prompt, as `GenerationScorer.evidence` had it."""
+    samples, scores = read_scored_samples(file)
+    columns = [samples.prompts, samples.prefixes, samples.sources, samples.labels]
+    prompts = list(zip(*(column for column in columns if column), strict=True))
+    repeats = next((i for i, row in enumerate(prompts) if row != prompts[0]), len(prompts))
+    variety = Distinct()
+    components = {  # others are read from the file
+        key: variety[key] if key.startswith("distinct") else as_component(key, lambda texts: texts)
+        for key in keys
+    }
+    without = without_each_prompt(components, samples, scores, repeats)
+    tables = scores_by_prompt(components, {**scores, **without}, repeats)
+    return {key: np.nanmean(tables[key], axis=1) for key in keys}
+
+
+def speaks(run: Scores, proxy: Scores, rule: str) -> int:
+    """Return the first validation, from 2 on, at which a rule speaks and the proxy has risen."""
+    for end in range(2, len(run) + 1):
+        if RULES[rule](run[:end]) == end and proxy[end - 1] > proxy[0]:
+            return end
+    return NEVER
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--proxy", default="attribute_relevance:max")
+    parser.add_argument("--held-out", nargs="+", default=["distinct_2:max", "perplexity:min"])
+    parser.add_argument("--name", default="score")
+    parser.add_argument("--draw", metavar="PNG")
+    options = parser.parse_args()
+    signs = {
+        key: 1.0 if mode == "max" else -1.0
+        for key, _, mode in (given.partition(":") for given in [options.proxy, *options.held_out])
+    }
+    proxy, *held_out = signs
+    print(f"| run | held-out score | first → last | {' | '.join(ALARMS)} |")
+    print("|---" * (3 + len(ALARMS)) + "|")
+    drawn = None
+    for folder in options.runs:
+        steps, evidence = read_run(folder, options.name, list(signs))
+        drawn = drawn or (steps, evidence)
+        means = {key: rows.mean(axis=1) for key, rows in evidence.items()}
+        for key in held_out:
+            found = [speaks(signs[key] * evidence[key], signs[proxy] * means[proxy], rule)
+                     for rule in ALARMS]  # fmt: skip
+            cells = ["silent" if place == NEVER else f"step {steps[place - 1]}" for place in found]
+            change = f"{means[key][0]:.3f} → {means[key][-1]:.3f}"
+            print(f"| {folder.name} | {key} | {change} | {' | '.join(cells)} |", flush=True)
+    if options.draw and drawn:
+        draw(*drawn, signs, Path(options.draw))
+
+
+def draw(
+    steps: list[int], evidence: dict[str, Scores], signs: dict[str, float], path: Path
+) -> None:
+    """Draw the difference of each score to the first validation, with its interval."""
+    figure = new_figure(4.2 * len(evidence), 3.2)
+    axes = figure.subplots(1, len(evidence), squeeze=False)[0]
+    for axis, (key, rows) in zip(axes, evidence.items(), strict=True):
+        differences = [
+            paired_difference(rows[0], rows[k], level_of_test(LEVEL, k))
+            for k in range(1, len(rows))
+        ]
+        values = [d.value for d in differences]
+        low, high = [d.low for d in differences], [d.high for d in differences]
+        axis.fill_between(steps[1:], low, high, color=FIRST, alpha=0.15, linewidth=0)
+        axis.plot(steps[1:], values, color=FIRST, marker="o", markersize=3)
+        axis.axhline(0, color="0.5", linewidth=0.8)
+        place = RULES["ours, first"](signs[key] * rows)
+        if place != NEVER:
+            axis.axvline(steps[place - 1], color=SECOND, linestyle="--")
+            axis.annotate("declined", (steps[place - 1], max(values)), color=SECOND)
+        finish_panel(axis, f"{key}, difference to step {steps[0]}", "step")
+    figure.savefig(path, dpi=DPI)
+
+
+if __name__ == "__main__":
+    main()
