@@ -217,7 +217,7 @@ class LoadedComponents:
 
     def __init__(self, threads: int, device: str | None = None) -> None:
         torch.set_num_threads(threads)
-        self._device = device
+        self.device = device
         self._components: dict[str, Component] = {}
 
     def load(self, content: bytes) -> None:
@@ -225,9 +225,9 @@ class LoadedComponents:
         release(self._components)
         with _portable_errors():
             self._components = pickle.loads(content)
-        if self._device:
+        if self.device:
             for scorer in {component.scorer for component in self._components.values()}:
-                scorer.to(self._device)
+                scorer.to(self.device)
 
     def score(self, shard: Shard) -> dict[str, Scores]:
         """Return the scores of a shard."""
