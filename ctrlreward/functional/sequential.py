@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 GRID = 1 << 15
 # More prompts than this are added up in groups, whose sums are symmetric as well.
 GROUPS = 128
-BISECTIONS = 16
+BISECTIONS = 10  # of the range of differences: a thousandth of it
 
 
 class PairedDifference(NamedTuple):
