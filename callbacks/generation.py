@@ -352,10 +352,11 @@ class GenerationScorerMixin(CallbackMixin):
         self.has_new_scores = True
 
     def _describe_resolutions(self) -> str:
+        several = self.generations_per_prompt > 1
         lines = [
             f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
-            f"deviation {r.between_prompts:.3g} between prompts, {r.between_decodings:.3g} between "
-            "completions of a prompt)"
+            f"deviation {r.between_prompts:.3g} between prompts"
+            + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
             for key, r in self.resolutions.items()
         ]
         what = (

@@ -93,7 +93,7 @@ def test_one_string_stands_for_all(model: str) -> None:
 
 def test_a_scorer_with_one_score_is_a_component(similarity: Similarity, model: str) -> None:
     assert Reward({"s": (similarity, 2.0)}).weights == {"s": 2.0}
-    assert GenerationScorer({"s": similarity}, TEXTS).scores["s"] == similarity["similarity"]
+    assert GenerationScorer({"s": similarity}, TEXTS).components["s"] == similarity["similarity"]
     assert Potential(similarity).phi == similarity["similarity"]
     coherence = CTRLEval(model, aspects="coherence")
     assert Reward({"c": coherence}).components["c"].name == "coherence"

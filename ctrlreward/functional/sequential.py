@@ -141,7 +141,7 @@ def paired_difference(
     Examples:
         >>> before, after = [0.1, 0.5, 0.3, 0.2, 0.4, 0.6], [0.3, 0.6, 0.5, 0.5, 0.5, 0.8]
         >>> paired_difference(before, after, level=0.05)
-        PairedDifference(value=0.183..., low=0.1..., high=0.2..., prompts=6)
+        PairedDifference(value=0.183..., low=0.0999..., high=0.3, prompts=6)
         >>> paired_difference(before, after, level=0.01)  # p is at least 2 / 64
         PairedDifference(value=0.183..., low=-inf, high=inf, prompts=6)
     """
@@ -199,8 +199,8 @@ def mean_interval(values: npt.ArrayLike, level: float) -> tuple[float, float, fl
         Mean, lower and upper end; infinite ends with fewer than two prompts.
 
     Examples:
-        >>> mean_interval([0.2, 0.4, 0.6], level=0.05)
-        (0.4, -0.096..., 0.896...)
+        >>> mean_interval([1.0, 2.0, 3.0], level=0.05)
+        (2.0, -0.484..., 4.484...)
     """
     array = np.asarray(values, dtype=np.float64)
     valid = array[np.isfinite(array)]

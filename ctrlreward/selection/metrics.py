@@ -96,7 +96,13 @@ def read(metrics: Mapping[str, float], key: str) -> float:
 
 
 def check_level(level: float) -> None:
-    """Raise a ValueError unless 0 < level < 1."""
+    """Raise a ValueError unless 0 < level < 1.
+
+    Examples:
+        >>> check_level(5)
+        Traceback (most recent call last):
+        ValueError: level must be between 0 and 1, got 5
+    """
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
 
@@ -105,6 +111,11 @@ def chosen_level(level: float, k: int) -> float:
     """Return the level of the k-th comparison with the best of k earlier validations.
 
     Which of them is the best depends on chance. A k-th of the level for each covers any choice.
+
+    Examples:
+        >>> from ctrlreward.functional.sequential import level_of_test
+        >>> chosen_level(0.05, 2) == level_of_test(0.05, 2) / 2
+        True
     """
     return level_of_test(level, k) / k
 
@@ -113,6 +124,7 @@ def describe(difference: PairedDifference) -> str:
     """Return a difference in words.
 
     Examples:
+        >>> from ctrlreward.functional.sequential import PairedDifference
         >>> describe(PairedDifference(0.031, 0.012, 0.05, 32))
         'difference +0.0310, +0.0120 to +0.0500, with 32 prompts'
     """

@@ -144,10 +144,11 @@ def test_all_folders_of_a_trainer_are_free(folder_with: Callable[..., Path]) -> 
     assert list(move_last_runs_aside(trainer(empty, logger=False))) == []
 
 
-def hold(folder: Path, resumed: bool, start: Any, said: Any) -> None:
+def hold(folder: Path, resumed: bool, ready: Any, start: Any, said: Any) -> None:
     """Hold the folder of a run until it is killed, or say why it can't be held."""
     history = HistoryLogger(str(folder))
     trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, logger=history)
+    ready.release()
     start.wait()
     try:
         with run_folders(trainer, resumed):
@@ -165,9 +166,12 @@ def test_one_of_several_runs_that_start_at_once_has_the_folder(
     said = fork.Queue()
 
     def runs(count: int, resumed: bool = False) -> dict[int, str]:
-        start = fork.Barrier(count)
+        ready, start = fork.Semaphore(0), fork.Event()
+        arguments = (folder, resumed, ready, start, said)
         for _ in range(count):
-            fork.Process(target=hold, args=(folder, resumed, start, said), daemon=True).start()
+            fork.Process(target=hold, args=arguments, daemon=True).start()
+        assert all(ready.acquire(timeout=200) for _ in range(count))
+        start.set()
         return dict(said.get(timeout=200) for _ in range(count))
 
     first = runs(4)

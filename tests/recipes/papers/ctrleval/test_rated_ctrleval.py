@@ -134,9 +134,9 @@ def test_studies_change_no_score_and_run_no_model_again(
     calls: list[int] = []
     plain = Seq2SeqInfiller._score
 
-    def counted(self: Seq2SeqInfiller, sources: list[Any], fillings: list[Any]) -> list[Any]:
-        calls.append(len(sources))
-        return plain(self, sources, fillings)
+    def counted(self: Seq2SeqInfiller, groups: list[Any]) -> dict[Any, Any]:
+        calls.append(len(groups))
+        return plain(self, groups)
 
     monkeypatch.setattr(Seq2SeqInfiller, "_score", counted)
     without = report(pegasus)
