@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import itertools
 import os
 import signal
 import time
@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import ModelCheckpoint
+from warm_python import WarmProcess
 
 from ctrlreward.callbacks import HistoryLogger
 from ctrlreward.commands.last_run import (
     move_last_run_aside,
     move_last_runs_aside,
-    run_folders,
 )
 
+HOLD = Path(__file__).with_name("hold_run_folder.py")
 RUN = ("metrics.jsonl", "checkpoints/last.ckpt", "config.yaml", "wandb/offline-run-1/run.wandb")
 
 
@@ -144,35 +145,33 @@ def test_all_folders_of_a_trainer_are_free(folder_with: Callable[..., Path]) -> 
     assert list(move_last_runs_aside(trainer(empty, logger=False))) == []
 
 
-def hold(folder: Path, resumed: bool, ready: Any, start: Any, said: Any) -> None:
-    """Hold the folder of a run until it is killed, or say why it can't be held."""
-    history = HistoryLogger(str(folder))
-    trainer = pl.Trainer(accelerator="cpu", default_root_dir=folder, logger=history)
-    ready.release()
-    start.wait()
-    try:
-        with run_folders(trainer, resumed):
-            said.put((os.getpid(), "held"))
-            time.sleep(600)
-    except ValueError as error:
-        said.put((os.getpid(), str(error)))
+def wait_for_lines(files: Sequence[Path], count: int) -> list[list[str]]:
+    """Return the lines of files as soon as each has that many."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        lines = [f.read_text().splitlines() if f.exists() else [] for f in files]
+        if all(len(each) >= count for each in lines):
+            return lines
+        time.sleep(0.02)
+    raise TimeoutError("\n".join(f.with_suffix(".err").read_text() for f in files))
 
 
 def test_one_of_several_runs_that_start_at_once_has_the_folder(
-    folder_with: Callable[..., Path],
+    folder_with: Callable[..., Path], tmp_path: Path
 ) -> None:
     folder = folder_with(RUN)
-    fork = multiprocessing.get_context("forkserver")  # without the threads of this process
-    said = fork.Queue()
+    numbers = itertools.count()
 
     def runs(count: int, resumed: bool = False) -> dict[int, str]:
-        ready, start = fork.Semaphore(0), fork.Event()
-        arguments = (folder, resumed, ready, start, said)
-        for _ in range(count):
-            fork.Process(target=hold, args=arguments, daemon=True).start()
-        assert all(ready.acquire(timeout=200) for _ in range(count))
-        start.set()
-        return dict(said.get(timeout=200) for _ in range(count))
+        """Return what each of several processes says, by its id."""
+        start = tmp_path / f"start-{next(numbers)}"
+        arguments = [HOLD, folder, start, *(["resumed"] if resumed else [])]
+        said = [tmp_path / f"{start.name}-{i}" for i in range(count)]
+        processes = [WarmProcess(arguments, out, out.with_suffix(".err")) for out in said]
+        wait_for_lines(said, 1)
+        start.touch()
+        lines = wait_for_lines(said, 2)
+        return {process.pid: line[1] for process, line in zip(processes, lines, strict=True)}
 
     first = runs(4)
     assert sorted(first.values())[1:] != ["held"] * 3
