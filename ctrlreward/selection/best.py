@@ -227,11 +227,16 @@ class BestRule:
         chosen = state.candidates.get(step)
         if chosen is None or self.monitor not in chosen.evidence:
             return f"{what} (no scores by prompt)"
+        others = [seen for seen in state.candidates.values() if seen.step != step]
+        refused = state.validations - len(state.candidates)
+        if refused:
+            what += f" ({refused} of {state.validations} validations violate a constraint)"
+        if not others:
+            return f"{what}, the only candidate"
         tied = [
             f"{other.metrics[self.monitor]:.4f} at step {other.step} ({describe(difference)})"
-            for other in state.candidates.values()
-            if other.step != step
-            and (difference := self._difference(state, chosen, other)) is not None
+            for other in others
+            if (difference := self._difference(state, chosen, other)) is not None
             and not difference.distinguishable
         ]
         if not tied:

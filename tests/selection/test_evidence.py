@@ -176,6 +176,25 @@ def test_reason_says_what_cannot_be_told_apart() -> None:
     assert decisions[2].difference.high < 0
 
 
+def test_the_selection_is_explained() -> None:
+    rule = BestRule("y", constraints={"z": (0.0, None)})
+    assert rule.explain(rule.start()) == "none of 0 validations is a candidate"
+    rows = [
+        {**row, "z": z} for row, z in zip(near(0.67, 0.64, 0.9, 0.1), (1, 1, -1, 1), strict=True)
+    ]
+    words = rule.explain(fold(rule, rows)[0])
+    refused = "y is 0.6700 at step 10 (1 of 4 validations violate a constraint)"
+    assert words.startswith(f"{refused}, not distinguishable from 0.6400 at step 20 (difference")
+    assert "at step 40" not in words
+    assert rule.explain(fold(rule, rows[::2])[0]).endswith(
+        "violate a constraint), the only candidate"
+    )
+    clear = rule.explain(fold(rule, rows[::3])[0])
+    assert clear == "y is 0.6700 at step 10, distinguishable from all other candidates"
+    means = fold(rule, [{"y": 0.5, "z": 1.0}])[0]
+    assert rule.explain(means) == "y is 0.5000 at step 10 (no scores by prompt)"
+
+
 def test_ties_are_chosen_by_another_metric() -> None:
     rows = near(0.60, 0.64, 0.66, 0.2)
     for row, kl in zip(rows, (0.3, 0.1, 0.2, 0.0), strict=True):
