@@ -61,6 +61,7 @@ class Slow(shared.Curve):
 def fit(folder: Path, overlap: bool, scorer: shared.Curve, module: Module, **options: Any) -> None:
     """Train for eight steps with a validation after every second one."""
     prompts = Samples(texts=["The food", "The film"])
+    scorer.draws = not overlap
     callbacks = [
         GenerationScorer({"v": scorer["value"]}, prompts, overlap=overlap),
         RewardCheckpoint("held_out", "max", dirpath=str(folder / "kept"), save_top_k=2),

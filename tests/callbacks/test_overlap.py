@@ -46,6 +46,7 @@ class Seen(pl.Callback):
 
 
 def late(scorer: Any, held_out: Samples, **arguments: Any) -> GenerationScorer:
+    scorer.draws = False
     return GenerationScorer({"v": scorer["value"]}, held_out, overlap=True, **arguments)
 
 

@@ -557,7 +557,7 @@ def test_any_run_gets_a_summary_and_a_figure(fit, counter, curve, held_out, tmp_
     found = summary["selection"]
     assert (found.pop("optimism"), found.pop("reason")[:30]) == (
         0.0,
-        "score/v is 0.5000 at step 4, n",
+        "score/v is 0.5000 at step 4 (1",
     )
     assert (found, summary["constraints_met"]) == (selection, True)
     assert summary["resolution"]["score/v"]["prompts"] == 3
