@@ -154,8 +154,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     @property
     def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value, since it was the best by
-        chance.
+        """Expected excess of the selected score over its true value.
 
         In units of the score, ≥ 0 on average; None without scores by prompt of two candidates.
         """
@@ -163,11 +162,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return Lightning's state, and steps, scores and paths of the kept checkpoints."""
-        return {
-            **super().state_dict(),
-            **self.state.to_dict(),
-            "paths": dict(self._paths),
-        }
+        return {**super().state_dict(), **self.state.to_dict(), "paths": dict(self._paths)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state. With another `dirpath`, only `best_model_path`, as in Lightning."""

@@ -37,7 +37,7 @@ from ctrlreward.callbacks.logged_scores import (
 from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
-from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import Resolution, resolution
 from ctrlreward.lightning_package import (
     LightningModule,
@@ -208,10 +208,7 @@ class GenerationScorerMixin(CallbackMixin):
     @property
     def evidence(self) -> dict[str, Scores]:
         """Logged key → last score of each prompt, shape (prompts,): the mean of its completions."""
-        return {
-            key: np.array([valid_mean(row) for row in table])
-            for key, table in self.by_prompt.items()
-        }
+        return {key: valid_row_means(table) for key, table in self.by_prompt.items()}
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -332,8 +329,7 @@ class GenerationScorerMixin(CallbackMixin):
     def _log(
         self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
     ) -> None:
-        repeats = 1 if self._trial else self.generations_per_prompt
-        tables = scores_by_prompt(self.components, scores, repeats)
+        tables = scores_by_prompt(self.components, scores, self._repeats)
         values = {**logged_scores(self.components, scores), **more}
         if self.decoding_cv:
             values |= cv_of_decodings(tables)
@@ -350,6 +346,11 @@ class GenerationScorerMixin(CallbackMixin):
             if first:
                 rank_zero_info(self._describe_resolutions())
         self.has_new_scores = True
+
+    @property
+    def _repeats(self) -> int:
+        """Completions per prompt; one in a run of `fast_dev_run`."""
+        return 1 if self._trial else self.generations_per_prompt
 
     def _describe_resolutions(self) -> str:
         several = self.generations_per_prompt > 1
@@ -386,10 +387,9 @@ class GenerationScorerMixin(CallbackMixin):
     def _generate(self, trainer: Trainer, module: Generator) -> Samples:
         """Return all texts on every rank, in the order of the prompts."""
         prompts = self.prompts[:2] if self._trial else self.prompts
-        repeats = 1 if self._trial else self.generations_per_prompt
         # Lightning enables mixed precision in its steps, not in this hook.
         with trainer.precision_plugin.val_step_context():
-            return generate_across_ranks(module, prompts, repeats, self.seed)
+            return generate_across_ranks(module, prompts, self._repeats, self.seed)
 
     def _score_now(self, trainer: Trainer, step: int, samples: Samples) -> dict[str, Scores]:
         with fixed_randomness(self.seed), phase(f"scoring {len(samples)} texts"):
@@ -400,12 +400,11 @@ class GenerationScorerMixin(CallbackMixin):
     def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
         scores = score(with_corpus_parts(self.components), samples)
-        repeats = 1 if self._trial else self.generations_per_prompt
-        scores |= without_each_prompt(self.components, samples, scores, repeats)
         if self.folder is not None:
             file = self.folder / f"{kind}step={step:06d}.jsonl"
             write_scored_samples(file, samples, without_corpus_parts(scores))
-        return scores
+        left_out = without_each_prompt(self.components, samples, scores, self._repeats)
+        return {**scores, **left_out}
 
     def _show(
         self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]

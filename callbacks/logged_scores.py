@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ctrlreward.functional.agreement import cv_star
-from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import jackknife_values
 from ctrlreward.lightning_package import Trainer, misconfigured
 from ctrlreward.placement import shared_device
@@ -208,7 +208,7 @@ def cv_of_decodings(tables: Mapping[str, Scores]) -> dict[str, float]:
         tables: Values of `scores_by_prompt`.
     """
     means = {
-        key: [valid_mean(decoding) for decoding in table.T]
+        key: valid_row_means(table.T).tolist()
         for key, table in tables.items()
         if table.shape[1] > 1
     }

@@ -21,6 +21,7 @@ from alarms import NEVER, RULES
 from ctrlreward import Distinct
 from ctrlreward.callbacks.logged_scores import scores_by_prompt, without_each_prompt
 from ctrlreward.callbacks.loggers.records import read_scored_samples
+from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import level_of_test, paired_difference
 from ctrlreward.plots.style import DPI, FIRST, SECOND, finish_panel, new_figure
 from ctrlreward.scorers.base import Scores
@@ -54,7 +55,7 @@ def by_prompt(file: Path, keys: list[str]) -> dict[str, Scores]:
     }
     without = without_each_prompt(components, samples, scores, repeats)
     tables = scores_by_prompt(components, {**scores, **without}, repeats)
-    return {key: np.nanmean(tables[key], axis=1) for key in keys}
+    return {key: valid_row_means(tables[key]) for key in keys}
 
 
 def speaks(run: Scores, proxy: Scores, rule: str) -> int:

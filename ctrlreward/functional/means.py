@@ -15,3 +15,13 @@ def valid_mean(values: npt.NDArray[np.float64]) -> float:
     """
     valid = values[~np.isnan(values)]
     return float(valid.mean()) if valid.size else float("nan")
+
+
+def valid_row_means(table: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return `valid_mean` of each row, shape (rows, columns) → (rows,).
+
+    Examples:
+        >>> valid_row_means(np.array([[1.0, np.nan], [np.nan, np.nan]]))
+        array([ 1., nan])
+    """
+    return np.array([valid_mean(row) for row in table])

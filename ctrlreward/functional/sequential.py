@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from ctrlreward.functional.means import valid_mean
+from ctrlreward.functional.means import valid_row_means
 
 Floats = npt.NDArray[np.float64]
 
@@ -60,6 +60,18 @@ class PairedDifference(NamedTuple):
     def distinguishable(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
+
+
+def check_level(level: float) -> None:
+    """Raise a ValueError unless 0 < level < 1.
+
+    Examples:
+        >>> check_level(5)
+        Traceback (most recent call last):
+        ValueError: level must be between 0 and 1, got 5
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
 
 
 def level_of_test(level: float, k: int) -> float:
@@ -146,8 +158,7 @@ def paired_difference(
         PairedDifference(value=0.183..., low=-inf, high=inf, prompts=6)
     """
     sums, sizes = _grouped(before, after, clusters)
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
+    check_level(level)
     if len(sums) == 0:
         return PairedDifference(math.nan, -math.inf, math.inf, 0)
     value = float(sums.sum() / sizes.sum())
@@ -282,14 +293,14 @@ def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
         0.141...
     """
     first, second = (np.asarray(scores, dtype=np.float64) for scores in (before, after))
-    means = [np.array([valid_mean(row) for row in table]) for table in (first, second)]
-    both = int(np.isfinite(means[1] - means[0]).sum())
+    before_means, after_means = valid_row_means(first), valid_row_means(second)
+    both = int(np.isfinite(after_means - before_means).sum())
     whole = second[np.isfinite(second).all(axis=1)]
     rows, repeats = whole.shape
     within = float(whole.var(axis=1, ddof=1).mean()) if repeats > 1 and rows else math.nan
     spread = float(whole.mean(axis=1).var(ddof=1)) if rows > 1 else math.nan
     between = spread if repeats == 1 else max(0.0, spread - within / repeats)
-    detectable = detectable_difference(means[0], means[1])
+    detectable = detectable_difference(before_means, after_means)
     return Resolution(both, detectable, 4 * both, math.sqrt(between), math.sqrt(within))
 
 

@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
-from ctrlreward.functional.sequential import level_of_test, rise_p_value
+from ctrlreward.functional.sequential import check_level, level_of_test, rise_p_value
 from ctrlreward.functional.trend import LONGEST, rising_p_value
 from ctrlreward.selection.metrics import (
     Evidence,
     Validation,
-    check_level,
     chosen_level,
     describe,
     no_new_value,
@@ -327,8 +326,7 @@ class AlarmRule:
         margin = self._margin(key, before)
         mode = self.modes[key]
         if mode == "drift":
-            rise, fall = rise_p_value(before, after, margin), rise_p_value(after, before, margin)
-            return min(1.0, 2 * min(rise, fall))
+            return _either(rise_p_value(before, after, margin), rise_p_value(after, before, margin))
         sign = sign_of(mode)
         return rise_p_value(sign * after, sign * before, margin)
 
@@ -391,8 +389,13 @@ def check_held_out_mode(argument: str, mode: str) -> None:
         check_direction(argument, mode)
 
 
+def _either(rise: float, fall: float) -> float:
+    """Return the two-sided p-value of two one-sided ones."""
+    return min(1.0, 2 * min(rise, fall))
+
+
 def _trend_p_value(values: np.ndarray, mode: HeldOutMode) -> float:
     """Return the p-value of a trend in the worse direction; of any trend for "drift"."""
     if mode == "drift":
-        return min(1.0, 2 * min(rising_p_value(values), rising_p_value(-values)))
+        return _either(rising_p_value(values), rising_p_value(-values))
     return rising_p_value(-sign_of(mode) * values)

@@ -12,6 +12,7 @@ import numpy as np
 from ctrlreward.arguments import Mode, check_direction, one_of, sign_of
 from ctrlreward.functional.sequential import (
     PairedDifference,
+    check_level,
     level_of_test,
     mean_interval,
     selection_optimism,
@@ -19,7 +20,6 @@ from ctrlreward.functional.sequential import (
 from ctrlreward.selection.metrics import (
     Evidence,
     Validation,
-    check_level,
     describe,
     no_new_value,
     read,

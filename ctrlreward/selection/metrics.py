@@ -95,18 +95,6 @@ def read(metrics: Mapping[str, float], key: str) -> float:
     return metrics[key]
 
 
-def check_level(level: float) -> None:
-    """Raise a ValueError unless 0 < level < 1.
-
-    Examples:
-        >>> check_level(5)
-        Traceback (most recent call last):
-        ValueError: level must be between 0 and 1, got 5
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
-
-
 def chosen_level(level: float, k: int) -> float:
     """Return the level of the k-th comparison with the best of k earlier validations.
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from ctrlreward.arguments import Mode, check_direction, sign_of
-from ctrlreward.functional.sequential import PairedDifference, level_of_test
+from ctrlreward.functional.sequential import PairedDifference, check_level, level_of_test
 from ctrlreward.selection.metrics import (
     Evidence,
     Validation,
-    check_level,
     chosen_level,
     describe,
     no_new_value,

@@ -143,6 +143,19 @@ def test_failed_texts_of_groups_are_left_out_once(fit, counter) -> None:
     assert np.isfinite(scorer.evidence["score/v"]).all()
 
 
+def test_texts_are_written_before_groups_are_scored_again(fit, writer) -> None:
+    class Once(Variety):
+        def score_samples(self, samples: Samples) -> dict[str, Scores]:
+            if len(samples) < 8:
+                raise RuntimeError("scored again")
+            return super().score_samples(samples)
+
+    scorer = GenerationScorer({"v": Once()}, PROMPTS, generations_per_prompt=2)
+    with pytest.raises(RuntimeError, match="scored again"):
+        fit(writer, [scorer], max_steps=1)
+    assert len(read_rows(scorer, 1)) == 8
+
+
 def test_cv_of_decodings_is_that_of_the_paper(fit, writer) -> None:
     logged: dict[str, float] = {}
 

@@ -87,16 +87,9 @@ def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) ->
     assert epochs(2)[0] != first
 
 
-def test_no_sentence_of_the_yelp_test_set_is_trained_on(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("in_a_checkout")
+def test_no_sentence_of_the_yelp_test_set_is_trained_on(data_dir: Path) -> None:
     """Nor a reference."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "data").symlink_to(data_dir)  # where the configuration looks
-    monkeypatch.chdir(checkout)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     data = build(["--config", str(CONFIG)]).datamodule
     data.setup("fit")
     held_out = set()

@@ -263,16 +263,9 @@ def test_a_file_in_place_of_the_folder_is_refused(
 # The configuration for Yelp
 
 
-def test_the_judge_and_the_rewards_classifier_share_no_sentence(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.usefixtures("in_a_checkout")
+def test_the_judge_and_the_rewards_classifier_share_no_sentence(data_dir: Path) -> None:
     """Nor is a test sentence of Li et al. (2018) or a reference trained on."""
-    checkout = tmp_path / "checkout"
-    checkout.mkdir()
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "data").symlink_to(data_dir)  # where the configurations look
-    monkeypatch.chdir(checkout)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     sides = []
     for config in (CONFIG, CONFIG.with_name("text_cnn_yelp.yaml")):
         data = build(["--config", str(config)]).datamodule
