@@ -1,7 +1,7 @@
 """False alarms and power of rules that watch a held-out score, on simulated runs.
 
     python benchmarks/studies/alarms.py [--runs 2000] [--only false power] [--prompts 12 32 200]
-        [--validations 8 20 200]
+        [--validations 8 20 200] [--kinds normal binary]
 
 Every prompt has a level of its own, and every validation scores two completions of it. The proxy
 always rises, so that the held-out score alone decides. `ours` is the test of `AlarmRule`: flips of
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["false", "power"], default=["false", "power"])
     parser.add_argument("--prompts", type=int, nargs="+", default=[12, 32, 200])
     parser.add_argument("--validations", type=int, nargs="+", default=[8, 20, 200])
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     options = parser.parse_args()
     runs = options.runs
     if "false" in options.only:
@@ -258,7 +259,7 @@ def main() -> None:
             f"False alarms, {runs} runs\n\n| scores | prompts | validations | {' | '.join(rules)} |"
         )
         print("|---" * (3 + len(rules)) + "|")
-        for kind in KINDS:
+        for kind in options.kinds:
             for prompts in options.prompts:
                 for validations in options.validations:
                     firsts = alarms_of(kind, prompts, np.zeros(validations), runs, rules)
@@ -271,7 +272,7 @@ def main() -> None:
         print(f"\nPower with 32 prompts and 20 validations, {runs} runs\n")
         print(f"| scores | decline | {' | '.join(rules)} |")
         print("|---" * (2 + len(rules)) + "|")
-        for kind in KINDS[:5]:
+        for kind in options.kinds:
             for name, shape in (("from the first", falling), ("after a rise", turning)):
                 for slope in (0.0, 0.5, 1.0):
                     if slope == 0.0 and shape is turning:

@@ -8,9 +8,8 @@ and passes its bound shortly before the peak. Scores are observed with noise by 
 deviation 1), the same prompts at each validation. KL grows with the validations and is known
 exactly.
 
-regret    best true score of a validation that truly meets the constraint, minus that of the
-selected
-          one; a selected one that violates the constraint truly counts with its own score
+regret    best true score of a validation that truly meets the constraint, minus the true score of
+          the selected one, also where that one violates the constraint
 violated  share of runs whose selected validation violates the constraint truly
 none      share of runs that select nothing; they count with the score of the first validation
 

@@ -20,12 +20,12 @@ def describe(reward: Reward) -> dict[str, Any]:
     if the scorers, weights, dtypes, models and versions are; see `fingerprint.fingerprint`.
 
     Returns:
-        Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`,
-        `required_columns` (score → column → who needs it), `scores` (name → `higher_is_better`
-        and `range`, with null where there is no bound) and `folds` (score of a corpus → names of
-        its parts); `components` (name → id of its scorer, and score); `aggregate`, `weights`,
-        `thresholds`, `accuracy_score` as `Reward` has them; `fingerprint` (dotted key → value)
-        and `fingerprint_id`.
+        Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`, `of_groups`,
+        `required_columns` (score → column → who needs it), `scores` (name → `higher_is_better` and
+        `range`, with null where there is no bound) and `folds` (score of a corpus → names of its
+        parts); `components` (name → id of its scorer, and score); `aggregate`, `weights`,
+        `thresholds`, `accuracy_score` as `Reward` has them; `fingerprint` (dotted key → value) and
+        `fingerprint_id`.
 
     Examples:
         >>> from ctrlreward import Reward, Similarity, WordVectors
@@ -92,6 +92,7 @@ def _describe_scorer(id_: str, scorer: Scorer) -> dict[str, Any]:
         "id": id_,
         "class": type(scorer).__name__,
         "pointwise": scorer.pointwise,
+        "of_groups": scorer.of_groups,
         "required_columns": {name: dict(scorer.required_columns((name,))) for name in names},
         "scores": {
             name: {

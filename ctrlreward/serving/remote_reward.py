@@ -158,6 +158,11 @@ class RemoteScorer(Scorer):
         return bool(self._description["pointwise"])
 
     @property
+    def of_groups(self) -> bool:  # type: ignore[override]
+        """True if all samples of a group share one value."""
+        return bool(self._description["of_groups"])
+
+    @property
     def specs(self) -> Mapping[str, ScoreSpec]:
         """Direction and range of each score, as the server states them."""
         return {

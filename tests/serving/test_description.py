@@ -60,6 +60,7 @@ def test_scores_directions_ranges_columns_and_groups_are_those_of_the_scorers() 
     described = json.loads(json.dumps(describe(reward), allow_nan=False))
     assert [s["class"] for s in described["scorers"]] == ["CTRLEval", "Distinct", "Perplexity"]
     assert [s["pointwise"] for s in described["scorers"]] == [True, False, True]
+    assert [s["of_groups"] for s in described["scorers"]] == [False, True, False]
     assert described["components"]["variety"] == {"scorer": "1", "score": "distinct_2"}
     assert described["weights"] == {"relevance": 1.0, "variety": 1.0, "fluency": -0.1}
     assert described["aggregate"] == "weighted"

@@ -23,12 +23,20 @@ from lightning_choice import (
 )
 from torch.utils.data import DataLoader
 
-from ctrlreward import Perplexity, Reward, Samples, Similarity, TransferQuality, WordVectors
+from ctrlreward import (
+    Distinct,
+    Perplexity,
+    Reward,
+    Samples,
+    Similarity,
+    TransferQuality,
+    WordVectors,
+)
 from ctrlreward.commands.training_job import build
 from ctrlreward.files import JsonLog
 from ctrlreward.placement import shared_device
 from ctrlreward.scorers import Accuracy, CTRLEval
-from ctrlreward.scorers.base import Component, Scorer, score
+from ctrlreward.scorers.base import Component, Scorer, Scores, score
 from ctrlreward.serving.remote_reward import RemoteReward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,8 +82,10 @@ class Writer(pl.LightningModule):
         return [f" was soup {'broth ' * round(self.weight.item())}" for _ in prompts]
 
 
-def validated(scores: Any, folder: Path, overlap: bool) -> list[dict[str, float]]:
-    """Metrics of each validation of a short run."""
+def validated(
+    scores: Any, folder: Path, overlap: bool
+) -> tuple[list[dict[str, float]], dict[str, Scores]]:
+    """Metrics of each validation of a short run, and the last scores by prompt."""
     scorer = GenerationScorer(scores, PROMPTS, overlap=overlap)
     history = HistoryLogger(str(folder))
     trainer = pl.Trainer(
@@ -91,7 +101,7 @@ def validated(scores: Any, folder: Path, overlap: bool) -> list[dict[str, float]
     trainer.fit(Writer())
     log = JsonLog(history.path)
     rows = [{k: v for k, v in row.items() if k.startswith("score/")} for row in log.read()]
-    return [row for row in rows if row]
+    return [row for row in rows if row], scorer.evidence
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -99,10 +109,14 @@ def test_a_monitored_run_logs_what_it_logs_in_process(
     quality: TransferQuality, live_server: Callable[..., Any], tmp_path: Path, overlap: bool
 ) -> None:
     names = ("gm", "perplexity", "accuracy")
-    local = Reward({name: quality[name] for name in names})
-    here = validated({name: local[name] for name in names}, tmp_path / "here", overlap)
+    local = Reward({**{name: quality[name] for name in names}, "variety": Distinct()["distinct_2"]})
+    here, by_prompt = validated(local.components, tmp_path / "here", overlap)
     remote = RemoteReward(live_server(local).url)
-    there = validated({name: remote[name] for name in names}, tmp_path / "there", overlap)
+    there, theirs_by_prompt = validated(remote.components, tmp_path / "there", overlap)
+    assert len(set(by_prompt["score/variety"])) > 1  # a jackknife value each, not the group's
+    assert theirs_by_prompt.keys() == by_prompt.keys()
+    for key, values in by_prompt.items():
+        np.testing.assert_allclose(theirs_by_prompt[key], values, rtol=1e-6)
     assert len(there) == len(here) >= 3
     assert {"score/corpus/gm", "score/corpus/perplexity", "score/gm"} <= there[-1].keys()
     for ours, theirs in zip(here, there, strict=True):
