@@ -11,34 +11,25 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.completion import (
+from ctrlreward.callbacks.completion import refuse
+from ctrlreward.callbacks.lightning_internals import state_key
+from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
+from ctrlreward.callbacks.overlap import PendingScores, late_score_error
+from ctrlreward.completion import (
     Generator,
     fixed_randomness,
     generate_across_ranks,
     mismatch,
-    refuse,
     unclear_input,
 )
-from ctrlreward.callbacks.lightning_internals import state_key
-from ctrlreward.callbacks.logged_scores import (
+from ctrlreward.held_out import (
     SAMPLING_NAMES,
     SCORED_STEP,
     TABLE,
-    check_devices,
-    components_by_name,
-    cv_of_decodings,
+    HeldOutScorer,
     logged_scores,
-    logged_specs,
-    scores_by_prompt,
-    with_corpus_parts,
     without_corpus_parts,
-    without_each_prompt,
 )
-from ctrlreward.callbacks.loggers.records import write_scored_samples
-from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
-from ctrlreward.callbacks.overlap import PendingScores, late_score_error
-from ctrlreward.functional.means import valid_row_means
-from ctrlreward.functional.sequential import Resolution, resolution
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
@@ -46,10 +37,11 @@ from ctrlreward.lightning_package import (
     is_instance,
     misconfigured,
 )
+from ctrlreward.placement import shared_device
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.samples import Samples, SamplesLike, as_samples
-from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, check_columns, score
+from ctrlreward.samples import Samples, SamplesLike
+from ctrlreward.scorers.base import Component, Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
 
 
@@ -59,7 +51,7 @@ from ctrlreward.scorers.components import ComponentLike
     num_samples="table_rows",
     prefix="name",
 )
-class GenerationScorerMixin(CallbackMixin):
+class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
@@ -157,26 +149,10 @@ class GenerationScorerMixin(CallbackMixin):
         overlap: bool = False,
         decoding_cv: bool = False,
     ) -> None:
-        super().__init__()
-        self.components = components_by_name(scores)
-        self.samples = as_samples(samples)
-        self.prompts = self.samples.as_prompts()
-        if len(self.samples) == 0:
-            raise ValueError("samples has no items: give at least one held-out prompt")
+        super().__init__(scores, samples, generations_per_prompt, name, seed, decoding_cv)
         self.every_n_validations = positive("every_n_validations", every_n_validations)
-        self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
-        self.name = name
         self.table_rows = positive("table_rows", table_rows)
-        self.seed = seed
         self.has_new_scores = False
-        self.by_prompt: dict[str, Scores] = {}
-        self.resolutions: dict[str, Resolution] = {}
-        self.decoding_cv = decoding_cv
-        if decoding_cv and generations_per_prompt < 2:
-            raise ValueError(
-                "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
-                f"completions of a prompt, got {generations_per_prompt}"
-            )
         self.validations = 0
         self.last_scored_step = -1
         self.folder: Path | None = None
@@ -206,16 +182,6 @@ class GenerationScorerMixin(CallbackMixin):
         self._pending.load_state_dict(state_dict.get("pending"))
         self.by_prompt = {k: np.array(table) for k, table in state_dict["by_prompt"].items()}
 
-    @property
-    def evidence(self) -> dict[str, Scores]:
-        """Logged key → last score of each prompt, shape (prompts,): the mean of its completions."""
-        return {key: valid_row_means(table) for key, table in self.by_prompt.items()}
-
-    @property
-    def specs(self) -> Mapping[str, ScoreSpec]:
-        """Direction and range of each logged key."""
-        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.components).items()}
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Validate module, devices, columns and checkpoint callbacks, and choose the folder."""
         super().setup(trainer, pl_module, stage)
@@ -225,7 +191,7 @@ class GenerationScorerMixin(CallbackMixin):
         refuse(self, mismatch(pl_module, self.samples))
         if stage == "fit":
             self._check_fit(trainer)
-        check_devices(self.components, trainer)
+        _check_devices(self.components, trainer)
         check_columns(self.components, self.prompts)
         if trainer.strategy.root_device.type == "cpu":
             self._pending.worker.yield_cpu()
@@ -307,11 +273,8 @@ class GenerationScorerMixin(CallbackMixin):
     def release(self) -> None:
         """End the background thread and free the scorers' models."""
         self._pending.close()
-        for scorer in self._scorers():
+        for scorer in self.scorers:
             scorer.release()
-
-    def _scorers(self) -> list[Scorer]:
-        return list(dict.fromkeys(component.scorer for component in self.components.values()))
 
     def _check_fit(self, trainer: Trainer) -> None:
         if not trainer.enable_validation:
@@ -330,22 +293,14 @@ class GenerationScorerMixin(CallbackMixin):
     def _log(
         self, module: LightningModule, scores: Mapping[str, Scores], more: Mapping[str, float]
     ) -> None:
-        tables = scores_by_prompt(self.components, scores, self._repeats)
-        values = {**logged_scores(self.components, scores), **more}
-        if self.decoding_cv:
-            values |= cv_of_decodings(tables)
-        logged = {f"{self.name}/{key}": value for key, value in values.items()}
+        first = not self.resolutions
+        logged = {
+            **self.metrics(scores),
+            **{f"{self.name}/{k}": value for k, value in more.items()},
+        }
         module.log_dict(logged, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
-        before = self.by_prompt
-        self.by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
-        if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
-            first = not self.resolutions
-            self.resolutions = {
-                f"{self.name}/{key}": resolution(before[f"{self.name}/{key}"], tables[key])
-                for key in self.components
-            }
-            if first:
-                rank_zero_info(self._describe_resolutions())
+        if first and self.resolutions:
+            rank_zero_info(self.describe_resolutions())
         self.has_new_scores = True
 
     @property
@@ -353,26 +308,12 @@ class GenerationScorerMixin(CallbackMixin):
         """Completions per prompt; one in a run of `fast_dev_run`."""
         return 1 if self._trial else self.generations_per_prompt
 
-    def _describe_resolutions(self) -> str:
-        several = self.generations_per_prompt > 1
-        lines = [
-            f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
-            f"deviation {r.between_prompts:.3g} between prompts"
-            + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
-            for key, r in self.resolutions.items()
-        ]
-        what = (
-            f"With {len(self.samples)} prompts, two validations that differ by this are found "
-            "different in four of five cases:"
-        )
-        return "\n".join([what, *lines])
-
     def _start(self, step: int, samples: Samples) -> None:
         """Load the models on this thread, which can restore the random state, and start scoring."""
 
         def load() -> None:
             with fixed_randomness(self.seed):
-                for scorer in self._scorers():
+                for scorer in self.scorers:
                     scorer.load()
 
         on_rank_zero(load)
@@ -400,12 +341,8 @@ class GenerationScorerMixin(CallbackMixin):
 
     def _score(self, step: int, samples: Samples, kind: str = "") -> dict[str, Scores]:
         """Score samples, and write them to disk at once, in case the run fails later."""
-        scores = score(with_corpus_parts(self.components), samples)
-        if self.folder is not None:
-            file = self.folder / f"{kind}step={step:06d}.jsonl"
-            write_scored_samples(file, samples, without_corpus_parts(scores))
-        left_out = without_each_prompt(self.components, samples, scores, self._repeats)
-        return {**scores, **left_out}
+        name = f"{kind}step={step:06d}.jsonl"
+        return self.score_samples(samples, self.folder / name if self.folder else None)
 
     def _show(
         self, trainer: Trainer, step: int, samples: Samples, scores: Mapping[str, Scores]
@@ -413,3 +350,19 @@ class GenerationScorerMixin(CallbackMixin):
         key, steps = f"{self.name}/{TABLE}", {f"{self.name}/{SCORED_STEP}": step}
         shown = without_corpus_parts(scores)
         log_sample_table(trainer, key, samples, shown, self.table_rows, steps)
+
+
+def _check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:
+    """Raise if a scorer runs on one of several training devices.
+
+    Raises:
+        MisconfigurationException: Names scorer, score and device.
+    """
+    devices = {
+        f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
+        for key, component in scores.items()
+    }
+    kind = trainer.strategy.root_device.type
+    error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
+    if error is not None:
+        raise misconfigured(trainer, error)

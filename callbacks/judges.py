@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.callbacks.logged_scores import FAIL_RATE, mean_scores
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
+from ctrlreward.held_out import FAIL_RATE, mean_scores
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.components import ComponentLike, as_component

@@ -15,14 +15,7 @@ import torch
 from ctrlreward.arguments import checked_keywords, positive, sign_of
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
-from ctrlreward.callbacks.completion import (
-    Generator,
-    fixed_randomness,
-    generate,
-    mismatch,
-    refuse,
-    unclear_input,
-)
+from ctrlreward.callbacks.completion import refuse
 from ctrlreward.callbacks.judges import (
     AUC,
     check_judges,
@@ -30,14 +23,20 @@ from ctrlreward.callbacks.judges import (
     judged_component,
     judges_by_name,
 )
-from ctrlreward.callbacks.logged_scores import SAMPLING_NAMES, components_by_name
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
-from ctrlreward.callbacks.loggers.records import read_scored_samples, write_scored_samples
 from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metrics, resolutions
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
+from ctrlreward.completion import (
+    Generator,
+    fixed_randomness,
+    generate,
+    mismatch,
+    unclear_input,
+)
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
 from ctrlreward.lightning_package import (
     LightningModule,
     ModelCheckpoint,
@@ -52,6 +51,7 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scores, check_columns, score
 from ctrlreward.scorers.components import ComponentLike
+from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
 log = logging.getLogger(__name__)
 

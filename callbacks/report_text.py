@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctrlreward.callbacks.loggers.records import Cell, sample_table
 from ctrlreward.plots.style import change_text, plain
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.records import Cell, sample_table
 
 _PAIRS = 6
 _LONGEST = 400  # characters of a text that are shown

@@ -7,11 +7,11 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.callbacks.loggers.wandb_rows import log_sample_table
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.reward import RewardBatch
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.records import write_scored_samples
 
 
 @runtime_checkable

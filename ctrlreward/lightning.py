@@ -24,7 +24,6 @@ except ModuleNotFoundError as error:
     raise ImportError(not_installed("lightning", "ctrlreward.lightning")) from error
 
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
-from ctrlreward.callbacks.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.guard import ProxyGuardMixin
 from ctrlreward.callbacks.judges import AUC
@@ -38,6 +37,7 @@ from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
 from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong
+from ctrlreward.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
 from ctrlreward.policy.optimizer import OptimizerConfig

@@ -25,10 +25,10 @@ import yaml
 from reward_step import CONFIG
 
 from ctrlreward import LexiconSentiment
-from ctrlreward.callbacks.loggers.records import read_scored_samples
 from ctrlreward.functional.ranking import auc
 from ctrlreward.plots.curves import curve
 from ctrlreward.plots.style import FIRST, SECOND, finish_panel, new_figure
+from ctrlreward.scorers.records import read_scored_samples
 
 GUARDS = {
     "floor": {"fluency": 0.1, "likelihood": [-3.5, np.inf]},

@@ -19,13 +19,13 @@ import numpy as np
 from alarms import NEVER, RULES
 
 from ctrlreward import Distinct
-from ctrlreward.callbacks.logged_scores import scores_by_prompt, without_each_prompt
-from ctrlreward.callbacks.loggers.records import read_scored_samples
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import level_of_test, paired_difference
+from ctrlreward.held_out import scores_by_prompt, without_each_prompt
 from ctrlreward.plots.style import DPI, FIRST, SECOND, finish_panel, new_figure
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.components import as_component
+from ctrlreward.scorers.records import read_scored_samples
 from ctrlreward.selection.alarm import LEVEL
 
 ALARMS = ("ours, first", "ours, best", "t", "random walk", "3 sigma", "ratio", "Mann-Kendall",

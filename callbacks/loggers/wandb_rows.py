@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import cast
 
 from ctrlreward.callbacks.lightning_internals import wandb_key
-from ctrlreward.callbacks.loggers.records import sample_table
 from ctrlreward.extras import import_extra
 from ctrlreward.lightning_package import Trainer, WandbLogger, is_instance
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.records import sample_table
 
 
 def wandb_loggers(trainer: Trainer) -> list[WandbLogger]:

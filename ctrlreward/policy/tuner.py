@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.callbacks.completion import unclear_input
+from ctrlreward.completion import unclear_input
 from ctrlreward.functional.policy import explained_variance
 from ctrlreward.lightning_package import (
     Callback,

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
 
 from ctrlreward import Samples, as_samples
-from ctrlreward.callbacks.completion import SampleGenerator, TextGenerator
+from ctrlreward.completion import SampleGenerator, TextGenerator
 from ctrlreward.files import JsonLog
 
 PROXY = [0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]

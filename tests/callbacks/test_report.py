@@ -26,10 +26,10 @@ from lightning_choice import (
 )
 
 from ctrlreward import LexiconSentiment, Samples, Scorer, ScoreSpec
-from ctrlreward.callbacks.loggers.records import read_scored_samples
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.functional import paired_auc_bootstrap, paired_bootstrap
 from ctrlreward.scorers.base import Scores
+from ctrlreward.scorers.records import read_scored_samples
 
 VALUES = [0.1, 0.2, 0.4, 0.6, 0.5, 0.3]  # best at step 3
 TEST = Samples(

@@ -9,7 +9,7 @@ import torch
 from lightning_choice import MisconfigurationException, RolloutSamples, pl
 
 from ctrlreward import RewardBatch, Samples
-from ctrlreward.callbacks.loggers.records import read_scored_samples
+from ctrlreward.scorers.records import read_scored_samples
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from ctrlreward import Reward, Samples, progress
-from ctrlreward.callbacks.completion import generate
+from ctrlreward.completion import generate
 from ctrlreward.functional.advantages import batch_baseline_advantages, leave_one_out_advantages
 from ctrlreward.functional.policy import kl_estimate
 from ctrlreward.policy import learner

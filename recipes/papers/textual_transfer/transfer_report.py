@@ -15,7 +15,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward.arguments import checked_keywords
 from ctrlreward.callbacks import GenerationScorer, RewardCheckpoint
-from ctrlreward.callbacks.completion import fixed_randomness, generate
+from ctrlreward.completion import fixed_randomness, generate
 from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, finite_or_none, json_line, write_whole
 from ctrlreward.functional.transfer import SentenceScores, paired_transfer_bootstrap

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ctrlreward.callbacks.loggers.records import read_scored_samples
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import SentenceScores
 from ctrlreward.plots.curves import curve
 from ctrlreward.plots.tradeoff import GMPath, TransferPoint, transfer_path
 from ctrlreward.samples import Samples
+from ctrlreward.scorers.records import read_scored_samples
 
 _MODEL = re.compile(r"m[0-7](?![0-9])", re.IGNORECASE)
 _PAPERS_ACCURACY = 0.8

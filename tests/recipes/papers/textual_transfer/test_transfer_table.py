@@ -11,7 +11,6 @@ import pytest
 from scipy import stats
 
 from ctrlreward import Samples
-from ctrlreward.callbacks.loggers.records import write_scored_samples
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import adjusted_gm
@@ -25,6 +24,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
     read_transfer_run,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_table import TABLE_2, TABLE_6
+from ctrlreward.scorers.records import write_scored_samples
 
 THRESHOLDS = (10.0, 0.0, 97.0, -37.0)
 N = 50

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.callbacks.logged_scores import mean_scores
+from ctrlreward.held_out import mean_scores
 
 values = st.one_of(st.floats(-1e6, 1e6), st.just(math.nan))
 

@@ -1,20 +1,22 @@
-"""Scores that a callback logs: reserved keys, checks, means and scores of the corpus."""
+"""Scores of held-out prompts while a model trains: what is logged, and values by prompt."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
+from ctrlreward.arguments import positive
+from ctrlreward.completion import Generator, generate
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.functional.sequential import jackknife_values
-from ctrlreward.lightning_package import Trainer, misconfigured
-from ctrlreward.placement import shared_device
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import Component, Scores, ScoreSpec, score
+from ctrlreward.functional.sequential import Resolution, jackknife_values, resolution
+from ctrlreward.samples import Samples, SamplesLike, as_samples
+from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
+from ctrlreward.scorers.records import write_scored_samples
 
 FAIL_RATE = "fail_rate"
 TABLE = "samples"
@@ -33,6 +35,149 @@ SAMPLING_NAMES = {
     "eval_dataset": "samples",
     "num_generations": "generations_per_prompt",
 }
+
+
+class HeldOutScorer:
+    """Scores completions of held-out prompts, for rules of `ctrlreward.selection` that decide.
+
+    For a training loop of any kind; `GenerationScorer` is this class as a callback. Every call of
+    `evaluate` completes the same prompts with the same seed, so that two validations are compared
+    prompt by prompt.
+
+    Args:
+        scores: Name → score: `{"attribute_relevance": ctrleval["attribute_relevance"]}`, or a
+            scorer with a single score.
+        samples: The held-out prompts, as for `ctrlreward.callbacks.generate`; anything that
+            `as_samples` converts.
+        generations_per_prompt: Completions per prompt.
+        name: Prefix of each key.
+        seed: Seed of the generation.
+        decoding_cv: Return `<name>/cv/<score>` as well: CV*, in percent, of the mean scores of the
+            first, second, … completions of all prompts, so that it takes two or more of each.
+
+    Attributes:
+        by_prompt: Key → last scores of each prompt's completions, shape (prompts,
+            generations_per_prompt), or its jackknife value for a score of the corpus, shape
+            (prompts, 1).
+        resolutions: Key → what difference these prompts can show, from the second validation on
+            (`ctrlreward.functional.sequential.Resolution`).
+
+    Raises:
+        TypeError: A value of `scores` is not a component or a scorer.
+        ValueError: There are no scores or no samples, a count is not positive, or a name is
+            reserved.
+
+    Examples:
+        >>> from ctrlreward import Samples, Similarity, WordVectors
+        >>> from ctrlreward.selection import BestRule
+        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> prompts = Samples(["A hot", "Some cold"], sources=["soup", "broth"])
+        >>> held_out, rule = HeldOutScorer({"content": content}, prompts), BestRule("score/content")
+        >>> state = rule.start()
+        >>> for step, word in [(100, " soup"), (200, " broth")]:  # a loop that trains
+        ...     metrics = held_out.evaluate(lambda prompts: [word for prompt in prompts])
+        ...     state, decision = rule.update(state, step, metrics, evidence=held_out.evidence)
+        >>> metrics, held_out.evidence["score/content"]
+        ({'score/content': 0.8..., 'score/fail_rate': 0.0}, array([0.6, 1. ]))
+    """
+
+    def __init__(
+        self,
+        scores: Mapping[str, ComponentLike],
+        samples: SamplesLike,
+        generations_per_prompt: int = 1,
+        name: str = "score",
+        seed: int = 0,
+        decoding_cv: bool = False,
+    ) -> None:
+        super().__init__()  # a callback inherits from another class, too
+        self.components = components_by_name(scores)
+        self.samples = as_samples(samples)
+        self.prompts = self.samples.as_prompts()
+        if len(self.samples) == 0:
+            raise ValueError("samples has no items: give at least one held-out prompt")
+        self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
+        self.name = name
+        self.seed = seed
+        self.decoding_cv = decoding_cv
+        if decoding_cv and generations_per_prompt < 2:
+            raise ValueError(
+                "generations_per_prompt must be 2 or more for decoding_cv, which compares the "
+                f"completions of a prompt, got {generations_per_prompt}"
+            )
+        self.by_prompt: dict[str, Scores] = {}
+        self.resolutions: dict[str, Resolution] = {}
+
+    @property
+    def evidence(self) -> dict[str, Scores]:
+        """Key → last score of each prompt, shape (prompts,): the mean of its completions."""
+        return {key: valid_row_means(table) for key, table in self.by_prompt.items()}
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of each key."""
+        return {f"{self.name}/{key}": spec for key, spec in logged_specs(self.components).items()}
+
+    @property
+    def scorers(self) -> list[Scorer]:
+        """The scorers of the scores, each once."""
+        return list(dict.fromkeys(component.scorer for component in self.components.values()))
+
+    def evaluate(self, generator: Generator) -> dict[str, float]:
+        """Complete the prompts, score the texts and return the metrics, by `<name>/<score>`.
+
+        Args:
+            generator: A function from prompts to completions without the prompt, or a
+                `TextGenerator` or `SampleGenerator`. Put the model in eval mode first.
+        """
+        samples = generate(generator, self.prompts, self.generations_per_prompt, self.seed)
+        return self.metrics(self.score_samples(samples))
+
+    def score_samples(self, samples: Samples, path: Path | None = None) -> dict[str, Scores]:
+        """Return the scores of completions, and what the metrics of a corpus need.
+
+        Args:
+            samples: Completions of the prompts, those of a prompt in consecutive rows.
+            path: JSONL file for texts and scores, written before anything else is computed.
+        """
+        scores = score(with_corpus_parts(self.components), samples)
+        if path is not None:
+            write_scored_samples(path, samples, without_corpus_parts(scores))
+        return {**scores, **without_each_prompt(self.components, samples, scores, self._repeats)}
+
+    def metrics(self, scores: Mapping[str, Scores]) -> dict[str, float]:
+        """Return the metrics of `score_samples`, and keep the scores by prompt."""
+        tables = scores_by_prompt(self.components, scores, self._repeats)
+        values = logged_scores(self.components, scores)
+        if self.decoding_cv:
+            values |= cv_of_decodings(tables)
+        before = self.by_prompt
+        self.by_prompt = {f"{self.name}/{key}": table for key, table in tables.items()}
+        if all(key in before and before[key].shape == t.shape for key, t in self.by_prompt.items()):
+            self.resolutions = {
+                f"{self.name}/{key}": resolution(before[f"{self.name}/{key}"], tables[key])
+                for key in self.components
+            }
+        return {f"{self.name}/{key}": value for key, value in values.items()}
+
+    def describe_resolutions(self) -> str:
+        """Return `resolutions` in words, a line per score."""
+        several = self.generations_per_prompt > 1
+        lines = [
+            f"  {key}: {r.detectable:.3g}, half of it with {r.prompts_for_half} prompts (standard "
+            f"deviation {r.between_prompts:.3g} between prompts"
+            + (f", {r.between_decodings:.3g} between completions of a prompt)" if several else ")")
+            for key, r in self.resolutions.items()
+        ]
+        what = (
+            f"With {len(self.samples)} prompts, two validations that differ by this are found "
+            "different in four of five cases:"
+        )
+        return "\n".join([what, *lines])
+
+    @property
+    def _repeats(self) -> int:
+        return self.generations_per_prompt
 
 
 def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Component]:
@@ -55,22 +200,6 @@ def components_by_name(scores: Mapping[str, ComponentLike]) -> dict[str, Compone
                 f"scores has the key {key!r}, which the callback logs itself: give another name"
             )
     return {key: as_component(f"scores[{key!r}]", given) for key, given in scores.items()}
-
-
-def check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:
-    """Raise if a scorer runs on one of several training devices.
-
-    Raises:
-        MisconfigurationException: Names scorer, score and device.
-    """
-    devices = {
-        f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
-        for key, component in scores.items()
-    }
-    kind = trainer.strategy.root_device.type
-    error = shared_device(devices, kind, trainer.device_ids, trainer.world_size)
-    if error is not None:
-        raise misconfigured(trainer, error)
 
 
 def mean_scores(scores: Mapping[str, Scores]) -> dict[str, float]:

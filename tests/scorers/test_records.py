@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward import Samples
-from ctrlreward.callbacks.loggers.records import (
+from ctrlreward.scorers.records import (
     read_scored_samples,
     sample_table,
     write_scored_samples,

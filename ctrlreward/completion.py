@@ -1,0 +1,234 @@
+"""Text generation with the model in training: what it implements, and seeded calls of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ctrlreward.progress import phase
+from ctrlreward.ranks import on_every_rank, rank_and_ranks
+from ctrlreward.samples import REWRITES_OR_CONTINUES, Samples, SamplesLike, as_samples
+
+
+@runtime_checkable
+class TextGenerator(Protocol):
+    """Interface of a LightningModule that can be scored while it trains: one method.
+
+    A module whose completions depend on more than the prompt is a `SampleGenerator` instead.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Writer(BoringModel):
+        ...     def complete(self, prompts):
+        ...         return [" was good" for prompt in prompts]
+        >>> isinstance(Writer(), TextGenerator)
+        True
+    """
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        """Complete each prompt.
+
+        Called in eval mode without gradients, with all prompts at once: split them into batches
+        that fit in memory.
+
+        Args:
+            prompts: Any number of model inputs.
+
+        Returns:
+            One completion per prompt, in order and without the prompt. Prompt and completion are
+            concatenated as they are, so a space between them belongs to the completion.
+        """
+        ...
+
+
+@runtime_checkable
+class SampleGenerator(Protocol):
+    """Interface of a LightningModule that needs more than prompts, such as a target style.
+
+    One method, instead of that of `TextGenerator` or beside it: it is preferred where a module has
+    both.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> from ctrlreward import Samples
+        >>> class Restyler(BoringModel):
+        ...     def complete_samples(self, samples):
+        ...         words = {"positive": "good", "negative": "bad"}
+        ...         rows = zip(samples.sources, samples.labels)
+        ...         return [f"{source} is {words[label]}" for source, label in rows]
+        >>> sources = Samples([""], sources=["the soup"], labels=["negative"])
+        >>> generate(Restyler(), sources).texts
+        ('the soup is bad',)
+    """
+
+    def complete_samples(self, samples: Samples) -> list[str]:
+        """Complete each sample; called as `TextGenerator.complete` is.
+
+        Args:
+            samples: Any number of samples with the columns given to the caller (`labels`,
+                `sources`, …). `texts` and `prefixes` are the beginnings of the texts to generate,
+                `prompts` and `groups` are always filled in.
+
+        Returns:
+            One completion per sample, in order and without its prefix. If the task continues no
+            beginning, as in style transfer, the prefixes are "" and a completion is the whole text.
+        """
+        ...
+
+
+Generator: TypeAlias = TextGenerator | SampleGenerator | Callable[[Sequence[str]], list[str]]
+
+
+def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: int = 0) -> Samples:
+    """Complete each prompt, by `complete_samples` or `complete` of the module, or a function.
+
+    A prompt is a sample whose text is only a beginning. `Samples(texts=["The food"])` requests
+    texts that begin with "The food". `Samples(texts=["The food"], prompts=["Praise: The food"],
+    labels=["positive"])` requests the same from a model that reads an instruction. In tasks whose
+    text does not continue the prompt (dialog, summaries, transfer), the beginning is "". For a data
+    set with texts of its own, `as_samples(data, prefixes="")` says so.
+
+    Args:
+        module: A `TextGenerator` or a function, which gets the prompts, or a `SampleGenerator`,
+            which gets all columns and is preferred; the caller puts a model in eval mode.
+        prompts: n samples, or anything that `as_samples` converts. The beginning of each text is
+            `prefixes` if given, else `texts`. With prefixes, the rest of each text is ignored, so
+            earlier generations can be passed again. The model reads `prompts` if given, else the
+            beginnings. Labels, sources and other columns are kept.
+        repeats: Completions per prompt.
+        seed: Seeds the global generators during the call. Their previous state is restored.
+
+    Returns:
+        n × repeats samples, those of one prompt in consecutive rows: `texts` (beginning +
+        completion), `prefixes` (the beginning), `prompts`, `groups` (as given, else the index of
+        the prompt) and the other columns.
+
+    Raises:
+        ValueError: The module has neither method, or does not return one string per prompt; or a
+            `SampleGenerator` gets sources and texts without prefixes, or an encoder-decoder texts
+            without prefixes and prompts, so that it is open whether the texts are beginnings.
+
+    Examples:
+        >>> from pytorch_lightning.demos.boring_classes import BoringModel
+        >>> class Writer(BoringModel):
+        ...     def complete(self, prompts):
+        ...         return [" was good" for prompt in prompts]
+        >>> samples = generate(Writer(), ["The soup", "The view"], repeats=2)
+        >>> samples.texts
+        ('The soup was good', 'The soup was good', 'The view was good', 'The view was good')
+        >>> samples.groups
+        ('0', '0', '1', '1')
+    """
+    samples = as_samples(prompts)
+    error = mismatch(module, samples) or unclear_input(module, samples)
+    if error:
+        raise ValueError(error)
+    name = getattr(module, "__name__", type(module).__name__)
+    starts = samples.as_prompts()
+    rows = starts[[i for i in range(len(starts)) for _ in range(repeats)]]
+    if len(rows) == 0:
+        return rows
+    with fixed_randomness(seed), phase(f"generating {len(rows)} texts"):
+        if isinstance(module, SampleGenerator):
+            caller, completions = f"{name}.complete_samples", module.complete_samples(rows)
+        elif isinstance(module, TextGenerator):
+            caller, completions = f"{name}.complete", module.complete(rows.require("prompts", name))
+        else:
+            caller, completions = name, module(rows.require("prompts", name))
+    if len(completions) != len(rows) or not all(isinstance(c, str) for c in completions):
+        raise ValueError(
+            f"{caller} returned {len(completions)} items for {len(rows)} prompts, first "
+            f"{completions[:1]!r}: return one string per prompt"
+        )
+    return rows.completed(completions)
+
+
+def mismatch(module: object, prompts: Samples) -> str:
+    """Return why the methods of a module do not suit `generate` and samples, "" if they do."""
+    name = type(module).__name__
+    if isinstance(module, SampleGenerator):
+        # Nearly always the sources or references of a data set, which nothing should continue.
+        if prompts.sources is not None and prompts.prefixes is None and any(prompts.texts):
+            return (
+                f"samples for {name}.complete_samples have sources and texts, but no prefixes. "
+                'Use as_samples(samples, prefixes="") if the module rewrites the sources, or '
+                "as_samples(samples, prefixes=samples.texts) if it continues the texts"
+            )
+    elif not isinstance(module, TextGenerator) and not _is_function(module):
+        return (
+            f"generation calls complete_samples or complete of the module, and {name} has none: "
+            "define complete(self, prompts: Sequence[str]) -> list[str] or, if prompts are not "
+            "enough, complete_samples(self, samples: Samples) -> list[str]; either returns one "
+            "completion per prompt"
+        )
+    return ""
+
+
+def _is_function(module: object) -> bool:
+    return callable(module) and not isinstance(module, nn.Module)  # whose call is not a completion
+
+
+def unclear_input(module: object, samples: Samples) -> str:
+    """Return why it is open what an encoder-decoder reads, "" if it is clear.
+
+    An encoder-decoder reads one text and writes another, so a text alone is its input or the
+    beginning of its output. A module is one if all of its language models of transformers are.
+    """
+    if samples.prefixes is not None or samples.prompts is not None:
+        return ""
+    models = list(_language_models(module)) if isinstance(module, nn.Module) else []
+    if not models or not all(model.config.is_encoder_decoder for model in models):
+        return ""
+    return (
+        f"samples for {type(module).__name__} have neither prefixes nor prompts. Its language "
+        "model is an encoder-decoder, and without prefixes the text that it reads and the one that "
+        f"it writes would be scored as one text. {REWRITES_OR_CONTINUES}"
+    )
+
+
+def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
+    """Yield the models of transformers in a module that can generate, but not their parts."""
+    for child in module.children():
+        if isinstance(child, PreTrainedModel) and child.can_generate():
+            yield child
+        else:
+            yield from _language_models(child)
+
+
+def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
+    """Share `generate` over the ranks, and return all samples on every rank; call it on each.
+
+    Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r. The order is that
+    of `generate`. A rank that fails raises its exception, and the others a RuntimeError with its
+    message.
+    """
+    rank, ranks = rank_and_ranks()
+    share = prompts.as_prompts()[rank::ranks]
+    parts = on_every_rank(lambda: generate(module, share, repeats, seed + rank))
+    owners = [i for r in range(ranks) for i in range(r, len(prompts), ranks)]
+    order = np.argsort(np.repeat(owners, repeats), kind="stable")
+    return Samples.concat(parts)[order.tolist()]
+
+
+@contextmanager
+def fixed_randomness(seed: int) -> Iterator[None]:
+    """Seed Python, NumPy and PyTorch inside the context, and restore their states afterwards."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    # Reading the CUDA random state would initialise CUDA in a run that trains on the CPU.
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 — a module may draw from the global generator
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
