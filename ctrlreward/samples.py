@@ -129,9 +129,11 @@ class Table(Protocol):
         """Return all columns."""
 
 
-# A column to add: one string per sample, or one for all. Labels and groups may be integers.
+# A column to add: one string per sample, or one for all. Labels and groups may be integers, and a
+# sample may have several references.
 Column: TypeAlias = str | Iterable[str] | None
 Ids: TypeAlias = Column | int | Iterable[int]
+References: TypeAlias = Column | Iterable[Sequence[str]]
 
 
 class SampleKeywords(TypedDict, total=False):
@@ -147,7 +149,7 @@ class SampleKeywords(TypedDict, total=False):
     prefixes: Column
     labels: Ids
     sources: Column
-    references: Column
+    references: References
     contexts: Column
     histories: Column
     prompts: Column
@@ -156,7 +158,7 @@ class SampleKeywords(TypedDict, total=False):
     prefix: Column
     label: Ids
     source: Column
-    reference: Column
+    reference: References
     context: Column
     history: Column
     prompt: Column
@@ -187,7 +189,8 @@ class Samples:
     """Texts to score, with optional columns that some scorers need.
 
     Every column is a sequence of n strings, one per sample. Columns are validated here and kept as
-    tuples. Labels and groups may be integers, which are kept as strings.
+    tuples. Labels and groups may be integers, which are kept as strings. A sample may have several
+    references: a sequence of strings in place of one.
 
     Args:
         texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
@@ -195,7 +198,7 @@ class Samples:
         prefixes: The beginning of each text, character for character (content prefix).
         labels: Target attribute, as the scorer's task names it (`"positive"`).
         sources: Input of a transfer or a summary.
-        references: Human-written target, for the few scorers that take one.
+        references: Human-written target, or several of them, for the few scorers that take any.
         contexts: Knowledge that the text should draw on (a fact, a document).
         histories: Dialog before the text.
         prompts: Input of the generator; never scored, kept for tables and adapters.
@@ -203,7 +206,8 @@ class Samples:
 
     Raises:
         TypeError: A column is not a sequence of strings.
-        ValueError: Lengths differ, or a text does not start with its prefix.
+        ValueError: Lengths differ, a list of references is empty, or a text does not start with its
+            prefix.
 
     Examples:
         >>> samples = Samples(["The soup was good.", "The view"], prefixes=["The soup", "The view"])
@@ -217,7 +221,7 @@ class Samples:
     prefixes: Sequence[str] | None = None
     labels: Sequence[str] | None = None
     sources: Sequence[str] | None = None
-    references: Sequence[str] | None = None
+    references: Sequence[str | Sequence[str]] | None = None
     contexts: Sequence[str] | None = None
     histories: Sequence[str] | None = None
     prompts: Sequence[str] | None = None
@@ -239,6 +243,9 @@ class Samples:
             items = list(column)
             for i, item in enumerate(items):
                 if isinstance(item, str):
+                    continue
+                if name == "references" and isinstance(item, Sequence):
+                    items[i] = _several(item, i)
                     continue
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
@@ -271,8 +278,11 @@ class Samples:
             **{name: [column[i] for i in indices] for name, column in self.columns().items()}
         )
 
-    def columns(self) -> dict[str, tuple[str, ...]]:
-        """Return the columns that are present by name, in declaration order."""
+    def columns(self) -> dict[str, tuple[Any, ...]]:
+        """Return the columns that are present by name, in declaration order.
+
+        Their items are strings; one of `references` may be a tuple of strings.
+        """
         given = {name: getattr(self, name) for name in JSON_KEYS}
         return {name: column for name, column in given.items() if column is not None}
 
@@ -281,11 +291,28 @@ class Samples:
 
         Raises:
             MissingColumn: The column is absent. It is a ValueError.
+            ValueError: A sample has several references.
         """
         columns = self.columns()
         if name not in columns:
             raise MissingColumn(name, scorer, columns)
+        for i, item in enumerate(columns[name] if name == "references" else ()):
+            if not isinstance(item, str):
+                raise ValueError(
+                    f"references[{i}] = {shortened(item)} must be one string for {scorer}, got "
+                    f"{len(item)}"
+                )
         return columns[name]
+
+    def require_references(self, scorer: str) -> tuple[tuple[str, ...], ...]:
+        """Return the references of each sample, one or several.
+
+        Raises:
+            MissingColumn: The column is absent. It is a ValueError.
+        """
+        if self.references is None:
+            raise MissingColumn("references", scorer, self.columns())
+        return tuple((item,) if isinstance(item, str) else tuple(item) for item in self.references)
 
     def label_indices(self, known: Sequence[str], reader: str, owner: str) -> list[int]:
         """Return the index of each label among those known.
@@ -311,7 +338,7 @@ class Samples:
                 )
         return [indices[label] for label in self.labels]
 
-    def replace(self, **columns: Iterable[str] | None) -> Samples:
+    def replace(self, **columns: Iterable[Any] | None) -> Samples:
         """Return the samples with some columns replaced, added or (None) removed."""
         changes: dict[str, Any] = {**columns}  # mypy: texts can't be None, other columns can
         return replace(self, **changes)
@@ -364,7 +391,7 @@ class Samples:
         pointwise scorer reads.
         """
         keys = [c for name, c in self.columns().items() if name not in ("prompts", "groups")]
-        index_of: dict[tuple[str, ...], int] = {}
+        index_of: dict[tuple[Any, ...], int] = {}
         first_rows: list[int] = []
         inverse: list[int] = []
         for i, key in enumerate(zip(*keys, strict=True)):
@@ -383,7 +410,7 @@ class Samples:
         for name in _READ_AS_TEXT:
             for i, item in enumerate(getattr(self, name) or ()):
                 try:
-                    item.encode()
+                    (item if isinstance(item, str) else "".join(item)).encode()
                 except UnicodeEncodeError:
                     invalid.setdefault(i, name)
         return dict(sorted(invalid.items()))
@@ -446,6 +473,17 @@ class Samples:
         if not records:
             return Samples([])
         return Samples(**columns_from_records(records, lambda i: f"{path}:{i + 1}"))
+
+
+def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
+    wrong = [item for item in references if not isinstance(item, str)]
+    if wrong:
+        raise TypeError(
+            f"references[{i}] has {shortened(wrong[0])}, a {type(wrong[0]).__name__}, not a str"
+        )
+    if not references:
+        raise ValueError(f"references[{i}] is empty: give one string or more")
+    return tuple(references)
 
 
 def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords]) -> Samples:

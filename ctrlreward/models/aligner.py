@@ -48,7 +48,7 @@ class EmbeddingAligner:
     weights. As in their package, special tokens are encoded but not matched.
 
     Args:
-        encoder: Encoder whose last layer is compared; other scorers may share it.
+        encoder: Encoder whose layer is compared; other scorers may share it.
     """
 
     def __init__(self, encoder: Encoder) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+from torch.nn import ModuleList
 from torch.nn.functional import normalize
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from ctrlreward.models.frozen import FrozenModel
+from ctrlreward.weights.sources import SHORT_NAMES
 
 Vectors = npt.NDArray[np.float64]
 
@@ -31,10 +34,83 @@ class SentenceEncoder(Protocol):
         """
 
 
+# Layer whose tokens are compared, by the name of the model without its owner. RoBERTa-large-MNLI's
+# is CTC's, the others are BERTScore's. MiniLM is read at its last layer (docs/alignment.md).
+TOKEN_LAYERS: Mapping[str, int] = {
+    "roberta-large-mnli": 9,
+    "albert-base-v2": 9,
+    "albert-xlarge-v2": 13,
+    "bert-base-multilingual-cased": 9,
+    "bert-base-uncased": 9,
+    "bert-large-uncased": 18,
+    "deberta-base-mnli": 9,
+    "deberta-large-mnli": 18,
+    "deberta-v3-base": 9,
+    "deberta-v3-large": 12,
+    "deberta-xlarge-mnli": 40,
+    "distilbert-base-uncased": 5,
+    "distilroberta-base": 5,
+    "electra-base-discriminator": 9,
+    "electra-large-discriminator": 14,
+    "longformer-base-4096": 7,
+    "longformer-large-4096": 14,
+    "mpnet-base": 8,
+    "roberta-base": 10,
+    "roberta-large": 17,
+    "scibert_scivocab_uncased": 8,
+    "xlm-roberta-base": 9,
+    "xlm-roberta-large": 17,
+}
+
+
+def token_layer(model: str) -> int | None:
+    """Return the layer at which a model's tokens are compared; None, the last, if it isn't known.
+
+    Args:
+        model: Hugging Face id or short name; of a local folder no layer is known.
+
+    Examples:
+        >>> token_layer("FacebookAI/roberta-large"), token_layer("my/encoder")
+        (17, None)
+    """
+    if model not in SHORT_NAMES and Path(model).expanduser().exists():
+        return None
+    return TOKEN_LAYERS.get(model.rpartition("/")[2])
+
+
 class Encoder(FrozenModel):
-    """Frozen encoder, read at its last layer."""
+    """Frozen encoder, read at its last layer or at a layer below.
+
+    Args:
+        model: Local folder, hub id or short name.
+        device: Device of the model.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        layer: Layer that is read, and the last one that is computed; 0 is the embeddings. None
+            reads the last.
+
+    Raises:
+        ValueError: The model has fewer layers, or is of another kind, or its checkpoint lacks
+            weights.
+        OSError: The hub cannot be reached.
+    """
 
     auto_class = AutoModel
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
+        layer: int | None = None,
+    ) -> None:
+        self.layer = layer
+        super().__init__(model, device, dtype, batch_tokens)
+
+    def _prepare(self) -> None:
+        if self.layer is not None:
+            _drop_layers(self.model, self.layer, self.name)
 
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
@@ -66,7 +142,7 @@ class Encoder(FrozenModel):
     def token_embeddings(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> list[npt.NDArray[np.float32]]:
-        """Return the last hidden states of each text, one per token, not normalised.
+        """Return the hidden states of each text at the layer, one per token, not normalised.
 
         Row j of a text belongs to token j of `text_reader`, special tokens included.
 
@@ -83,3 +159,14 @@ class Encoder(FrozenModel):
             return [row[:tokens] for row, tokens in zip(values, mask.sum(1).tolist(), strict=True)]
 
         return self.read_texts(texts, name, split)
+
+
+def _drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
+    """Drop the layers above the first `count`."""
+    total = model.config.num_hidden_layers
+    if not 0 <= count <= total:
+        raise ValueError(f"layer = {count} must be 0 to {total}, the layers of {name!r}")
+    for module in model.modules():
+        if isinstance(module, ModuleList) and len(module) == total:
+            del module[count:]
+    model.config.num_hidden_layers = count  # ALBERT runs one layer this many times

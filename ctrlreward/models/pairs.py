@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,6 +20,10 @@ from ctrlreward.samples import shortened
 log = logging.getLogger(__name__)
 
 Pair = tuple[str, str]
+Span = tuple[int, int]
+
+# What has a label and a value: a word between white space, or a token.
+Unit: TypeAlias = Literal["word", "piece"]
 
 
 class EncodedPair(NamedTuple):
@@ -26,22 +32,26 @@ class EncodedPair(NamedTuple):
     Attributes:
         ids: Token ids, special tokens included.
         types: Token type ids, for models that take them; else empty.
-        places: Indices in `ids` of the tokens of a.
-        spans: Character span of each of these tokens in a, end exclusive.
+        places: Indices in `ids` of the tokens of each unit of a.
+        spans: Character span of each of these units in a, end exclusive.
         has_b: Whether b has a token.
         dropped: Truncated tokens of a and of b.
     """
 
     ids: Ids
     types: Ids
-    places: Ids
-    spans: tuple[tuple[int, int], ...]
+    places: tuple[Ids, ...]
+    spans: tuple[Span, ...]
     has_b: bool
     dropped: tuple[int, int] = (0, 0)
 
 
 def encode_pairs(
-    tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair], limit: int
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[Pair],
+    limit: int,
+    unit: Unit = "piece",
+    b_first: bool = False,
 ) -> list[EncodedPair]:
     """Encode pairs (a, b) by the tokenizer's rule for text pairs.
 
@@ -52,31 +62,30 @@ def encode_pairs(
         tokenizer: Fast tokenizer of the model.
         pairs: Text pairs.
         limit: Longest input of the model in tokens, special tokens included.
+        unit: Unit of a.
+        b_first: True for a model that reads b before a.
     """
     if not pairs:
         return []
     reader = text_reader(tokenizer, chain.from_iterable(pairs))
-    batch = reader(
-        [a for a, _ in pairs],
-        [b for _, b in pairs],
-        return_offsets_mapping=True,
-        verbose=False,
-    )
-    encoded = [_pair(batch, row) for row in range(len(pairs))]
+    firsts, seconds = zip(*((b, a) if b_first else (a, b) for a, b in pairs), strict=True)
+    batch = reader(list(firsts), list(seconds), return_offsets_mapping=True, verbose=False)
+    side = int(b_first)
+    encoded = [_pair(batch, row, a, unit, side) for row, (a, _) in enumerate(pairs)]
     for i, pair in enumerate(encoded):
         if len(pair.ids) <= limit:
             continue
-        a, b = pairs[i]
-        room = limit - tokenizer.num_special_tokens_to_add(pair=True) - len(pair.places)
+        tokens = sum(map(len, pair.places))
+        room = limit - tokenizer.num_special_tokens_to_add(pair=True) - tokens
         truncated = reader(
-            [a],
-            [b],
-            truncation="only_second" if room > 0 else "longest_first",
+            [firsts[i]],
+            [seconds[i]],
+            truncation=("only_second", "only_first")[side] if room > 0 else "longest_first",
             max_length=limit,
             return_offsets_mapping=True,
         )
-        short = _pair(truncated, 0)
-        dropped_a = len(pair.places) - len(short.places)
+        short = _pair(truncated, 0, pairs[i][0], unit, side)
+        dropped_a = tokens - sum(map(len, short.places))
         dropped_b = len(pair.ids) - len(short.ids) - dropped_a
         encoded[i] = short._replace(dropped=(dropped_a, dropped_b))
     return encoded
@@ -115,16 +124,36 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
     return inputs
 
 
-def _pair(batch: object, row: int) -> EncodedPair:
+def _pair(batch: object, row: int, a: str, unit: Unit, side: int) -> EncodedPair:
     encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
     # Each of these properties builds a list of all tokens: they are read once.
     sides, offsets = encoding.sequence_ids, encoding.offsets
-    places = tuple(place for place, side in enumerate(sides) if side == 0)
+    tokens = [place for place, of in enumerate(sides) if of == side]
+    spans = tuple((int(start), int(end)) for start, end in (offsets[i] for i in tokens))
+    places: tuple[Ids, ...] = tuple((place,) for place in tokens)
+    if unit == "word":
+        places, spans = _words(a, tokens, spans)
     has_types = "token_type_ids" in batch  # type: ignore[operator]
     return EncodedPair(
         tuple(encoding.ids),
         tuple(encoding.type_ids) if has_types else (),
         places,
-        tuple((int(start), int(end)) for start, end in (offsets[i] for i in places)),
-        1 in sides,
+        spans,
+        1 - side in sides,
     )
+
+
+def _words(
+    text: str, tokens: Sequence[int], spans: Sequence[Span]
+) -> tuple[tuple[Ids, ...], tuple[Span, ...]]:
+    """Return the tokens of each word between white space, and its span.
+
+    A word that the tokenizer drops is left out.
+    """
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    ends = [end for _, end in words]
+    grouped: dict[int, list[int]] = {}
+    for token, (start, _) in zip(tokens, spans if words else (), strict=bool(words)):
+        # White space at the start of a token belongs to the word after it.
+        grouped.setdefault(min(bisect_right(ends, start), len(words) - 1), []).append(token)
+    return tuple(map(tuple, grouped.values())), tuple(words[i] for i in grouped)

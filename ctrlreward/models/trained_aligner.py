@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
+from ctrlreward.arguments import one_of
 from ctrlreward.engine.batching import run_batched, windows
 from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.models.frozen import FrozenModel
-from ctrlreward.models.pairs import EncodedPair, Pair, encode_pairs, pad_pairs, warn_truncated_pairs
+from ctrlreward.models.pairs import (
+    EncodedPair,
+    Pair,
+    Unit,
+    encode_pairs,
+    pad_pairs,
+    warn_truncated_pairs,
+)
 
 Values = npt.NDArray[np.float64]
 
@@ -21,26 +34,76 @@ Values = npt.NDArray[np.float64]
 ALIGNED = "aligned"
 
 
+def unit_logits(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], batch: Sequence[EncodedPair]
+) -> Tensor:
+    """Return the logits of a token classifier for the units of a, of all pairs in order.
+
+    As in the package released with the paper, the features of a unit's tokens are summed before the
+    head reads them.
+
+    Args:
+        model: Token classifier.
+        inputs: Its inputs for the pairs.
+        batch: The pairs.
+
+    Returns:
+        Shape (units, labels).
+    """
+    features = model.base_model(**inputs).last_hidden_state
+    *_, head = model.children()
+    tokens = [
+        (row, place, unit)
+        for unit, (row, places) in enumerate(
+            (row, places) for row, pair in enumerate(batch) for places in pair.places
+        )
+        for place in places
+    ]
+    rows, places, units = torch.tensor(tokens, device=features.device).reshape(-1, 3).T
+    count = sum(len(pair.places) for pair in batch)
+    sums = features.new_zeros(count, features.shape[-1])
+    return head(sums.index_add(0, units, features[rows, places]))
+
+
 class TokenAligner(FrozenModel):
-    """Discriminative aligner: the probability that b supports each token of a.
+    """Discriminative aligner: the probability that b supports each word of a.
 
     The aligner D of Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5, a token
     classifier over both texts. Values are in [0, 1]; higher is better aligned.
-    `ctrlreward.recipes.papers.ctc` trains one. Each subword token has a value of its own; the
-    released package has one per word, from the sum of its tokens' features, so that long words
-    weigh no more than short ones.
+    `ctrlreward.recipes.papers.ctc` trains one.
 
-    Its arguments are those of `FrozenModel`; the model is a token classifier with a label
-    "aligned". Unnamed labels are refused: "aligned" is the first of two in the paper's models, the
-    second in others.
+    The model is a token classifier with a label "aligned". Unnamed labels are refused: "aligned" is
+    the first of two in the paper's models, the second in others.
+
+    Args:
+        model: Local folder, hub id or short name.
+        device: Device of the model.
+        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
+        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        unit: What has a value: a `"word"` between white space, by the sum of its tokens' features
+            as in the released package, or a `"piece"`, a token. None takes the unit that
+            `aligner_unit` of the model's config.json names, or `"word"`.
 
     Raises:
-        ValueError: The model has no trained head, or no label of that name.
+        ValueError: `unit` is unknown, or the model has no trained head, or no label of that name.
     """
 
     auto_class = AutoModelForTokenClassification
 
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        batch_tokens: int | None = None,
+        unit: Unit | None = None,
+    ) -> None:
+        self.unit = unit
+        super().__init__(model, device, dtype, batch_tokens)
+
     def _prepare(self) -> None:
+        trained = getattr(self.model.config, "aligner_unit", "word")
+        self.unit: Unit = one_of("unit", self.unit or trained, ("word", "piece"))
         labels = {int(i): str(label) for i, label in (self.model.config.id2label or {}).items()}
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:
@@ -51,18 +114,19 @@ class TokenAligner(FrozenModel):
         self._aligned = aligned[0]
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
-        """Yield the probabilities of the tokens of a for each pair (a, b).
+        """Yield the probabilities of the units of a for each pair (a, b).
 
         A pair that exceeds the model's context loses the end of b, with a warning. If a has no
         token there are no values; if b has none they are NaN.
         """
 
-        def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
+        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
             # float64 on the CPU: not every device has it.
-            values = logits.float().cpu().double().softmax(dim=-1)[..., self._aligned].numpy()
-            return [row[list(pair.places)] for row, pair in zip(values, batch, strict=True)]
+            logits = unit_logits(self.model, inputs, batch).float().cpu().double()
+            values = logits.softmax(dim=-1)[:, self._aligned].numpy()
+            return np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
 
-        for pair, values in _run(self, pairs, read):
+        for pair, values in _run(self, pairs, read, self.unit):
             yield TokenAlignment(pair.spans, values if pair.has_b else np.full(len(values), np.nan))
 
 
@@ -74,7 +138,8 @@ class RegressionAligner(FrozenModel):
     Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
     aligned tokens, 0 or more for their number.
 
-    Its arguments are those of `FrozenModel`; the model is a sequence classifier with one output.
+    Its arguments are those of `FrozenModel`; the model is a sequence classifier with one output. It
+    reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's.
 
     Raises:
         ValueError: The model has no trained head, or more outputs than one.
@@ -96,10 +161,11 @@ class RegressionAligner(FrozenModel):
         token there is no span; if b has none the value is NaN.
         """
 
-        def read(logits: Tensor, batch: list[EncodedPair]) -> list[Values]:
-            return list(logits.float().cpu().double().numpy())
+        def read(inputs: dict[str, Tensor], batch: list[EncodedPair]) -> list[Values]:
+            return list(self.model(**inputs).logits.float().cpu().double().numpy())
 
-        results = _run(self, pairs, read)
+        b_first = getattr(self.model.config, "aligner_b_first", False)
+        results = _run(self, pairs, read, b_first=b_first)
         for (a, _), (pair, value) in zip(pairs, results, strict=True):
             if pair.places:
                 whole = value if pair.has_b else np.full(1, np.nan)
@@ -111,19 +177,22 @@ class RegressionAligner(FrozenModel):
 def _run(
     aligner: FrozenModel,
     pairs: Sequence[Pair],
-    read: Callable[[Tensor, list[EncodedPair]], list[Values]],
+    read: Callable[[dict[str, Tensor], list[EncodedPair]], list[Values]],
+    unit: Unit = "piece",
+    b_first: bool = False,
 ) -> Iterator[tuple[EncodedPair, Values]]:
-    """Yield each encoded pair with the result of `read` on its logits."""
+    """Yield each encoded pair with its result of `read`, which gets the model's inputs."""
 
     def forward(rows: list[EncodedPair], batch: list[int]) -> list[Values]:
         chosen = [rows[i] for i in batch]
-        inputs = pad_pairs(chosen, aligner.tokenizer.pad_token_id or 0, aligner.model.device)
-        return read(aligner.model(**inputs).logits, chosen)
+        return read(
+            pad_pairs(chosen, aligner.tokenizer.pad_token_id or 0, aligner.model.device), chosen
+        )
 
     limit = aligner.max_tokens
     for window in windows([a + b for a, b in pairs]):
         chosen = [pairs[i] for i in window]
-        encoded = encode_pairs(aligner.tokenizer, chosen, limit)
+        encoded = encode_pairs(aligner.tokenizer, chosen, limit, unit, b_first)
         warn_truncated_pairs(chosen, encoded, limit)
         values = run_batched(
             [len(pair.ids) for pair in encoded],

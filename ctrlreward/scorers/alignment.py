@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from ctrlreward.arguments import checked_keywords, one_of, some_of
-from ctrlreward.engine.sharing import shared_model
+from ctrlreward.engine.sharing import exclusive, shared_model
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.alignment import AGGREGATES, content_tokens, preservation, relevance
 from ctrlreward.items import item_logger
@@ -23,12 +24,13 @@ from ctrlreward.models.aligner import (
     TokenAlignment,
     group_shared_texts,
 )
-from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.encoder import Encoder, token_layer
+from ctrlreward.models.pairs import Unit
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScorer
-from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
+from ctrlreward.text.stop_words import read_stop_words
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class Aligned(NamedTuple):
     Attributes:
         sample: Index of the sample.
         direction: Name of the direction.
+        part: Index of the reference, for a direction of the references; else 0.
         text: Text whose tokens are aligned.
         other: Text that they are aligned with.
         alignment: Spans and values of the tokens.
@@ -80,6 +83,7 @@ class Aligned(NamedTuple):
 
     sample: int
     direction: str
+    part: int
     text: str
     other: str
     alignment: TokenAlignment
@@ -184,9 +188,12 @@ _VALUES: dict[Method, tuple[float, float]] = {
 
 _NO_TOKENS = TokenAlignment((), np.zeros(0))
 
+# Aspect, direction, sample and part that a pair of texts is aligned for.
+_Job: TypeAlias = tuple[str, str, int, int]
+
 
 @checked_keywords(**NEIGHBOURS)
-class Alignment(ModelScorer[Aligner]):
+class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
     """Aspects of a text, by the alignment of its tokens with the input it was generated from.
 
     Deng et al. (2021), https://arxiv.org/abs/2109.06379. With x the source, y the text, r the
@@ -194,7 +201,8 @@ class Alignment(ModelScorer[Aligner]):
 
     - `consistency`: mean align(y → x). Needs `sources`.
     - `relevance`: mean align(r → y) × mean align(y → x), and the factors as `relevance_reference`
-      and `relevance_output`. Needs `sources` and `references`.
+      and `relevance_output`. Needs `sources` and `references`; of several references of a sample,
+      `relevance_reference` is the mean.
     - `preservation`: harmonic mean of mean align(y → x) and mean align(x → y), and the two means
       as `preservation_output` and `preservation_source`. Needs `sources`.
     - `engagingness`: sum align(y → c and h) without stop words. Needs `contexts`, `histories`.
@@ -204,7 +212,9 @@ class Alignment(ModelScorer[Aligner]):
 
     Args:
         model: Local folder, Hugging Face id or short name: an encoder for `"embedding"`, an
-            aligner trained for the method otherwise.
+            aligner trained for the method otherwise. Or a model for each direction, by the name
+            of its score: the paper's relevance has an aligner for each,
+            `{"relevance_reference": "summary_to_reference", "relevance_output": "document"}`.
         aspects: Score or scores to compute; `"all"` leaves out those whose column is absent.
         method: `"embedding"` (the paper's E), `"discriminative"` (D) or `"regression"` (R), which
             yields one value per text.
@@ -212,11 +222,16 @@ class Alignment(ModelScorer[Aligner]):
             line, or a list; `[]` leaves out nothing. None uses `ENGLISH_STOP_WORDS`, the function
             words of English; the paper used NLTK's list. Regression ignores stop words.
         aggregate: Aggregation of every aspect; None uses the paper's for each.
+        layer: Layer whose embeddings are compared, 0 for those that go into the first; only for
+            `"embedding"`. None uses the published layer of the models in
+            `models.encoder.TOKEN_LAYERS`, and the last layer of others.
+        unit: What `"discriminative"` gives a value: a `"word"` between white space or a `"piece"`,
+            a token; only for this method. None takes the one that the aligner was trained with.
         **options: See `ModelOptions`.
 
     Raises:
-        ValueError: An aspect, `method` or `aggregate` is unknown, or the file of stop words can't
-            be read.
+        ValueError: An aspect, `method`, `aggregate` or `unit` is unknown; `layer` or `unit` are of
+            another method; a direction lacks a model, or the file of stop words can't be read.
 
     Examples:
         >>> scorer = Alignment("minilm-l6", aspects=["consistency", "groundedness"])
@@ -229,19 +244,29 @@ class Alignment(ModelScorer[Aligner]):
 
     def __init__(
         self,
-        model: str = "minilm-l6",
+        model: str | Mapping[str, str] = "minilm-l6",
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "preservation",
         method: Method = "embedding",
         stop_words: str | PathLike[str] | Sequence[str] | None = None,
         aggregate: Literal["mean", "sum"] | None = None,
+        layer: int | None = None,
+        unit: Unit | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
-        super().__init__(model, **options)
+        by_direction = isinstance(model, Mapping)
+        super().__init__("" if by_direction else model, **options)
         self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
-        self.stop_words = _read_stop_words(stop_words)
+        self.stop_words = read_stop_words(stop_words)
         self.aggregate = None if aggregate is None else one_of("aggregate", aggregate, AGGREGATES)
+        for name, given, of in (("layer", layer, "embedding"), ("unit", unit, "discriminative")):
+            if given is not None and method != of:
+                raise ValueError(f"{name} = {given!r} is of method {of!r}, got {method!r}")
+        self.layer = layer
+        self.unit: Unit | None = None if unit is None else one_of("unit", unit, ("word", "piece"))
+        # Model of each direction; empty if one model has all.
+        self.models = self._checked_models(model) if isinstance(model, Mapping) else {}
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -264,16 +289,24 @@ class Alignment(ModelScorer[Aligner]):
         columns = dict.fromkeys(c for d in directions for c in (d.text, *d.others))
         return {column: "Alignment" for column in columns if column != "texts"}
 
+    @cached_property
+    def loaded_model(self) -> Aligner | Mapping[str, Aligner]:
+        """The aligner, or the one of each direction, loaded at the first use."""
+        if not self.models:
+            return super().loaded_model
+        return {direction: self.build_model(name) for direction, name in self.models.items()}
+
     def build_model(self, name: str) -> Aligner:
         """Load the aligner of the method, or share it with the scorers that have loaded it.
 
-        The encoder of `"embedding"` is also shared with `Similarity`.
+        An encoder that is read at its last layer is also shared with `Similarity`.
         """
         settings = (name, self.device, self.dtype, self.batch_tokens)
         if self.method == "embedding":
-            return EmbeddingAligner(shared_model(Encoder, *settings))
+            layer = token_layer(name) if self.layer is None else self.layer
+            return EmbeddingAligner(shared_model(Encoder, *settings, layer))
         if self.method == "discriminative":
-            return shared_model(TokenAligner, *settings)
+            return shared_model(TokenAligner, *settings, self.unit)
         return shared_model(RegressionAligner, *settings)
 
     def score_samples(
@@ -285,9 +318,15 @@ class Alignment(ModelScorer[Aligner]):
         The sum over a text of stop words only is 0: such a text carries no information.
         """
         aspects = self._wanted(names)
-        scores = {d: np.empty(len(samples)) for a in aspects for d in ASPECTS[a].directions}
+        parts: dict[str, list[list[float]]] = {
+            d: [[] for _ in range(len(samples))] for a in aspects for d in ASPECTS[a].directions
+        }
         for aligned in self._align_each(samples, aspects):
-            scores[aligned.direction][aligned.sample] = aligned.score
+            parts[aligned.direction][aligned.sample].append(aligned.score)
+        scores = {
+            direction: np.array([np.mean(values) for values in rows], dtype=np.float64)
+            for direction, rows in parts.items()
+        }
         for name in aspects:
             aspect = ASPECTS[name]
             if aspect.fold is not None:
@@ -308,23 +347,27 @@ class Alignment(ModelScorer[Aligner]):
 
         Returns:
             For each sample, the directions of the chosen aspects by name, with the same scores as
-            `score`.
+            `score`. Several references are `relevance_reference[0]`, `relevance_reference[1]`, …
 
         Raises:
             ValueError: See `score`.
         """
         samples = as_samples(samples, **columns)
         aspects = self._wanted(self.computable(samples))
-        explained = {}
+        parts: dict[tuple[int, str], dict[int, AlignedText]] = defaultdict(dict)
         for found in self._align_each(samples, aspects):
             spans, values = found.alignment
             rows = zip(spans, values.tolist(), found.counted.tolist(), strict=True)
             tokens = tuple(AlignedToken(*span, value, counts) for span, value, counts in rows)
             text = AlignedText(found.text, found.other, found.score, tokens)
-            explained[found.sample, found.direction] = text
+            parts[found.sample, found.direction][found.part] = text
         directions = [direction for aspect in aspects for direction in ASPECTS[aspect].directions]
         return [
-            {direction: explained[i, direction] for direction in directions}
+            {
+                direction if len(parts[i, direction]) == 1 else f"{direction}[{part}]": text
+                for direction in directions
+                for part, text in sorted(parts[i, direction].items())
+            }
             for i in range(len(samples))
         ]
 
@@ -334,29 +377,49 @@ class Alignment(ModelScorer[Aligner]):
         White space around a text is stripped, and empty texts get a warning. A pair of texts is
         aligned once, even if several aspects or samples contain it.
         """
-        jobs: dict[tuple[str, str], list[tuple[str, str, int]]] = {}
+        loaded = self.loaded_model
+        # Jobs of each aligner, by its pairs of texts.
+        work: dict[int, tuple[Aligner, dict[tuple[str, str], list[_Job]]]] = {}
         for name in aspects:
             columns: dict[str, list[str]] = {}
             for direction, (text, others) in ASPECTS[name].directions.items():
-                parts = zip(*(samples.require(other, "Alignment") for other in others), strict=True)
-                texts = [item.strip() for item in samples.require(text, "Alignment")]
-                joined = [_SEPARATOR.join(map(str.strip, row)).strip() for row in parts]
-                columns |= {text: texts, " + ".join(others): joined}
-                for i, pair in enumerate(zip(texts, joined, strict=True)):
-                    jobs.setdefault(pair, []).append((name, direction, i))
+                aligner = loaded[direction] if isinstance(loaded, Mapping) else loaded
+                _, jobs = work.setdefault(id(aligner), (aligner, {}))
+                rows = [samples.require(other, "Alignment") for other in others]
+                joined = [
+                    _SEPARATOR.join(map(str.strip, row)).strip() for row in zip(*rows, strict=True)
+                ]
+                texts = self._texts(samples, text)
+                columns |= {text: [min(row, key=len) for row in texts], " + ".join(others): joined}
+                for i, (row, other) in enumerate(zip(texts, joined, strict=True)):
+                    for part, item in enumerate(row):
+                        jobs.setdefault((item, other), []).append((name, direction, i, part))
             nonempty(name, **columns)
-        pairs = group_shared_texts(pair for pair in jobs if all(pair))
-        empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
-        with self.exclusive_model() as aligner:
-            for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
-                for name, direction, i in jobs[pair]:
-                    yield self._aligned(ASPECTS[name], direction, i, pair, alignment)
+        for aligner, jobs in work.values():
+            pairs = group_shared_texts(pair for pair in jobs if all(pair))
+            empty = [(pair, _NO_TOKENS) for pair in jobs if not all(pair)]
+            with exclusive(aligner):
+                for pair, alignment in chain(empty, zip(pairs, aligner.align(pairs), strict=True)):
+                    for name, direction, i, part in jobs[pair]:
+                        yield self._aligned(ASPECTS[name], direction, (i, part), pair, alignment)
+
+    def _texts(self, samples: Samples, column: str) -> list[list[str]]:
+        """Return the stripped texts of a column, one or several of each sample."""
+        if column == "references":
+            return [[*map(str.strip, row)] for row in samples.require_references("Alignment")]
+        return [[item.strip()] for item in samples.require(column, "Alignment")]
 
     def _aligned(
-        self, aspect: Aspect, direction: str, i: int, pair: tuple[str, str], found: TokenAlignment
+        self,
+        aspect: Aspect,
+        direction: str,
+        place: tuple[int, int],
+        pair: tuple[str, str],
+        found: TokenAlignment,
     ) -> Aligned:
         """Aggregate the alignment of a pair, with a warning if there is nothing to score."""
         text, other = pair
+        i, part = place
         spans, values = found
         if spans and not np.isnan(values).any():
             by_word = aspect.content_only and self.method != "regression"
@@ -370,22 +433,17 @@ class Alignment(ModelScorer[Aligner]):
                 "%s[%d] = %s: no token to score, or none to align it with: %s is NaN",
                 *(column, i, shortened(text), direction),
             )
-        return Aligned(i, direction, text, other, found, counted, score)
+        return Aligned(i, direction, part, text, other, found, counted, score)
 
     def _wanted(self, names: Collection[str] | None) -> list[str]:
         """Return the aspects with a score in `names`; all for None."""
         return [a for a in self.aspects if names is None or {a, *ASPECTS[a].directions} & {*names}]
 
-
-def _read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
-    if given is None:
-        return ENGLISH_STOP_WORDS
-    if isinstance(given, (str, PathLike)):
-        try:
-            given = Path(given).read_text(encoding="utf-8").split()
-        except OSError as error:
+    def _checked_models(self, models: Mapping[str, str]) -> dict[str, str]:
+        directions = [d for name in self.aspects for d in ASPECTS[name].directions]
+        if {*models} != {*directions}:
             raise ValueError(
-                f"stop_words = {str(given)!r} can't be read ({error.strerror}): give the path of "
-                "a file with one word per line, or a list of words"
-            ) from error
-    return frozenset(word.lower() for word in given)
+                f"model has a model for {', '.join(models) or 'nothing'}, must have one for each "
+                f"of {', '.join(directions)}"
+            )
+        return dict(models)

@@ -252,7 +252,8 @@ class Scorer(ABC):
             ValueError: A column that a score needs is absent, or an item of it is wrong.
         """
         for column, reader in self.required_columns(names).items():
-            samples.require(column, reader)
+            if getattr(samples, column) is None:
+                raise MissingColumn(column, reader, samples.columns())
 
     @property
     def _inner(self) -> Sequence[Scorer]:

@@ -56,7 +56,8 @@ class Similarity(ModelScorer[SentenceEncoder]):
         """Load the encoder or word vectors, or share them with the scorers that have them."""
         if resolve_vectors(name) is not None:
             return shared_model(WordVectors.load, name)
-        return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens)
+        layer = None  # the last, as in `Alignment`
+        return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, layer)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return the cosines.

@@ -67,7 +67,7 @@ class Sample(Message):
     prefix: str = ""
     label: str = ""
     source: str = ""
-    reference: str = ""
+    reference: str | list[str] = ""
     context: str = ""
     history: str = ""
     prompt: str = ""
@@ -216,7 +216,7 @@ class ScoredRequest:
     errors: Mapping[int, str]
 
 
-def records(samples: Samples) -> list[dict[str, str]]:
+def records(samples: Samples) -> list[dict[str, Any]]:
     """Return one record per sample, with the singular keys of the columns that are present."""
     columns = samples.columns()
     keys = [JSON_KEYS[name] for name in columns]

@@ -161,7 +161,8 @@ class RequestQueue:
         except MissingColumn as error:
             raise RejectedSamples(str(error)) from None
         columns = samples.columns()
-        characters = sum(len(item) for column in columns.values() for item in column)
+        texts = (item for column in columns.values() for item in column)
+        characters = sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts)
         held, requests = self.held_characters, len(self._waiting) + len(self._scoring)
         above = held + characters > self.options.waiting_characters
         if requests and (above or requests >= self.options.waiting_requests):

@@ -27,7 +27,7 @@ class Columns:
         prefix: The prefix that each text continues.
         label: The target attribute, such as a sentiment or topic.
         source: The input of a style transfer or a summary.
-        reference: A human-written target.
+        reference: A human-written target, or in JSON a list of several.
         context: Knowledge that the text should use.
         history: The dialog before the text.
         prompt: The full prompt that the generator was given.
@@ -90,7 +90,10 @@ def to_samples(
         )
     table = {
         column: [
-            cell if isinstance(cell := row[name], str) else _as_string(cell, place, name, column)
+            cell
+            if isinstance(cell := row[name], str)
+            or (column == "references" and isinstance(cell, list))
+            else _as_string(cell, place, name, column)
             for place, row in zip(places, rows, strict=True)
         ]
         for column, name in read.items()

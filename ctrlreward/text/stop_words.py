@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
 # Determiners, pronouns, auxiliaries, prepositions, conjunctions and adverbs.
 _WORDS = """
     a an the this that these those some any each all both few more most other such no own same
@@ -31,3 +35,25 @@ ENGLISH_STOP_WORDS = frozenset(
         *(f"{word}'{ending}" for word in _BEFORE_ENDINGS.split() for ending in _ENDINGS),
     ]
 )
+
+
+def read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
+    """Return stop words in lower case.
+
+    Args:
+        given: A file with one word per line, or the words; None returns `ENGLISH_STOP_WORDS`.
+
+    Raises:
+        ValueError: The file can't be read.
+    """
+    if given is None:
+        return ENGLISH_STOP_WORDS
+    if isinstance(given, (str, PathLike)):
+        try:
+            given = Path(given).read_text(encoding="utf-8").split()
+        except OSError as error:
+            raise ValueError(
+                f"stop_words = {str(given)!r} can't be read ({error.strerror}): give the path of "
+                "a file with one word per line, or a list of words"
+            ) from error
+    return frozenset(word.lower() for word in given)

@@ -26,11 +26,14 @@ from transformers import (
     PreTrainedModel,
 )
 
+from ctrlreward.arguments import one_of
 from ctrlreward.files import whole_folder
-from ctrlreward.models.pairs import EncodedPair, encode_pairs, pad_pairs
+from ctrlreward.functional.alignment import content_tokens
+from ctrlreward.models.pairs import EncodedPair, Unit, encode_pairs, pad_pairs
 from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.models.trained_aligner import ALIGNED
+from ctrlreward.models.trained_aligner import ALIGNED, unit_logits
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
+from ctrlreward.text.stop_words import read_stop_words
 from ctrlreward.weights.loading import load_tokenizer
 from ctrlreward.weights.sources import resolve
 
@@ -50,6 +53,8 @@ class AlignerTrainer(pl.LightningModule, ABC):
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
+        unit: What has a label: a `"word"` between white space, as in the paper, or a `"piece"`, a
+            token.
     """
 
     # Set by configure_model.
@@ -62,12 +67,14 @@ class AlignerTrainer(pl.LightningModule, ABC):
         folder: str = "runs/aligner",
         learning_rate: float = 1e-4,
         weight_decay: float = 0.01,
+        unit: Unit = "word",
     ) -> None:
         super().__init__()
         self.encoder = encoder
         self.folder = folder
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
+        self.unit: Unit = one_of("unit", unit, ("word", "piece"))
         self.best: float | None = None  # None before the first validation
 
     @abstractmethod
@@ -79,7 +86,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
         """Return the metrics of a validation."""
 
     @abstractmethod
-    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
+    def loss(self, encoded: list[EncodedPair], batch: Batch, inputs: dict[str, Tensor]) -> Tensor:
         """Return the mean loss of a batch; update the metrics if in validation."""
 
     def configure_model(self) -> None:
@@ -88,6 +95,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
             return
         self.tokenizer = load_tokenizer(self.encoder)
         self.model = self.load_encoder(resolve(self.encoder)).train()  # loaded in eval mode
+        self.model.config.aligner_unit = self.unit
         self.metrics = self.new_metrics()
         self.limit = max_tokens(self.tokenizer, self.model.config)
 
@@ -148,9 +156,9 @@ class AlignerTrainer(pl.LightningModule, ABC):
         self.best = checkpoint["best_val_loss"]
 
     def _batch_loss(self, batch: Batch) -> Tensor:
-        encoded = encode_pairs(self.tokenizer, [(p.a, p.b) for p in batch], self.limit)
+        encoded = encode_pairs(self.tokenizer, [(p.a, p.b) for p in batch], self.limit, self.unit)
         inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
-        return self.loss(encoded, batch, self.model(**inputs).logits)
+        return self.loss(encoded, batch, inputs)
 
     def _save(self) -> None:
         trial = self.trainer.fast_dev_run  # type: ignore[attr-defined]  # set by name
@@ -172,15 +180,15 @@ class AlignerTrainer(pl.LightningModule, ABC):
 
 
 class TokenAlignerTrainer(AlignerTrainer):
-    """Trainer of the discriminative aligner D: whether b supports each token of a.
+    """Trainer of the discriminative aligner D: whether b supports each word of a.
 
-    `TokenAligner` loads its folder. Losses are cross-entropies over the tokens of a. Validation
-    also logs `val_f1_hallucinated` (F1 of the hallucinated tokens at probability 0.5) and `val_auc`
+    `TokenAligner` loads its folder. Losses are cross-entropies over the words of a. Validation
+    also logs `val_f1_hallucinated` (F1 of the hallucinated words at probability 0.5) and `val_auc`
     (AUROC), both 0 to 1, higher is better.
     """
 
     def new_metrics(self) -> MetricCollection:
-        """Return F1 and AUROC of the probability that a token is hallucinated."""
+        """Return F1 and AUROC of the probability that a word is hallucinated."""
         return MetricCollection({"val_f1_hallucinated": BinaryF1Score(), "val_auc": BinaryAUROC()})
 
     def load_encoder(self, location: str) -> PreTrainedModel:
@@ -195,17 +203,14 @@ class TokenAlignerTrainer(AlignerTrainer):
             dtype=torch.float32,
         )
 
-    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
-        """Return the cross-entropy over the tokens of a."""
-        in_a = torch.zeros(logits.shape[:2], dtype=torch.bool)
-        for row, pair in zip(in_a, encoded, strict=True):
-            row[list(pair.places)] = True
+    def loss(self, encoded: list[EncodedPair], batch: Batch, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the cross-entropy over the units of a."""
+        logits = unit_logits(self.model, inputs, encoded)
         rows = map(alignment_labels, encoded, batch)
         labels = torch.tensor(list(chain(*rows)), dtype=torch.long, device=logits.device)
-        token_logits = logits[in_a.to(logits.device)]
         if not self.training:
-            self.metrics.update(token_logits.softmax(dim=-1)[:, 0], 1 - labels)
-        return cross_entropy(token_logits, labels)
+            self.metrics.update(logits.softmax(dim=-1)[:, 0], 1 - labels)
+        return cross_entropy(logits, labels)
 
 
 class RegressionAlignerTrainer(AlignerTrainer):
@@ -222,7 +227,12 @@ class RegressionAlignerTrainer(AlignerTrainer):
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
-        target: Value to predict: the share ("mean") or the number ("sum") of a's aligned tokens.
+        unit: What has a label: a `"word"` between white space, as in the paper, or a `"piece"`, a
+            token.
+        target: Value to predict: the share of a's aligned words (`"mean"`), or their number without
+            stop words (`"sum"`), for dialog.
+        stop_words: Words that the sum leaves out: a file with one word per line, or a list; None
+            uses `ENGLISH_STOP_WORDS`.
     """
 
     def __init__(
@@ -231,10 +241,13 @@ class RegressionAlignerTrainer(AlignerTrainer):
         folder: str = "runs/aligner",
         learning_rate: float = 1e-4,
         weight_decay: float = 0.01,
+        unit: Unit = "word",
         target: Literal["mean", "sum"] = "mean",
+        stop_words: str | list[str] | None = None,
     ) -> None:
-        super().__init__(encoder, folder, learning_rate, weight_decay)
+        super().__init__(encoder, folder, learning_rate, weight_decay, unit)
         self.target = target
+        self.stop_words = read_stop_words(stop_words)
 
     def new_metrics(self) -> MetricCollection:
         """Return the squared error and Pearson correlation of the predictions."""
@@ -251,20 +264,24 @@ class RegressionAlignerTrainer(AlignerTrainer):
             dtype=torch.float32,
         )
 
-    def loss(self, encoded: list[EncodedPair], batch: Batch, logits: Tensor) -> Tensor:
+    def loss(self, encoded: list[EncodedPair], batch: Batch, inputs: dict[str, Tensor]) -> Tensor:
         """Return the squared error of the mean or sum of a's labels."""
-        labels = list(map(alignment_labels, encoded, batch))
-        sums = torch.tensor([float(sum(row)) for row in labels], device=logits.device)
-        counts = torch.tensor([max(1, len(row)) for row in labels], device=logits.device)
-        targets = sums / counts if self.target == "mean" else sums
-        predictions = logits.squeeze(-1)
+        predictions = self.model(**inputs).logits.squeeze(-1)
+        targets = torch.tensor(list(map(self._target, encoded, batch)), device=predictions.device)
         if not self.training:
             self.metrics.update(predictions, targets)
         return mse_loss(predictions, targets)
 
+    def _target(self, encoded: EncodedPair, pair: AlignmentPair) -> float:
+        labels = alignment_labels(encoded, pair)
+        if self.target == "mean":
+            return sum(labels) / max(1, len(labels))
+        counted = content_tokens(pair.a, encoded.spans, self.stop_words)
+        return float(sum(label for label, counts in zip(labels, counted, strict=True) if counts))
+
 
 def alignment_labels(encoded: EncodedPair, pair: AlignmentPair) -> list[int]:
-    """Return one label per token of a: 1 if b supports it, 0 if it overlaps a hallucinated span."""
+    """Return one label per unit of a: 1 if b supports it, 0 if it overlaps a hallucinated span."""
     return [
         int(not any(start < last and first < end for first, last in pair.hallucinated))
         for start, end in encoded.spans

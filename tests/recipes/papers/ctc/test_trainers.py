@@ -22,6 +22,7 @@ from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.recipes.papers.ctc.pair_file import AlignmentData, PairFile, read_pair_file
 from ctrlreward.recipes.papers.ctc.trainers import TokenAlignerTrainer, alignment_labels
+from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"
 TEXTS = [
@@ -169,9 +170,10 @@ def test_r_learns_the_mean_or_the_sum(
     labels = []
     for pair in pairs:
         wrong = {i for start, end in pair.hallucinated for i in range(start, end)}
-        tokens = [set(range(*m.span())) for m in re.finditer(r"\w+|[^\w\s]+", pair.a)]
-        right = sum(not token & wrong for token in tokens)
-        labels.append(right / (len(tokens) if target == "mean" else 1))
+        words = list(re.finditer(r"\S+", pair.a))
+        right = [m.group() for m in words if not {*range(*m.span())} & wrong]
+        content = [word for word in right if word not in ENGLISH_STOP_WORDS]
+        labels.append(len(right) / len(words) if target == "mean" else len(content))
     errors = [(a.values[0] - label) ** 2 for a, label in zip(aligned, labels, strict=True)]
     assert np.mean(errors) == pytest.approx(min(losses), rel=1e-3)
 
