@@ -114,7 +114,7 @@ def to_records(explained: Sequence[Mapping[str, AlignedText]]) -> list[dict[str,
 
 
 # Between knowledge and history, as in the training of the published dialog aligners.
-_SEPARATOR = "\n\n\n"
+SEPARATOR = "\n\n\n"
 
 
 class Direction(NamedTuple):
@@ -387,7 +387,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
                 _, jobs = work.setdefault(id(aligner), (aligner, {}))
                 rows = [samples.require(other, "Alignment") for other in others]
                 joined = [
-                    _SEPARATOR.join(map(str.strip, row)).strip() for row in zip(*rows, strict=True)
+                    SEPARATOR.join(map(str.strip, row)).strip() for row in zip(*rows, strict=True)
                 ]
                 texts = self._texts(samples, text)
                 columns |= {text: [min(row, key=len) for row in texts], " + ".join(others): joined}

@@ -88,7 +88,7 @@ def to_samples(
             f"there is no column {columns.label!r} for the label map: the file has "
             f"{', '.join(present)}; name it with --columns.label=COLUMN"
         )
-    table = {
+    table: dict[str, list[Any]] = {
         column: [
             cell
             if isinstance(cell := row[name], str)

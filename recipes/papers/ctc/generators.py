@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_batched
+from ctrlreward.extras import import_extra
 from ctrlreward.models.tokenization import max_tokens, start_token
 from ctrlreward.samples import shortened
 from ctrlreward.weights.loading import load_frozen, load_tokenizer
@@ -40,9 +41,14 @@ def sampling(temperature: float, top_p: float) -> dict[str, Any]:
     }
 
 
-def beam_search(beams: int) -> dict[str, Any]:
-    """Return generation options for beam search, which is deterministic."""
-    return {"do_sample": False, "num_beams": beams}
+def beam_search(beams: int, candidates: int = 1) -> dict[str, Any]:
+    """Return generation options for beam search, which is deterministic.
+
+    Args:
+        beams: Number of beams.
+        candidates: Number of outputs per input, the best beams.
+    """
+    return {"do_sample": False, "num_beams": beams, "num_return_sequences": candidates}
 
 
 class _Generator:
@@ -76,8 +82,8 @@ class _Generator:
 
     def _generate(
         self, texts: Sequence[str], rows: Sequence[Ids], limit: int, new_tokens: Sequence[int]
-    ) -> list[str]:
-        """Generate for each row that fits into `limit` tokens; "" for the others.
+    ) -> list[list[str]]:
+        """Generate for each row that fits into `limit` tokens; none for the others.
 
         Args:
             texts: Names of the rows in the warning about the ones that do not fit.
@@ -85,19 +91,25 @@ class _Generator:
             limit: Largest number of tokens of an input.
             new_tokens: Largest number of tokens to generate for each row. A batch takes the
                 largest of its rows.
+
+        Returns:
+            For each row the sequences that the options ask for, one or more.
         """
         fitting = [i for i, row in enumerate(rows) if len(row) <= limit]
         _warn_of_long_inputs(texts, rows, limit)
 
-        def forward(batch: list[int]) -> list[str]:
+        each = self.config.num_return_sequences or 1
+
+        def forward(batch: list[int]) -> list[list[str]]:
             indices = [fitting[k] for k in batch]
-            return generate_batch(
+            texts = generate_batch(
                 self.model,
                 self.tokenizer,
                 [rows[i] for i in indices],
                 self.config,
                 max(new_tokens[i] for i in indices),
             )
+            return [texts[k * each : (k + 1) * each] for k in range(len(indices))]
 
         generated = run_batched(
             [len(rows[i]) for i in fitting],
@@ -106,7 +118,7 @@ class _Generator:
             f"{self.name}: {len(fitting)} texts",
         )
         by_index = dict(zip(fitting, generated, strict=True))
-        return [by_index.get(i, "") for i in range(len(rows))]
+        return [by_index.get(i, []) for i in range(len(rows))]
 
 
 class CausalGenerator(_Generator):
@@ -140,7 +152,8 @@ class CausalGenerator(_Generator):
             for prompt in prompts
         ]
         limit = self.limit - max(new_tokens, default=0)
-        return self._generate(prompts, rows, limit, new_tokens)
+        generated = self._generate(prompts, rows, limit, new_tokens)
+        return [texts[0] if texts else "" for texts in generated]
 
 
 class Seq2SeqGenerator(_Generator):
@@ -166,6 +179,17 @@ class Seq2SeqGenerator(_Generator):
 
         Returns:
             One output per input, in the given order.
+        """
+        return [texts[0] if texts else "" for texts in self.candidates(inputs, names)]
+
+    def candidates(
+        self, inputs: Sequence[str], names: Sequence[str] | None = None
+    ) -> list[list[str]]:
+        """Generate as many outputs per input as the options ask for; none for one too long.
+
+        Args:
+            inputs: As in `rewrite`.
+            names: As in `rewrite`.
         """
         rows = [tuple(self.tokenizer(text, verbose=False).input_ids) for text in inputs]
         new_tokens = [min(self.limit, 2 * len(row)) for row in rows]
@@ -260,6 +284,8 @@ class Paraphraser:
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one batch of inputs, padding included.
         beams: Number of beams.
+        candidates: Number of paraphrases to choose from, the paper's 10; taken is the farthest from
+            the text in edit distance over words.
 
     Raises:
         ValueError: The prompt has no `{text}`.
@@ -273,11 +299,13 @@ class Paraphraser:
         dtype: str | None = None,
         batch_tokens: int = 2048,
         beams: int = 4,
+        candidates: int = 1,
     ) -> None:
         if "{text}" not in prompt:
             raise ValueError(f"prompt = {prompt!r}: include {{text}}")
         self.prompt = prompt
-        self.generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, beam_search(beams))
+        options = beam_search(max(beams, candidates), candidates)
+        self.generator = Seq2SeqGenerator(model, device, dtype, batch_tokens, options)
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
         """Return one paraphrase per text, in the given order; "" where the model generates none.
@@ -285,4 +313,16 @@ class Paraphraser:
         Texts that are longer than the model reads get "", with one warning for all.
         """
         prompts = [self.prompt.replace("{text}", text) for text in texts]
-        return [paraphrase.strip() for paraphrase in self.generator.rewrite(prompts, names=texts)]
+        written = self.generator.candidates(prompts, names=texts)
+        return [
+            farthest(text, [paraphrase.strip() for paraphrase in paraphrases])
+            for text, paraphrases in zip(texts, written, strict=True)
+        ]
+
+
+def farthest(text: str, paraphrases: Sequence[str]) -> str:
+    """Return the paraphrase with the largest edit distance from a text, over words; "" of none."""
+    if len(paraphrases) < 2:
+        return "".join(paraphrases)
+    distance = import_extra("nltk.metrics.distance", "edit distance").edit_distance
+    return max(paraphrases, key=lambda paraphrase: distance(text.split(), paraphrase.split()))

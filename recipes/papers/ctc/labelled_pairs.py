@@ -3,7 +3,7 @@
 As in Deng et al. (2021), https://arxiv.org/abs/2109.06379, section 3.5 and appendix A: a text is
 paraphrased, spans of the paraphrase are masked and filled by a model that has not seen the text,
 and the words that the model filled in are labelled as hallucinated. The paper masks constituents
-of a parse tree; here runs of words are masked, which needs no parser.
+of a parse tree (`constituents.py`); runs of words need no parser.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from ctrlreward.recipes.papers.ctc.span_filling import Fillings, Template
 from ctrlreward.recipes.text_files import WORD
 
 # First character of a span, and the one after its last.
 Span = tuple[int, int]
+
+Labels: TypeAlias = Literal["words", "fillings"]
 
 _CONJUNCTION = re.compile(r"\s*(?:,\s*(?:and|but)\b|,|\b(?:and|but)\b)\s+")
 _LIGHT_WORDS = {"a", "an", "the", "very", "really", "so", "just", "also", "too", "quite"}
@@ -125,32 +127,55 @@ def edit_lightly(text: str, random_: random.Random) -> str:
     return " ".join(kept)
 
 
+def changed_fillings(
+    spans: Sequence[Span], fillings: Fillings, masked: Sequence[str]
+) -> tuple[Span, ...]:
+    """Return the spans of the fillings that differ from what they replaced, as in the paper."""
+    rows = zip(spans, fillings, masked, strict=True)
+    return tuple(s for s, new, old in rows if new.strip().lower() != old.strip().lower())
+
+
 def make_pairs(
-    source: int, texts: tuple[str, str, str], spans: Sequence[Span], fillings: Fillings | None
+    source: int,
+    texts: tuple[str, str, str, str],
+    spans: Sequence[Span],
+    fillings: Fillings | None,
+    labels: Labels = "words",
+    extra_pairs: bool = True,
 ) -> list[AlignmentPair]:
     """Return all training pairs that are made from one text.
 
-    1. (paraphrase, text): all of it supported.
-    2. (refilled paraphrase, text): the pair of the paper.
+    1. (paraphrase, context): all of it supported.
+    2. (refilled paraphrase, context): the pair of the paper.
     3. (paraphrase, refilled paraphrase): the masked words are hallucinated. Without this pair an
        aligner could detect the style of the infiller and ignore b.
     4. (paraphrase, paraphrase without the masked spans): for texts that leave something out.
-    5. (text, unrelated text).
+    5. (text, unrelated context).
 
     Args:
         source: Index of the text.
-        texts: The text, its paraphrase and an unrelated text.
+        texts: The text, its context, its paraphrase and an unrelated context.
         spans: Masked spans of the paraphrase.
         fillings: One per span; None leaves out pairs 2 and 3.
+        labels: What a filling has labels for, in pair 2: its `"words"`, of which those that it
+            replaced are aligned, or the `"fillings"` as a whole, as in the paper.
+        extra_pairs: Whether to make the pairs that the paper lacks, all but 2.
     """
-    text, paraphrase, unrelated = texts
-    pairs = [AlignmentPair(source, paraphrase, text, ())]
+    text, context, paraphrase, unrelated = texts
     masked = [paraphrase[start:end] for start, end in spans]
+    refilled, wrong = "", ()
     if fillings is not None:
         refilled, filled_spans = refill(paraphrase, spans, fillings)
-        wrong = missing_words(refilled, filled_spans, masked)
+        if labels == "words":
+            wrong = missing_words(refilled, filled_spans, masked)
+        else:
+            wrong = changed_fillings(filled_spans, fillings, masked)
+    published = [AlignmentPair(source, refilled, context, wrong)] * (fillings is not None)
+    if not extra_pairs:
+        return published
+    pairs = [AlignmentPair(source, paraphrase, context, ()), *published]
+    if fillings is not None:
         lost = missing_words(paraphrase, spans, fillings)
-        pairs.append(AlignmentPair(source, refilled, text, wrong))
         pairs.append(AlignmentPair(source, paraphrase, refilled, lost))
     shorter = " ".join("".join(as_template(paraphrase, spans).parts).split())
     left_out = missing_words(paraphrase, spans, [shorter] * len(spans))

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ import torch
 from filelock import FileLock
 from torch.utils.data import DataLoader
 
+from ctrlreward.arguments import one_of
 from ctrlreward.files import JsonLog
 from ctrlreward.progress import track
+from ctrlreward.recipes.papers.ctc.constituents import load_parser, mask_constituents
 from ctrlreward.recipes.papers.ctc.generators import Paraphraser
 from ctrlreward.recipes.papers.ctc.labelled_pairs import (
     AlignmentPair,
+    Labels,
+    Span,
     as_template,
     edit_lightly,
     make_pairs,
     mask_spans,
 )
+from ctrlreward.recipes.papers.ctc.pair_kinds import KINDS, PairKind, sample_rows
 from ctrlreward.recipes.papers.ctc.span_filling import SpanFiller, load_span_filler
-from ctrlreward.recipes.text_files import sample_texts
+from ctrlreward.recipes.text_files import WORD
 
 Paraphrase = Callable[[Sequence[str]], list[str]]
 
@@ -40,7 +46,7 @@ class PairFile:
 
     Args:
         file: Path of the file.
-        texts: Files of one text per line.
+        texts: Files of one text per line, or of JSON records for a kind that reads keys.
         count: Number of texts to use, 2 or more: each text has another as its unrelated text.
         exclude: Files of texts that are not used; see `text_files.sample_texts`.
         infiller: Model that fills masked spans: a decoder-only model, a BART or a T5.
@@ -54,11 +60,22 @@ class PairFile:
         device: Device of the models.
         dtype: Dtype of the models; None picks by device.
         seed: Seed of the choice of texts, of masking and of filling.
+        kind: Which text is altered and what supports it (appendix A of the paper): `"transfer"`,
+            a text and itself; `"summary"`, one to three sentences of a document by TextRank, and
+            the document; `"reference"`, a record's `reference` and itself; `"dialog"`, its `text`,
+            and its `context` and `history`; `"dialog_fact"`, one to three facts of its `context`,
+            and the context.
+        parser: Language of stanza's models, `"en"`, whose constituents are masked, as in the paper;
+            where stanza is not installed, and for None, runs of words are.
+        paraphrases: Number of paraphrases, of which the farthest is taken; the paper's is 10.
+        labels: See `labelled_pairs.make_pairs`; the paper's is `"fillings"`.
+        extra_pairs: See `labelled_pairs.make_pairs`; the paper has none.
         chunk_size: Texts per line of the file, which is as much as an interruption can lose. Part
             of the settings, since every chunk has its own seed.
 
     Raises:
-        ValueError: `count`, `mask_share`, `max_spans` or `chunk_size` is out of range.
+        ValueError: `count`, `mask_share`, `max_spans`, `chunk_size` or `paraphrases` is out of
+            range.
     """
 
     file: str
@@ -77,9 +94,19 @@ class PairFile:
     dtype: str | None = None
     seed: int = 0
     chunk_size: int = 128
+    kind: PairKind = "transfer"
+    parser: str | None = None
+    paraphrases: int = 1
+    labels: Labels = "words"
+    extra_pairs: bool = True
 
     def __post_init__(self) -> None:
-        for name, smallest in {"count": 2, "max_spans": 1, "chunk_size": 1}.items():
+        for name, smallest in {
+            "count": 2,
+            "max_spans": 1,
+            "chunk_size": 1,
+            "paraphrases": 1,
+        }.items():
             if getattr(self, name) < smallest:
                 raise ValueError(f"{name} = {getattr(self, name)}: give {smallest} or more")
         low, high = self.mask_share
@@ -96,9 +123,8 @@ class PairFile:
             ValueError: There are fewer texts than `count`, or the file was started with other
                 texts or settings.
         """
-        texts = sample_texts(
-            self.texts, self.exclude, self.count, (self.min_words, None), self.seed
-        )
+        kind = one_of("kind", self.kind, KINDS)
+        texts = sample_rows(kind, self.texts, self.exclude, self.count, self.min_words, self.seed)
         log = JsonLog(Path(self.file), self._identity(texts))
         if _finished_texts(log) == len(texts):
             return
@@ -108,14 +134,15 @@ class PairFile:
             if not starts:  # another process built it in the meantime
                 return
             filler, paraphrase = self._load_filler(), self._load_paraphraser()
+            parse = None if self.parser is None else load_parser(self.parser)
             with track("labelled pairs", len(texts), done=starts[0]) as advance:
                 for start in starts:
                     indices = range(start, min(start + self.chunk_size, len(texts)))
-                    pairs = self._make_pairs(texts, indices, filler, paraphrase)
+                    pairs = self._make_pairs(texts, indices, filler, paraphrase, parse)
                     log.append({"texts": len(indices), "pairs": [pair._asdict() for pair in pairs]})
                     advance(len(indices))
 
-    def _identity(self, texts: Sequence[str]) -> dict[str, Any]:
+    def _identity(self, texts: Sequence[tuple[str, ...]]) -> dict[str, Any]:
         """Return the settings that a resumed build must share."""
         return {
             "infiller": self.infiller,
@@ -128,7 +155,12 @@ class PairFile:
             "dtype": self.dtype,
             "seed": self.seed,
             "chunk_size": self.chunk_size,
-            "texts": hashlib.sha256("\n".join(texts).encode()).hexdigest(),
+            "kind": self.kind,
+            "parser": self.parser,
+            "paraphrases": self.paraphrases,
+            "labels": self.labels,
+            "extra_pairs": self.extra_pairs,
+            "texts": hashlib.sha256("\n".join(chain(*texts)).encode()).hexdigest(),
         }
 
     def _load_filler(self) -> SpanFiller:
@@ -143,33 +175,51 @@ class PairFile:
     def _load_paraphraser(self) -> Paraphrase | None:
         if self.paraphraser is None:
             return None
-        return Paraphraser(self.paraphraser, self.paraphraser_prompt, self.device, self.dtype)
+        return Paraphraser(
+            self.paraphraser,
+            self.paraphraser_prompt,
+            self.device,
+            self.dtype,
+            candidates=self.paraphrases,
+        )
 
     def _make_pairs(
         self,
-        texts: Sequence[str],
+        texts: Sequence[tuple[str, ...]],
         indices: range,
         filler: SpanFiller,
         paraphrase: Paraphrase | None,
+        parse: Callable[[str], list[Span]] | None,
     ) -> list[AlignmentPair]:
         """Return the pairs of the texts at the indices. Randomness depends on the first index."""
         digest = hashlib.sha256(f"{self.seed}:{indices.start}".encode()).hexdigest()
         chunk_seed = int(digest[:8], 16)
         random_ = random.Random(chunk_seed)
-        chunk = [texts[i] for i in indices]
+        example = KINDS[self.kind].example
+        examples = [example(texts[i], random_) for i in indices]
+        chunk = [text for text, _ in examples]
         if paraphrase:
             paraphrases = [new or text for new, text in zip(paraphrase(chunk), chunk, strict=True)]
         else:
             paraphrases = [edit_lightly(text, random_) for text in chunk]
-        spans = [mask_spans(text, random_, self.mask_share, self.max_spans) for text in paraphrases]
+        spans = [self._mask(text, random_, parse) for text in paraphrases]
         fillings = filler.fill(list(map(as_template, paraphrases, spans)), chunk_seed)
-        unrelated = [texts[(i + 1) % len(texts)] for i in indices]
+        unrelated = [example(texts[(i + 1) % len(texts)], random_).context for i in indices]
         pairs: list[AlignmentPair] = []
-        for i, text, new, other, masked, filling in zip(
-            indices, chunk, paraphrases, unrelated, spans, fillings, strict=True
+        for i, (text, context), new, other, masked, filling in zip(
+            indices, examples, paraphrases, unrelated, spans, fillings, strict=True
         ):
-            pairs += make_pairs(i, (text, new, other), masked, filling)
+            four = (text, context, new, other)
+            pairs += make_pairs(i, four, masked, filling, self.labels, self.extra_pairs)
         return pairs
+
+    def _mask(
+        self, text: str, random_: random.Random, parse: Callable[[str], list[Span]] | None
+    ) -> tuple[Span, ...]:
+        if parse is None:
+            return mask_spans(text, random_, self.mask_share, self.max_spans)
+        words = [match.span() for match in WORD.finditer(text)]
+        return mask_constituents(parse(text), words, random_, self.mask_share, self.max_spans)
 
 
 def read_pair_file(file: str) -> list[AlignmentPair]:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -43,12 +43,15 @@ Batch = list[AlignmentPair]
 class AlignerTrainer(pl.LightningModule, ABC):
     """Base of both aligner trainers: AdamW on batches of pairs, the best model kept in a folder.
 
+    Subclasses name the metric of a validation that selects the model, and its sign in `selected_by`
+    (1 if higher is better).
+
     In a pair that is longer than the encoder reads, the end of b is cut off.
 
     Args:
         encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
-        folder: Folder of the trained model. It is written after each validation of a fit with a new
-            lowest `val_loss`, or at the end of a fit without validations. A folder with a model is
+        folder: Folder of the trained model. It is written after each validation of a fit that is
+            the best so far, or at the end of a fit without validations. A folder with a model is
             replaced; a folder with other files is refused.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
@@ -56,6 +59,8 @@ class AlignerTrainer(pl.LightningModule, ABC):
         unit: What has a label: a `"word"` between white space, as in the paper, or a `"piece"`, a
             token.
     """
+
+    selected_by: ClassVar[tuple[str, int]]
 
     # Set by configure_model.
     model: PreTrainedModel
@@ -134,10 +139,13 @@ class AlignerTrainer(pl.LightningModule, ABC):
         if self.trainer.sanity_checking or self.trainer.state.fn != "fit":
             return
         if self.best is None:
-            self.best = math.inf
-        loss = self.trainer.callback_metrics["val_loss"].item()
-        if loss < self.best:  # False for NaN
-            self.best = loss
+            self.best = -math.inf
+        name, sign = self.selected_by
+        metrics = self.trainer.callback_metrics
+        value = sign * metrics[name].item()
+        # F1 is a number where the loss is not.
+        if math.isfinite(metrics["val_loss"].item()) and value > self.best:
+            self.best = value
             self._save()
 
     def on_fit_end(self) -> None:
@@ -148,12 +156,12 @@ class AlignerTrainer(pl.LightningModule, ABC):
             rank_zero_warn(f"no validation had a finite loss: {self.folder} was not written")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the best loss, so that a resumed run replaces the folder only by a better model."""
-        checkpoint["best_val_loss"] = self.best
+        """Save the best value, so that a resumed run replaces the folder only by a better model."""
+        checkpoint["best_validation"] = self.best
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the best loss."""
-        self.best = checkpoint["best_val_loss"]
+        """Restore the best value."""
+        self.best = checkpoint["best_validation"]
 
     def _batch_loss(self, batch: Batch) -> Tensor:
         encoded = encode_pairs(self.tokenizer, [(p.a, p.b) for p in batch], self.limit, self.unit)
@@ -183,9 +191,11 @@ class TokenAlignerTrainer(AlignerTrainer):
     """Trainer of the discriminative aligner D: whether b supports each word of a.
 
     `TokenAligner` loads its folder. Losses are cross-entropies over the words of a. Validation
-    also logs `val_f1_hallucinated` (F1 of the hallucinated words at probability 0.5) and `val_auc`
-    (AUROC), both 0 to 1, higher is better.
+    also logs `val_f1_hallucinated` (F1 of the hallucinated words at probability 0.5), which selects
+    the model as in the paper, and `val_auc` (AUROC), both 0 to 1, higher is better.
     """
+
+    selected_by = ("val_f1_hallucinated", 1)
 
     def new_metrics(self) -> MetricCollection:
         """Return F1 and AUROC of the probability that a word is hallucinated."""
@@ -221,8 +231,8 @@ class RegressionAlignerTrainer(AlignerTrainer):
 
     Args:
         encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
-        folder: Folder of the trained model. It is written after each validation of a fit with a new
-            lowest `val_loss`, or at the end of a fit without validations. A folder with a model is
+        folder: Folder of the trained model. It is written after each validation of a fit that is
+            the best so far, or at the end of a fit without validations. A folder with a model is
             replaced; a folder with other files is refused.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
@@ -234,6 +244,8 @@ class RegressionAlignerTrainer(AlignerTrainer):
         stop_words: Words that the sum leaves out: a file with one word per line, or a list; None
             uses `ENGLISH_STOP_WORDS`.
     """
+
+    selected_by = ("val_loss", -1)
 
     def __init__(
         self,

@@ -66,7 +66,7 @@ def test_a_filling_that_repeats_a_masked_word_is_aligned() -> None:
 
 def test_pairs_of_one_text() -> None:
     text, other, stranger = "the soup was cold .", "soup was cold .", "the bus was late ."
-    pairs = make_pairs(3, (text, other, stranger), [(9, 13)], ("warm",))
+    pairs = make_pairs(3, (text, text, other, stranger), [(9, 13)], ("warm",))
     shown = [(p.a, p.b, [p.a[s:e] for s, e in p.hallucinated]) for p in pairs]
     assert shown == [
         ("soup was cold .", "the soup was cold .", []),
@@ -77,11 +77,23 @@ def test_pairs_of_one_text() -> None:
     ]
     # A word that b still contains is not missing, and a comma never is.
     both = "the soup , the bread ."
-    shorter = make_pairs(3, (both, both, stranger), [(4, 20)], None)[1]
+    shorter = make_pairs(3, (both, both, both, stranger), [(4, 20)], None)[1]
     assert shorter.b == "the ."
     assert [both[s:e] for s, e in shorter.hallucinated] == ["soup", "bread"]
     assert {pair.source for pair in pairs} == {3}
-    assert len(make_pairs(3, (text, other, stranger), [(9, 13)], None)) == 3
+    assert len(make_pairs(3, (text, text, other, stranger), [(9, 13)], None)) == 3
+
+
+def test_the_papers_pair_alone_with_whole_fillings_labelled() -> None:
+    four = ("the soup was cold .", "cold soup and a rude waiter .", "soup was cold .", "late bus .")
+    spans = [(0, 4), (9, 13)]
+    (pair,) = make_pairs(3, four, spans, ("Soup", "very cold"), "fillings", extra_pairs=False)
+    assert (pair.a, pair.b) == ("Soup was very cold .", four[1])
+    assert [pair.a[start:end] for start, end in pair.hallucinated] == ["very cold"]
+    by_word = make_pairs(3, four, spans, ("Soup", "very cold"))
+    assert [by_word[1].a[start:end] for start, end in by_word[1].hallucinated] == ["very"]
+    assert [pair.b for pair in by_word] == [four[1], four[1], pair.a, "was .", four[3]]
+    assert make_pairs(3, four, spans, None, "fillings", extra_pairs=False) == []
 
 
 @pytest.mark.parametrize("seed", range(8))

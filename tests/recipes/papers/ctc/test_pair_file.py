@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -169,6 +170,7 @@ def test_a_complete_file_is_only_read(build: Build, tmp_path: Path) -> None:
         ({"count": 1}, "count = 1: give 2 or more"),
         ({"max_spans": 0}, "max_spans = 0: give 1 or more"),
         ({"chunk_size": 0}, "chunk_size = 0: give 1 or more"),
+        ({"paraphrases": 0}, "paraphrases = 0: give 1 or more"),
         (
             {"mask_share": (0.5, 0.2)},
             r"mask_share = \(0.5, 0.2\): give two shares of 0 to 1 in order",
@@ -195,6 +197,20 @@ def test_a_file_of_other_settings_is_refused(build: Build, tmp_path: Path) -> No
     assert read_pair_file(str(tmp_path / "other.jsonl")) != read_pair_file(str(file))
 
 
+def test_a_kind_decides_what_b_is(build: Build, tmp_path: Path) -> None:
+    rows = [{"text": text, "context": f"fact {i}", "history": "hm"} for i, text in enumerate(TEXTS)]
+    lines = [json.dumps(row) for row in rows]
+    settings = {"kind": "dialog", "labels": "fillings", "extra_pairs": False}
+    build(tmp_path / "pairs.jsonl", lines, **settings)
+    pairs = read_pair_file(str(tmp_path / "pairs.jsonl"))
+    assert len(pairs) == len(TEXTS) - 1  # the filler fails for one
+    assert {pair.b for pair in pairs} < {f"fact {i}\n\n\nhm" for i in range(len(TEXTS))}
+    with pytest.raises(ValueError, match="with a different labels: "):
+        build(tmp_path / "pairs.jsonl", lines, **{**settings, "labels": "words"})
+    with pytest.raises(ValueError, match="kind = 'chat': give one of transfer, summary, "):
+        build(tmp_path / "other.jsonl", kind="chat")
+
+
 def test_a_file_without_pairs_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"pairs.jsonl has no pairs: build it with"):
         read_pair_file(str(tmp_path / "pairs.jsonl"))
@@ -206,7 +222,7 @@ def test_a_paraphrase_takes_the_place_of_the_light_edit(
     def louder(texts: Sequence[str]) -> list[str]:
         return [text.upper() if "bus" not in text else "" for text in texts]
 
-    monkeypatch.setattr(pair_file, "Paraphraser", lambda *_: louder)
+    monkeypatch.setattr(pair_file, "Paraphraser", lambda *_, **__: louder)
     file = str(tmp_path / "pairs.jsonl")
     build(Path(file), paraphraser="louder")
     texts = sample_texts([str(tmp_path / "texts")], [], 7, (4, None), seed=0)

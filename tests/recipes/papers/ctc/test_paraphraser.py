@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from ctrlreward.recipes.papers.ctc.generators import Paraphraser
+from ctrlreward.recipes.papers.ctc.generators import Paraphraser, farthest
 
 TEXTS = ["The food was good.", "We waited an hour for a table.", "Great!"]
 
@@ -47,3 +47,17 @@ def test_texts_that_are_too_long_have_none(
 def test_a_prompt_without_the_text_is_refused(tiny_bart: str) -> None:
     with pytest.raises(ValueError, match=r"prompt = 'paraphrase': include \{text\}"):
         Paraphraser(tiny_bart, "paraphrase")
+
+
+def test_the_farthest_of_several_paraphrases_is_taken(tiny_bart: str) -> None:
+    text = "the soup was cold today"
+    near, far = "the soup was cold", "today we had a cold soup"
+    assert farthest(text, [near, far, text]) == far
+    assert farthest(text, [near]) == near
+    assert farthest(text, []) == ""
+    one, several = Paraphraser(tiny_bart, beams=4), Paraphraser(tiny_bart, beams=4, candidates=4)
+    candidates = several.generator.candidates(TEXTS)
+    assert [len(row) for row in candidates] == [4] * len(TEXTS)
+    assert [row[0].strip() for row in candidates] == one(TEXTS)
+    stripped = [[written.strip() for written in row] for row in candidates]
+    assert several(TEXTS) == list(map(farthest, TEXTS, stripped))

@@ -117,7 +117,8 @@ def test_d_learns_the_labels_of_its_pairs(
     cli = configured("d", "TokenAlignerTrainer", 6)
     cli.trainer.fit(cli.model, cli.datamodule)
     rows = JsonLog(tmp_path / "d" / "metrics.jsonl").read()
-    losses = [row["val_loss"] for row in rows if "val_loss" in row]
+    validations = [row for row in rows if "val_loss" in row]
+    losses = [row["val_loss"] for row in validations]
     assert len(losses) == 12  # twice an epoch
     assert min(losses) < losses[0]
     for name in ("val_f1_hallucinated", "val_auc"):
@@ -130,7 +131,8 @@ def test_d_learns_the_labels_of_its_pairs(
     assert sorted(splits["train"] + validation) == sorted(pairs)
     assert not {p.source for p in splits["train"]} & {p.source for p in validation}
 
-    # The folder holds the model of the best validation, which has the same loss again.
+    # The folder holds the model of the first validation with the best F1, which has its loss again.
+    _, best = max((row["val_f1_hallucinated"], -i) for i, row in enumerate(validations))
     aligner = TokenAligner(str(tmp_path / "d" / "model"))
     aligned = list(aligner.align([(pair.a, pair.b) for pair in validation]))
     per_batch = []
@@ -144,7 +146,7 @@ def test_d_learns_the_labels_of_its_pairs(
         values = [value for pair, value in right if any(pair is one for one in chosen)]
         per_batch.append((len(chosen), -np.mean(np.log(values))))
     loss = sum(n * value for n, value in per_batch) / len(aligned)
-    assert loss == pytest.approx(min(losses), rel=1e-4)
+    assert loss == pytest.approx(losses[-best], rel=1e-4)
 
     # `validate` uses the trained model and writes nothing.
     before, module = written(tmp_path / "d" / "model"), cli.model.model
@@ -191,6 +193,7 @@ def with_worse_validations(factor: float) -> Callable[..., torch.Tensor]:
 def test_only_a_better_validation_replaces_a_model(
     configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(TokenAlignerTrainer, "selected_by", ("val_loss", -1))
     cli = configured("d", "TokenAlignerTrainer", 1)
     cli.trainer.fit(cli.model, cli.datamodule)
     before, best = written(tmp_path / "d" / "model"), cli.model.best
@@ -200,7 +203,7 @@ def test_only_a_better_validation_replaces_a_model(
     monkeypatch.setattr(TokenAlignerTrainer, "loss", with_worse_validations(9.0))
     resumed = configured("d", "TokenAlignerTrainer", 2)
     resumed.trainer.fit(resumed.model, resumed.datamodule, ckpt_path=tmp_path / "checkpoint")
-    assert resumed.trainer.callback_metrics["val_loss"].item() > best
+    assert -resumed.trainer.callback_metrics["val_loss"].item() < best
     assert resumed.model.best == best
     assert written(tmp_path / "d" / "model") == before
 
