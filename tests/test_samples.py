@@ -309,3 +309,25 @@ def test_texts_may_be_a_keyword_and_have_to_be_there() -> None:
 def test_a_label_that_is_not_in_the_map_is_named() -> None:
     with pytest.raises(ValueError, match=r"labels\[1\] = '2' is not a key of label_map, .* 0, 1"):
         as_samples(["a", "b"], labels=[0, 2], label_map={0: "x", 1: "y"})
+
+
+def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
+    samples = Samples(["a", "a", "b"], references=[["x", "y"], ("x", "y"), "z"])
+    assert samples.references == (("x", "y"), ("x", "y"), "z")
+    assert samples.require_references("CTC") == (("x", "y"), ("x", "y"), ("z",))
+    assert samples.distinct()[1] == [0, 0, 1]
+    samples.to_jsonl(tmp_path / "rows")
+    assert Samples.from_jsonl(tmp_path / "rows") == samples
+    assert as_samples([{"text": "a", "reference": ["x", "y"]}]).references == (("x", "y"),)
+    assert as_samples(["a"], references=[["x", "\ud800"]]).invalid_unicode() == {0: "references"}
+    assert samples.blanked([0]).references == ("", ("x", "y"), "z")
+    with pytest.raises(
+        ValueError, match=r"references\[0\] = \('x', 'y'\) must be one string for B"
+    ):
+        samples.require("references", "BARTScore")
+    with pytest.raises(ValueError, match=r"references\[0\] is empty: give one string or more"):
+        Samples(["a"], references=[[]])
+    with pytest.raises(TypeError, match=r"references\[1\] has 3, a int, not a str"):
+        Samples(["a", "b"], references=["x", ["y", 3]])
+    with pytest.raises(TypeError, match=r"sources\[0\] = \['x'\] is a list, not a str"):
+        Samples(["a"], sources=[["x"]])

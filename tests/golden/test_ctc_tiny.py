@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,31 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         torch.save(weights, root / "checkpoint")
         convert(str(root / "checkpoint"), str(root / "bert"), str(root / f"r{seed}"))
     return {path.name: str(path) for path in root.iterdir() if path.is_dir()}
+
+
+def test_released_texts_are_read_in_lower_case(folders: dict[str, str]) -> None:
+    upper, lower = TokenAligner(folders["d0"]).align(
+        [("The “Soup” isn’t cold", "SOUP"), ('the "soup" isn\'t cold', "soup")]
+    )
+    assert upper == (lower.spans, pytest.approx(lower.values))
+
+
+def test_other_pickles_are_refused(folders: dict[str, str], tmp_path: Path) -> None:
+    new = str(tmp_path / "new")
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"has neither _classifier.weight \(D\) nor dense.weight"):
+        convert(str(tmp_path / "other"), folders["roberta"], new)
+    torch.save({"_classifier.weight": torch.zeros(2, 16)}, tmp_path / "part")
+    with pytest.raises(
+        ValueError, match=r"of this configuration differ in .* weights: roberta\.em"
+    ):
+        convert(str(tmp_path / "part"), folders["roberta"], new)
+    torch.save({"_classifier.weight": FOLDER}, tmp_path / "code")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        convert(str(tmp_path / "code"), folders["roberta"], new)
+    with pytest.raises(ValueError, match="exists, must be a new folder"):
+        convert(str(tmp_path / "other"), folders["roberta"], str(tmp_path))
+    assert not Path(new).exists()
 
 
 @pytest.mark.parametrize("layer", [0, 2, 4])

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AlbertConfig, AlbertModel, AutoModel, AutoTokenizer
 
-from ctrlreward.models.encoder import Encoder
+from ctrlreward.models.encoder import Encoder, token_layer
 from ctrlreward.weights.sources import resolve
 
 TEXTS = [
@@ -48,6 +49,51 @@ def test_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:
     assert vectors.shape == (len(TEXTS), 384)
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", range(7))
+def test_a_layer_is_the_hidden_state_of_transformers(layer: int) -> None:
+    folder = resolve("minilm-l6")
+    model = AutoModel.from_pretrained(folder, use_safetensors=True, dtype=torch.float32).eval()
+    inputs = AutoTokenizer.from_pretrained(folder)(TEXTS[0], return_tensors="pt")
+    with torch.inference_mode():
+        expected = model(**inputs, output_hidden_states=True).hidden_states[layer][0]
+    (found,) = Encoder("minilm-l6", layer=layer).token_embeddings([TEXTS[0]])
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_a_layer_of_a_model_that_repeats_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = AlbertConfig(
+        vocab_size=len(AutoTokenizer.from_pretrained(resolve("minilm-l6"))),
+        embedding_size=8,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        initializer_range=0.5,
+    )
+    model = AlbertModel(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(resolve("minilm-l6"))
+    tokenizer.save_pretrained(tmp_path)
+    with torch.inference_mode():
+        states = model(**tokenizer("no.", return_tensors="pt"), output_hidden_states=True)
+    (found,) = Encoder(str(tmp_path), layer=2).token_embeddings(["no."])
+    np.testing.assert_allclose(found, states.hidden_states[2][0].numpy(), atol=1e-5)
+
+
+def test_a_layer_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="layer = 7 must be 0 to 6, the layers of 'minilm-l6'"):
+        Encoder("minilm-l6", layer=7)
+
+
+def test_published_layers_are_known_by_name(tmp_path: Path) -> None:
+    names = ("bert-base-uncased", "FacebookAI/roberta-large", "roberta-large-mnli", "my/encoder")
+    assert [token_layer(name) for name in names] == [9, 17, 9, None]
+    (tmp_path / "roberta-large").mkdir()
+    assert token_layer(str(tmp_path / "roberta-large")) is None
+    assert token_layer("minilm-l6") is None
 
 
 def test_token_embeddings_equal_one_text_at_a_time(encoder: Encoder) -> None:

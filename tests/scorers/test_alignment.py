@@ -200,6 +200,32 @@ def test_explain_gives_what_the_scores_are_made_of(scorer: Alignment) -> None:
     assert records[2]["tokens"] == []
 
 
+def test_a_reference_that_is_empty_makes_the_mean_nan(
+    scorer: Alignment, caplog: pytest.LogCaptureFixture
+) -> None:
+    samples = Samples(
+        ["good food"] * 2, sources=["food"] * 2, references=[["food", " "], ["food", "good"]]
+    )
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        result = with_model_of(scorer, "relevance").score(samples)
+    assert np.isnan(result["relevance"]).tolist() == [True, False]
+    assert caplog.messages == ["references[0] is empty: relevance is NaN"]
+
+
+def test_models_by_direction_are_moved_and_released_as_one(trained: dict[str, str]) -> None:
+    folder = trained["regression"]
+    models = {"preservation_output": folder, "preservation_source": folder}
+    scorer, one = Alignment(models, method="regression"), Alignment(folder, method="regression")
+    samples = Samples(["cold soup"], sources=["hot soup"])
+    assert scorer.score(samples) == one.score(samples)
+    first, second = scorer.loaded_model.values()
+    assert first is second is one.loaded_model
+    assert scorer.devices == ("cpu",)
+    scorer.to("meta")
+    assert "loaded_model" not in vars(scorer)
+    assert scorer.devices == ("meta",)
+
+
 def test_what_several_aspects_and_samples_share_is_aligned_once(scorer: Alignment) -> None:
     class Counting:
         received: tuple[tuple[str, str], ...] = ()
@@ -256,6 +282,20 @@ def test_regression_has_no_words_to_leave_out() -> None:
         ({"aspects": []}, r"aspects = \[\]: give one or more of consistency, "),
         ({"method": "E"}, "method = 'E': give one of embedding, discriminative, regression"),
         ({"aggregate": "max"}, "aggregate = 'max': give one of mean, sum"),
+        (
+            {"method": "regression", "layer": 2},
+            "layer = 2 is of method 'embedding', got 'regression'",
+        ),
+        ({"unit": "word"}, "unit = 'word' is of method 'discriminative', got 'embedding'"),
+        (
+            {"method": "discriminative", "unit": "token"},
+            "unit = 'token': give one of word, piece",
+        ),
+        (
+            {"model": {"relevance_output": "a"}, "aspects": "relevance"},
+            "model has a model for relevance_output, must have one for each of "
+            "relevance_reference, relevance_output",
+        ),
         ({"stop_words": "the"}, r"stop_words = 'the' can't be read \(No such file or directory\)"),
     ],
 )
