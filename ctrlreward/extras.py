@@ -19,7 +19,6 @@ EXTRA_OF = {
     "sacrebleu": "bleu",
     "sentencex": "sentences",
     "statsmodels": "agreement",
-    "sumy": "summaries",
     "uvicorn": "serve",
     "vader": "lexicon",
     "wandb": "wandb",

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ Span = tuple[int, int]
 
 # What has a label and a value: a word between white space, or a token.
 Unit: TypeAlias = Literal["word", "piece"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
 
 
 class EncodedPair(NamedTuple):

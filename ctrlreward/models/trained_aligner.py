@@ -20,6 +20,7 @@ from ctrlreward.engine.batching import run_batched, windows
 from ctrlreward.models.aligner import TokenAlignment
 from ctrlreward.models.frozen import FrozenModel
 from ctrlreward.models.pairs import (
+    UNITS,
     EncodedPair,
     Pair,
     Unit,
@@ -98,12 +99,12 @@ class TokenAligner(FrozenModel):
         batch_tokens: int | None = None,
         unit: Unit | None = None,
     ) -> None:
-        self.unit = unit
+        self._given_unit = unit
         super().__init__(model, device, dtype, batch_tokens)
 
     def _prepare(self) -> None:
         trained = getattr(self.model.config, "aligner_unit", "word")
-        self.unit: Unit = one_of("unit", self.unit or trained, ("word", "piece"))
+        self.unit: Unit = one_of("unit", self._given_unit or trained, UNITS)
         labels = {int(i): str(label) for i, label in (self.model.config.id2label or {}).items()}
         aligned = [i for i, label in labels.items() if label.lower() == ALIGNED]
         if not aligned:

@@ -25,7 +25,7 @@ from ctrlreward.models.aligner import (
     group_shared_texts,
 )
 from ctrlreward.models.encoder import Encoder, token_layer
-from ctrlreward.models.pairs import Unit
+from ctrlreward.models.pairs import UNITS, Unit
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.samples import SampleKeywords, Samples, SamplesLike, as_samples, shortened
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty
@@ -253,8 +253,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
         unit: Unit | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
-        by_direction = isinstance(model, Mapping)
-        super().__init__("" if by_direction else model, **options)
+        super().__init__("" if isinstance(model, Mapping) else model, **options)
         self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, ASPECTS)
         self.method: Method = one_of("method", method, _VALUES)
@@ -264,7 +263,7 @@ class Alignment(ModelScorer[Aligner | Mapping[str, Aligner]]):
             if given is not None and method != of:
                 raise ValueError(f"{name} = {given!r} is of method {of!r}, got {method!r}")
         self.layer = layer
-        self.unit: Unit | None = None if unit is None else one_of("unit", unit, ("word", "piece"))
+        self.unit: Unit | None = None if unit is None else one_of("unit", unit, UNITS)
         # Model of each direction; empty if one model has all.
         self.models = self._checked_models(model) if isinstance(model, Mapping) else {}
 

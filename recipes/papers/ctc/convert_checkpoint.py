@@ -101,7 +101,7 @@ def _fill(
 
 
 def _read_as_package(tokenizer: PreTrainedTokenizerBase) -> None:
-    backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]  # of a fast tokenizer
+    backend = tokenizer.backend_tokenizer
     steps = [normalizers.Replace(old, new) for old, new in _QUOTES.items()]
     given = [] if backend.normalizer is None else [backend.normalizer]
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Lowercase(), *given])

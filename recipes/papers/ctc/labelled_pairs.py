@@ -163,20 +163,19 @@ def make_pairs(
     """
     text, context, paraphrase, unrelated = texts
     masked = [paraphrase[start:end] for start, end in spans]
-    refilled, wrong = "", ()
+    pairs = [AlignmentPair(source, paraphrase, context, ())] if extra_pairs else []
     if fillings is not None:
         refilled, filled_spans = refill(paraphrase, spans, fillings)
         if labels == "words":
             wrong = missing_words(refilled, filled_spans, masked)
         else:
             wrong = changed_fillings(filled_spans, fillings, masked)
-    published = [AlignmentPair(source, refilled, context, wrong)] * (fillings is not None)
+        pairs.append(AlignmentPair(source, refilled, context, wrong))
+        if extra_pairs:
+            lost = missing_words(paraphrase, spans, fillings)
+            pairs.append(AlignmentPair(source, paraphrase, refilled, lost))
     if not extra_pairs:
-        return published
-    pairs = [AlignmentPair(source, paraphrase, context, ()), *published]
-    if fillings is not None:
-        lost = missing_words(paraphrase, spans, fillings)
-        pairs.append(AlignmentPair(source, paraphrase, refilled, lost))
+        return pairs
     shorter = " ".join("".join(as_template(paraphrase, spans).parts).split())
     left_out = missing_words(paraphrase, spans, [shorter] * len(spans))
     pairs.append(AlignmentPair(source, paraphrase, shorter, left_out))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ctrlreward.extras import import_extra
+import networkx
+
 from ctrlreward.recipes.text_files import (
     WORD,
     matching_key,
@@ -50,26 +53,28 @@ class Kind(NamedTuple):
 def textrank(document: str, count: int) -> str:
     """Return the sentences of a document with the highest TextRank, in their order.
 
-    Mihalcea and Tarau (2004), by the package sumy, without stop words.
+    Mihalcea and Tarau (2004), https://aclanthology.org/W04-3252: PageRank of the sentences, linked
+    by their common words over the sum of the logarithms of their lengths, without stop words.
 
     Args:
         document: The document.
         count: Number of sentences; a shorter document is returned as it is.
     """
-    user = "an extractive summary"
-    dom = import_extra("sumy.models.dom", user)
-    ranker = import_extra("sumy.summarizers.text_rank", user).TextRankSummarizer()
-    ranker.stop_words = ENGLISH_STOP_WORDS
-    sentences = [dom.Sentence(text, _Words()) for text in split_sentences(document)]
-    model = dom.ObjectDocumentModel([dom.Paragraph(sentences)])
-    return " ".join(str(sentence) for sentence in ranker(model, count))
-
-
-class _Words:
-    """Tokenizer of sumy."""
-
-    def to_words(self, sentence: str) -> tuple[str, ...]:
-        return tuple(WORD.findall(sentence))
+    sentences = split_sentences(document)
+    words = [
+        {word for word in WORD.findall(sentence.lower()) if word not in ENGLISH_STOP_WORDS}
+        for sentence in sentences
+    ]
+    graph = networkx.Graph()
+    graph.add_nodes_from(range(len(sentences)))
+    for i, j in combinations(range(len(sentences)), 2):
+        if common := len(words[i] & words[j]):
+            # Two sentences of one word have no logarithm to divide by.
+            length = max(math.log(len(words[i])) + math.log(len(words[j])), math.log(2))
+            graph.add_edge(i, j, weight=common / length)
+    ranks = networkx.pagerank(graph)
+    best = sorted(sorted(ranks, key=lambda i: -ranks[i])[:count])
+    return " ".join(sentences[i] for i in best)
 
 
 def _itself(row: Sequence[str], _: random.Random) -> Example:

@@ -29,7 +29,7 @@ from transformers import (
 from ctrlreward.arguments import one_of
 from ctrlreward.files import whole_folder
 from ctrlreward.functional.alignment import content_tokens
-from ctrlreward.models.pairs import EncodedPair, Unit, encode_pairs, pad_pairs
+from ctrlreward.models.pairs import UNITS, EncodedPair, Unit, encode_pairs, pad_pairs
 from ctrlreward.models.tokenization import max_tokens
 from ctrlreward.models.trained_aligner import ALIGNED, unit_logits
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
@@ -79,7 +79,7 @@ class AlignerTrainer(pl.LightningModule, ABC):
         self.folder = folder
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
-        self.unit: Unit = one_of("unit", unit, ("word", "piece"))
+        self.unit: Unit = one_of("unit", unit, UNITS)
         self.best: float | None = None  # None before the first validation
 
     @abstractmethod

@@ -138,5 +138,5 @@ def write_record(record: dict[str, Any], outputs: Outputs) -> None:
 def _to_rows(rated: Rated) -> list[Row]:
     columns = {JSON_KEYS[name]: column for name, column in rated.samples.columns().items()}
     if rated.systems is not None:
-        columns["system"] = rated.systems  # type: ignore[assignment]
+        columns["system"] = rated.systems
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

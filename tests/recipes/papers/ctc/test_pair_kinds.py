@@ -20,7 +20,7 @@ DOCUMENT = (
 
 
 def ranks(document: str) -> np.ndarray:
-    """TextRank as a linear system: overlap over log lengths, damping 0.85."""
+    """TextRank as a linear system: common words over log lengths, damping 0.85."""
     words = [
         sentence.lower().strip(".").replace(",", "").split()
         for sentence in split_sentences(document)
@@ -30,10 +30,11 @@ def ranks(document: str) -> np.ndarray:
     weights = np.zeros((n, n))
     for i in range(n):
         for j in range(n):
-            overlap = sum(words[j].count(w) for w in words[i])
-            if overlap:
+            overlap = len({*words[i]} & {*words[j]})
+            if overlap and i != j:
                 weights[i, j] = overlap / (math.log(len(words[i])) + math.log(len(words[j])))
-    weights /= weights.sum(axis=1, keepdims=True) + 1e-7
+    weights[weights.sum(axis=1) == 0] = 1  # from a sentence without links to any
+    weights /= weights.sum(axis=1, keepdims=True)
     return np.linalg.solve(np.eye(n) - 0.85 * weights.T, np.full(n, 0.15 / n))
 
 
