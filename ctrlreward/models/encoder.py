@@ -166,7 +166,12 @@ def _drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
     total = model.config.num_hidden_layers
     if not 0 <= count <= total:
         raise ValueError(f"layer = {count} must be 0 to {total}, the layers of {name!r}")
-    for module in model.modules():
-        if isinstance(module, ModuleList) and len(module) == total:
-            del module[count:]
-    model.config.num_hidden_layers = count  # ALBERT runs one layer this many times
+    stacks = [m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total]
+    if not stacks and model.config.model_type != "albert":  # runs one layer `total` times
+        raise ValueError(
+            f"layer = {count}: {name!r} is a {model.config.model_type}, whose layers can't be cut; "
+            "leave layer out"
+        )
+    for stack in stacks:
+        del stack[count:]
+    model.config.num_hidden_layers = count

@@ -68,8 +68,9 @@ def _walk(value: object, key: str, found: dict[str, Plain], above: tuple[int, ..
     if id(value) in above:
         return
     if isinstance(value, str | os.PathLike):
-        *_, parent, attribute = key.split(".")
-        found[key] = _identity(os.fspath(value), "model" if parent == "models" else attribute)
+        parent, _, attribute = key.rpartition(".")
+        of_model = parent.endswith(".models")  # by the part that each does
+        found[key] = _identity(os.fspath(value), "model" if of_model else attribute)
     elif (plain := _plain(value)) is not None:
         short = len(json.dumps(plain)) <= _SHOWN
         found[key] = plain[0] if short else f"sha256:{digest_of(plain)}"

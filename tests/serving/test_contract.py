@@ -198,3 +198,9 @@ def test_a_reply_of_another_form_is_no_score(reply: Any) -> None:
 def test_scores_of_another_form_are_no_scores(reply: Any) -> None:
     with pytest.raises(ValueError, match=r"scores = .*: 1 of each of a are expected"):
         ScoresReply.model_validate({"scores": reply}).to_scores(["a"], 1)
+
+
+def test_several_references_survive_the_wire() -> None:
+    samples = Samples(["a", "b"], references=[["x", "y"], "z"])
+    body = ScoreBody.model_validate(json.loads(dumps({"samples": records(samples)})))
+    assert body.to_samples() == samples

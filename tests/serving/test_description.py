@@ -19,6 +19,7 @@ from warm_python import run_warm
 
 from ctrlreward import (
     Accuracy,
+    Alignment,
     CTRLEval,
     Distinct,
     InverseFrequency,
@@ -153,6 +154,17 @@ def test_loading_and_scoring_change_nothing(tiny_causal: Callable[..., str]) -> 
 )
 def test_a_setting_changes_its_own_key(options: dict[str, Any], changed: list[str]) -> None:
     assert changes(fluent(), fluent(**options)) == changed
+
+
+def test_the_layer_and_the_model_of_each_direction_count() -> None:
+    def relevance(reference: str, **options: Any) -> Reward:
+        models = {"relevance_reference": reference, "relevance_output": "minilm-l6"}
+        return Reward(Alignment(models, "relevance", **options)["relevance"])
+
+    first, key = relevance("minilm-l6"), "fingerprint.scorers.0"
+    assert changes(first, relevance("owner/name")) == [f"{key}.models.relevance_reference"]
+    assert changes(first, relevance("minilm-l6", layer=5)) == [f"{key}.layer"]
+    assert "sha256" in json.dumps(describe(first)["fingerprint"])
 
 
 def test_a_device_counts_by_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
