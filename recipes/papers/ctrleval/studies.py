@@ -5,24 +5,25 @@ All of them compute from scores of pattern evaluators that are there already: no
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.table import Table
 from scipy import stats
 
-from ctrlreward.commands.terminal import plain_console
 from ctrlreward.functional.ctrleval import WEIGHTINGS, weighted_mean
 from ctrlreward.plots.style import FAINT, FIRST, SECOND, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
-from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS
+from ctrlreward.recipes.papers.meta_eval.correlations import (
+    STATISTICS,
+    new_table,
+    print_table,
+)
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.task import Task
 
@@ -37,8 +38,6 @@ LEVELS = 4
 # The file of Table 5.
 _ABLATED_FILE = "data_topic.txt"
 _MODEL = "CTRLEval PEGASUS-568M"
-
-_MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
 
 def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[dict[str, Any]]:
@@ -69,14 +68,14 @@ def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[di
 def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `ablate` for a file, beside the paper's."""
     aspects = list(dict.fromkeys(row["score"] for row in rows))
-    table = _table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
+    table = new_table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
     for heading in ("weights", *aspects):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
     for name in WEIGHTINGS:
         found = {row["score"]: row for row in rows if row["weights"] == name}
         cells = [f"{found[a]['pearson']:.4f} ({found[a]['published']:.4f})" for a in aspects]
         table.add_row(name, *cells)
-    _print(table)
+    print_table(table)
 
 
 def count_evaluators(
@@ -144,18 +143,20 @@ def sample_levels(
 
 def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
     """Print the result of `sample_levels`."""
-    table = _table(f"{file}: texts biased to a level of quality, mean ± deviation of {draws} draws")
+    table = new_table(
+        f"{file}: texts biased to a level of quality, mean ± deviation of {draws} draws"
+    )
     for heading in ("score", "level", "texts", *STATISTICS.values()):
         table.add_column(heading, justify="left" if heading == "score" else "right")
     for row in rows:
         cells = [row["score"], str(row["level"]), f"{row['texts']:.0f}"]
         table.add_row(*cells, *_plus_minus(row))
-    _print(table)
+    print_table(table)
 
 
 def print_counts(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
     """Print every result of `count_evaluators` that a reader needs: 1, 2, 4, … and all."""
-    table = _table(
+    table = new_table(
         f"{file}: attribute_relevance by k evaluators, mean ± deviation of {draws} draws"
     )
     for heading in ("k", *STATISTICS.values()):
@@ -164,7 +165,7 @@ def print_counts(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> No
         k = row["evaluators"]
         if k & (k - 1) == 0 or row is rows[-1]:
             table.add_row(str(k), *_plus_minus(row))
-    _print(table)
+    print_table(table)
 
 
 def draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -192,18 +193,6 @@ def draw_counts(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     draw_deviations(panels, x, "evaluators", "correlation with the rating", path)
 
 
-def correlate(scores: Scores, ratings: Scores) -> dict[str, float | None]:
-    """Return Pearson's r, Spearman's ρ and Kendall's τ-b over the rows that have both values.
-
-    None where fewer than three rows are left or a side is constant.
-    """
-    kept = ~(np.isnan(scores) | np.isnan(ratings))
-    x, y = scores[kept], ratings[kept]
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return dict.fromkeys(_MEASURES)
-    return {name: float(measure(x, y).statistic) for name, measure in _MEASURES.items()}
-
-
 def _table_5(aspect: str, weights: str) -> float | None:
     model = _MODEL if weights == "beta" else f"{_MODEL} weights={weights}"
     for figure in published(_ABLATED_FILE, score=aspect, level="sample"):
@@ -215,7 +204,7 @@ def _table_5(aspect: str, weights: str) -> float | None:
 def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
     """Return mean and standard deviation (divisor n) of each statistic where it is defined."""
     result: dict[str, dict[str, float | None]] = {}
-    for name in _MEASURES:
+    for name in STATISTICS:
         values = [value for row in drawn if (value := row[name]) is not None]
         mean, deviation = (
             (float(np.mean(values)), float(np.std(values))) if values else (None, None)
@@ -226,7 +215,7 @@ def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[s
 
 def _plus_minus(row: Mapping[str, Any]) -> list[str]:
     cells = []
-    for name in _MEASURES:
+    for name in STATISTICS:
         mean, deviation = row[name]["mean"], row[name]["deviation"]
         cells.append("–" if mean is None else f"{mean:.4f} ± {deviation:.4f}")
     return cells
@@ -240,14 +229,6 @@ def _curves(rows: Sequence[Mapping[str, Any]]) -> Curves:
         )
         for name, heading in STATISTICS.items()
     }
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, box=box.SIMPLE, title_justify="left")
-
-
-def _print(table: Table) -> None:
-    plain_console(None if sys.stdout.isatty() else 100).print(table)
 
 
 def draw_deviations(
