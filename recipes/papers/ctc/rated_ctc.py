@@ -31,7 +31,7 @@ from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.model_scorer import ModelOptions
 
 # Rating of CTC's files → the aspect that it judges.
-_ASPECTS: Mapping[str, AspectName] = {
+ASPECTS: Mapping[str, AspectName] = {
     "engaging": "engagingness",
     "uses_knowledge": "groundedness",
     "preservation": "preservation",
@@ -82,7 +82,7 @@ def ctc(
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)
     file = read_ctc(data)
-    aspects = tuple(aspect for rating, aspect in _ASPECTS.items() if rating in file.ratings)
+    aspects = tuple(aspect for rating, aspect in ASPECTS.items() if rating in file.ratings)
     kind = f"CTC {method[0].upper()}"
     suffix = ""
     if "relevance" in aspects:
@@ -102,7 +102,7 @@ def ctc(
     if "relevance" in aspects:
         values |= _over_references(file, values, components, outputs)
     write_scores(file, values, outputs)
-    judged = {name: file.ratings[name] for name in _ASPECTS if name in file.ratings}
+    judged = {name: file.ratings[name] for name in ASPECTS if name in file.ratings}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
     record["ablations"] = ablate(file, values, suffix)
     print_ablations(record["ablations"], file.file)
