@@ -112,6 +112,9 @@ def print_correlations(
     print(f"Intervals: 95 %, percentile bootstrap over {units}.")
     if not all_published and any(pair.published for pair in pairs):
         print("Published: the paper's best model of the same kind. --published all shows the rest.")
+    if rated.inferred:
+        names = ", ".join(dict.fromkeys(map(str, rated.systems or ())))
+        print(f"Systems: {names}, inferred from the position of the rows; the file names none.")
     if not any(pair.level == "system" for pair in pairs):
         print("No system level: the file names fewer than three systems.")
 
@@ -140,8 +143,10 @@ def to_json_record(
             row[name] = {key: None if np.isnan(end) else end for key, end in ends.items()}
         row["published"] = [asdict(figure) for figure in pair.published]
         rows.append(row)
-    settings = {"confidence": 0.95, "resamples": resamples, "seed": seed}
+    settings: dict[str, Any] = {"confidence": 0.95, "resamples": resamples, "seed": seed}
     clusters = len(set(rated.clusters)) if rated.clusters else None
+    if rated.systems:
+        settings["systems_inferred"] = rated.inferred
     return {"file": rated.file, "clusters": clusters, **settings, "correlations": rows}
 
 

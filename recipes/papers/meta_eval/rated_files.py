@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,8 @@ class Rated:
             file names no systems.
         references: References of each text, the same number for all, shape (n,); None if the file
             has none.
+        inferred: Whether `systems` is inferred from the position of the rows, since the file names
+            none.
     """
 
     file: str
@@ -44,16 +46,23 @@ class Rated:
     clusters: tuple[str, ...] | None
     systems: tuple[str | None, ...] | None
     references: tuple[tuple[str, ...], ...] | None = None
+    inferred: bool = False
 
 
-def read_ctrleval(path: Path) -> Rated:
+def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
     """Read CTRLEval's format: label, prefix, text, coherence, consistency, attribute relevance.
 
     The file has one row per line, separated by tabs, without a header. Clusters are the prefixes.
     The file does not name the systems.
 
+    Args:
+        path: The file.
+        systems: Systems whose rows take turns in the order of the file, for each label and prefix;
+            none leaves the systems unknown.
+
     Raises:
-        ValueError: A line does not have these six columns.
+        ValueError: A line does not have these six columns, or the rows of a label and prefix are
+            no whole number of turns.
     """
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
@@ -76,7 +85,44 @@ def read_ctrleval(path: Path) -> Rated:
         raise ValueError(f"{path} has no rows")
     texts, prefixes, labels = zip(*rows, strict=True)
     columns = dict(zip(names, np.array(ratings).T, strict=True))
-    return Rated(path.name, Samples(texts, prefixes, labels), columns, prefixes, None)
+    by_place = systems_by_position(systems, list(zip(labels, prefixes, strict=True)))
+    samples = Samples(texts, prefixes, labels)
+    return Rated(path.name, samples, columns, prefixes, by_place, inferred=by_place is not None)
+
+
+def systems_by_position(
+    systems: Sequence[str], inputs: Sequence[Hashable]
+) -> tuple[str, ...] | None:
+    """Return one system per row, where the systems' rows for an input take turns.
+
+    Args:
+        systems: Names in the order of their turns; none returns None.
+        inputs: Input of each row, shape (n,).
+
+    Returns:
+        Shape (n,).
+
+    Raises:
+        ValueError: An input has a number of rows that is not a multiple of the number of systems.
+
+    Examples:
+        >>> systems_by_position(["A", "B"], ["x", "x", "y", "x", "y", "x"])
+        ('A', 'B', 'A', 'A', 'B', 'B')
+    """
+    if not systems:
+        return None
+    counts: Counter[Hashable] = Counter()
+    assigned = []
+    for item in inputs:
+        assigned.append(systems[counts[item] % len(systems)])
+        counts[item] += 1
+    for item, count in counts.items():
+        if count % len(systems):
+            raise ValueError(
+                f"systems = {list(systems)}: {item!r} has {count} rows, must be a multiple of "
+                f"{len(systems)}"
+            )
+    return tuple(assigned)
 
 
 class _Format(NamedTuple):
