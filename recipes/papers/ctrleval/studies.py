@@ -234,16 +234,14 @@ def sample_levels(
 
 
 def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
-    """Print the result of `sample_levels`."""
-    table = new_table(f"{file}: biased to a level of quality, mean ± deviation of {draws} draws")
-    left = ("score", "rating")
-    headings = [name for name in left if any(row["score"] != row["rating"] for row in rows)]
-    headings = headings or ["score"]
-    for heading in (*headings, "level", "texts", *STATISTICS.values()):
-        table.add_column(heading, justify="left" if heading in left else "right")
-    for row in rows:
-        cells = [*(row[name] for name in headings), str(row["level"]), f"{row['texts']:.0f}"]
-        table.add_row(*cells, *_plus_minus(row))
+    """Print the result of `sample_levels`: Pearson's r, a column for each level."""
+    table = new_table(f"{file}: Pearson r by favoured level, mean ± deviation of {draws} draws")
+    levels = [str(level) for level in range(1, LEVELS + 1)]
+    for heading in ("rating", "score", *levels):
+        table.add_column(heading, justify="right" if heading in levels else "left")
+    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
+        found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
+        table.add_row(rating, score, *(_plus_minus(row["pearson"]) for row in found))
     print_table(table)
 
 
@@ -265,7 +263,7 @@ def print_counts(
     for row in rows:
         k = row["evaluators"]
         if k & (k - 1) == 0 or row is rows[-1]:
-            table.add_row(str(k), *_plus_minus(row))
+            table.add_row(str(k), *(_plus_minus(row[name]) for name in STATISTICS))
     for name, found in baselines.items():
         table.add_row(name, *_cells(found))
     print_table(table)
@@ -330,12 +328,9 @@ def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[s
     return result
 
 
-def _plus_minus(row: Mapping[str, Any]) -> list[str]:
-    cells = []
-    for name in STATISTICS:
-        mean, deviation = row[name]["mean"], row[name]["deviation"]
-        cells.append("–" if mean is None else f"{mean:.4f} ± {deviation:.4f}")
-    return cells
+def _plus_minus(found: Mapping[str, float | None]) -> str:
+    mean, deviation = found["mean"], found["deviation"]
+    return "–" if mean is None else f"{mean:.3f} ± {deviation:.3f}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
