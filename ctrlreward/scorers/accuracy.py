@@ -8,7 +8,7 @@ from typing import Unpack
 
 import numpy as np
 
-from ctrlreward.arguments import checked_keywords
+from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.engine.sharing import shared_model
 from ctrlreward.models.classifier import LabelProbabilities, classifier_labels, load_classifier
 from ctrlreward.samples import Samples
@@ -19,7 +19,7 @@ from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScore
 
 @checked_keywords(**NEIGHBOURS)
 class Accuracy(ModelScorer[LabelProbabilities]):
-    """Decision of a classifier on the target label of each text. Needs `labels`.
+    """Decision of a classifier on the target label of each text. Needs `labels`, or a `target`.
 
     - `accuracy`: 1.0 if the classifier predicts the target label, else 0.0; higher is better.
       The mean over samples is the accuracy of the generator.
@@ -30,6 +30,8 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             that the text_cnn recipe wrote, or an object with `labels` and `probabilities`, such
             as a `CTRLEval` scorer, which needs no trained classifier. None takes `CTRLEval()` with
             its built-in weights, which knows the labels `negative` and `positive`.
+        target: Target label of all texts, instead of `labels`: `"sound"` of a classifier of sound
+            and corrupted texts.
         **options: See `ModelOptions`.
 
     Examples:
@@ -46,18 +48,20 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     def __init__(
         self,
         model: str | LabelProbabilities | None = None,
+        target: str | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         if model is None:
             model = CTRLEval(aspects="attribute_relevance", **options)
         check_loaded(model, LabelProbabilities, "labels", "probabilities")
         super().__init__(model, **options)
+        self.target = target
 
     specs = dict.fromkeys(("accuracy", "label_probability"), ScoreSpec(True, (0.0, 1.0)))
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
-        """`labels`, the targets."""
-        return {"labels": "Accuracy"}
+        """`labels`, the targets; none with a `target`."""
+        return {"labels": "Accuracy"} if self.target is None else {}
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -71,7 +75,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
         """Raise if labels are absent or the classifier lacks one; loads no weights."""
-        samples.label_indices(self.configured_labels, "Accuracy", "the classifier")
+        self._targets(samples, self.configured_labels)
 
     def build_model(self, name: str) -> LabelProbabilities:
         """Load the classifier, or share it with the scorers that have loaded it."""
@@ -79,7 +83,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         """Return both scores; NaN, with a warning, for an empty text."""
-        targets = np.array(samples.label_indices(self.labels, "Accuracy", "the classifier"), int)
+        targets = np.array(self._targets(samples, self.labels), int)
         kept = nonempty("accuracy", texts=samples.texts)
         if not kept:
             return {name: np.full(len(samples), np.nan) for name in self.specs}
@@ -90,3 +94,9 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         correct = np.where(np.isnan(target_probabilities), np.nan, correct)
         columns = {"accuracy": correct, "label_probability": target_probabilities}
         return {name: scatter(values, kept, len(samples)) for name, values in columns.items()}
+
+    def _targets(self, samples: Samples, labels: tuple[str, ...]) -> list[int]:
+        """Return the index of each sample's target in the labels of the classifier."""
+        if self.target is None:
+            return samples.label_indices(labels, "Accuracy", "the classifier")
+        return [labels.index(one_of("target", self.target, labels))] * len(samples)

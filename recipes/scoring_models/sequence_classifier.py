@@ -1,6 +1,7 @@
-"""Fine-tuning of a pretrained transformer encoder as a style classifier.
+"""Fine-tuning of a pretrained transformer encoder as a classifier of styles or of soundness.
 
-`configs/style_transfer/classifier_yelp.yaml` uses this class. Copy this file to change it.
+`configs/style_transfer/classifier_yelp.yaml` and `configs/scoring_models/soundness_minilm.yaml` use
+this class. Copy this file to change it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _GROUP = 16
 
 
 class SequenceClassifierTrainer(SentenceClassifierTrainer):
-    """Trainer of a transformer encoder on `SentenceData`, which writes the best epoch's model.
+    """Trainer of a transformer encoder on `LabelledSentences`, which writes the best epoch's model.
 
     All weights are trained; the classification head is new and starts at random. The folder is
     plain transformers, safetensors with a tokenizer, and `Accuracy(folder)` loads it. Its labels

@@ -34,7 +34,7 @@ class Sentence(NamedTuple):
     """A labelled sentence.
 
     Attributes:
-        text: Lower-cased words, separated by single spaces.
+        text: In `SentenceData`, lower-cased words that are separated by single spaces.
         label: Index of the label.
     """
 
@@ -42,7 +42,51 @@ class Sentence(NamedTuple):
     label: int
 
 
-class SentenceData(pl.LightningDataModule):
+class LabelledSentences(pl.LightningDataModule):
+    """Base of data for `SentenceClassifierTrainer`; a subclass fills `sentences` in `setup`.
+
+    Args:
+        labels: Names of the labels, by index.
+        validation_share: Share of the training sentences for validation, above 0 and below 1.
+        batch_size: Sentences per batch.
+        seed: Seed of the split and of the order.
+
+    Attributes:
+        sentences: Sentences of `"train"`, `"validation"` and `"test"`.
+
+    Raises:
+        ValueError: The share is out of range.
+    """
+
+    def __init__(
+        self, labels: Sequence[str], validation_share: float, batch_size: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.labels = tuple(labels)
+        self.validation_share = check_share(validation_share)
+        self.batch_size = batch_size
+        self.seed = seed
+        self.sentences: dict[str, list[Sentence]] = {}
+
+    def train_dataloader(self) -> DataLoader[Sentence]:
+        """Return batches as lists of sentences, in a new order each epoch."""
+        return self._loader("train", shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Sentence]:
+        """Return batches as lists of validation sentences, in a fixed order."""
+        return self._loader("validation", shuffle=False)
+
+    def _loader(self, split: str, shuffle: bool) -> DataLoader[Sentence]:
+        return DataLoader(
+            self.sentences[split],  # type: ignore[arg-type]
+            self.batch_size,
+            shuffle,
+            collate_fn=list,
+            generator=torch.Generator().manual_seed(self.seed),
+        )
+
+
+class SentenceData(LabelledSentences):
     """Labelled sentences from files of one sentence per line.
 
     Sentences that differ only in case and white space count as one. A share of the training
@@ -71,7 +115,7 @@ class SentenceData(pl.LightningDataModule):
         batch_size: int = 128,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__([*train], validation_share, batch_size, seed)
         if train.keys() != test.keys():
             raise ValueError(
                 f"train has the labels {', '.join(train)} and test {', '.join(test)}: "
@@ -79,11 +123,6 @@ class SentenceData(pl.LightningDataModule):
             )
         self.files = {"train": train, "test": test}
         self.exclude = exclude
-        self.validation_share = check_share(validation_share)
-        self.batch_size = batch_size
-        self.seed = seed
-        self.labels = tuple(train)
-        self.sentences: dict[str, list[Sentence]] = {}
 
     def setup(self, stage: str) -> None:
         """Read the files, drop held-out sentences, and split the others."""
@@ -98,23 +137,6 @@ class SentenceData(pl.LightningDataModule):
         self.sentences["validation"] = [s for s in kept if s.text in validation]
         self.sentences["train"] = [s for s in kept if s.text not in validation]
 
-    def train_dataloader(self) -> DataLoader[Sentence]:
-        """Return batches as lists of sentences, in a new order each epoch."""
-        return self._loader("train", shuffle=True)
-
-    def val_dataloader(self) -> DataLoader[Sentence]:
-        """Return batches as lists of validation sentences, in a fixed order."""
-        return self._loader("validation", shuffle=False)
-
-    def _loader(self, split: str, shuffle: bool) -> DataLoader[Sentence]:
-        return DataLoader(
-            self.sentences[split],  # type: ignore[arg-type]
-            self.batch_size,
-            shuffle,
-            collate_fn=list,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
-
     def _read(self, files: Mapping[str, str]) -> Iterator[Sentence]:
         for label, file in enumerate(files.values()):
             texts = [matching_key(line) for line in read_lines([file]) if line.strip()]
@@ -123,8 +145,8 @@ class SentenceData(pl.LightningDataModule):
             yield from (Sentence(text, label) for text in texts)
 
 
-class SentenceClassifierTrainer(ModelTrainer[SentenceData]):
-    """Steps of a classifier on `SentenceData`; a subclass has the network and writes its folder."""
+class SentenceClassifierTrainer(ModelTrainer[LabelledSentences]):
+    """Steps of a classifier of sentences; a subclass has the network and writes its folder."""
 
     def training_step(self, batch: list[Sentence], batch_idx: int) -> Tensor:
         """Return the cross-entropy and log it as `train_loss`."""

@@ -86,6 +86,17 @@ def test_labels_are_needed() -> None:
         Accuracy(CountingWords()).score(Samples(["good"]))
 
 
+def test_a_target_of_all_texts_needs_no_labels() -> None:
+    scorer = Accuracy(CountingWords(), target="positive")
+    assert scorer.required_columns() == {}
+    expected = Accuracy(CountingWords()).score(Samples(TEXTS, labels=["positive"] * len(TEXTS)))
+    for samples in (Samples(TEXTS), Samples(TEXTS, labels=["of another task"] * len(TEXTS))):
+        for name, values in scorer.score(samples).items():
+            np.testing.assert_array_equal(values, expected[name])
+    with pytest.raises(ValueError, match=r"target = 'sound'.* negative, positive"):
+        Accuracy(CountingWords(), target="sound").score(TEXTS)
+
+
 def test_ctrleval_serves_as_classifier(pegasus: str) -> None:
     evaluators = CTRLEval(pegasus, aspects=("attribute_relevance",))
     samples = Samples(["The food was good.", "Never again."], labels=["positive", "negative"])

@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
+import numpy as np
+
 from ctrlreward.commands.scoring_job import name_components
-from ctrlreward.recipes.papers.meta_eval.rated_files import read_ctc
+from ctrlreward.functional.alignment import relevance
+from ctrlreward.recipes.papers.ctc.ablations import (
+    ablate,
+    correlate_ratings,
+    print_ablations,
+    print_ratings,
+)
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, read_ctc
 from ctrlreward.recipes.papers.meta_eval.rated_report import (
     Outputs,
     PublishedModels,
     report_correlations,
     score_rated,
+    write_record,
+    write_scores,
 )
 from ctrlreward.scorers.alignment import Alignment, AspectName, Method
+from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.model_scorer import ModelOptions
+
+# Rating of CTC's files → the aspect that it judges.
+ASPECTS: Mapping[str, AspectName] = {
+    "engaging": "engagingness",
+    "uses_knowledge": "groundedness",
+    "preservation": "preservation",
+    "consistency": "consistency",
+    "relevance": "relevance",
+}
 
 
 def ctc(
@@ -22,6 +45,7 @@ def ctc(
     model: str = "minilm-l6",
     method: Method = "embedding",
     stop_words: str | None = None,
+    references: int | None = None,
     aggregate: Literal["mean", "sum"] | None = None,
     output: Path | None = None,
     scores: Path | None = None,
@@ -31,17 +55,22 @@ def ctc(
     published: PublishedModels = "best",
     **options: Unpack[ModelOptions],
 ) -> None:
-    """Evaluate CTC on its rated files (dialog responses or summaries).
+    """Evaluate CTC on its rated files (dialog responses, style transfers or summaries).
 
     Engagingness and groundedness of responses are evaluated as sums over tokens, as in the paper,
-    and also as means over tokens (`engagingness_mean`), unless `--aggregate` is given.
+    and also as means over tokens (`engagingness_mean`), unless `--aggregate` is given. Below the
+    correlations stand the paper's ablations of the file's aspects (Tables 1, 2, 3 and F.5), and
+    for dialogs the correlations with every rating (Table F.6).
 
     Args:
-        data: JSON list, such as persona_chat.json or qags_xsum.json.
+        data: JSON list: persona_chat.json, topical_chat.json, yelp.json, qags_cnndm.json,
+            qags_xsum.json or summeval.json, or a file of their format.
         model: Encoder, or aligner trained for the method: a local folder, Hugging Face id or short
             name.
         method: Alignment method: embedding, discriminative or regression.
         stop_words: File of words that engagingness and groundedness ignore, one per line.
+        references: Number of references that relevance is judged by, the first of each text; by
+            default all. The paper has 1 and 11.
         aggregate: mean or sum over tokens; by default the paper's choice for each aspect.
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
@@ -53,17 +82,58 @@ def ctc(
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)
     file = read_ctc(data)
-    dialog = file.samples.histories is not None
-    aspects: tuple[AspectName, ...] = ("consistency",)
-    if dialog:
-        aspects = ("engagingness", "groundedness")
+    aspects = tuple(aspect for rating, aspect in ASPECTS.items() if rating in file.ratings)
+    kind = f"CTC {method[0].upper()}"
+    suffix = ""
+    if "relevance" in aspects:
+        file = _with_references(file, references)
+        suffix = f".*, {len((file.references or ((),))[0])} reference"
+        kind += f"(?:{suffix}|(?!.*reference))"
 
     def alignment(fold: Literal["mean", "sum"] | None) -> Alignment:
         return Alignment(model, aspects, method, stop_words, fold, **options)
 
     components = name_components([alignment(aggregate)], None)
+    dialog = "engagingness" in aspects
     if dialog and aggregate is None:
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
-    values = score_rated(file, components, outputs)
-    report_correlations(file, values, components, outputs, kind=f"CTC {method[0].upper()}")
+    values = score_rated(file, components, replace(outputs, scores=None))
+    if "relevance" in aspects:
+        values |= _over_references(file, values, components, outputs)
+    write_scores(file, values, outputs)
+    judged = {name: file.ratings[name] for name in ASPECTS if name in file.ratings}
+    record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
+    record["ablations"] = ablate(file, values, suffix)
+    print_ablations(record["ablations"], file.file)
+    if dialog:
+        record["ratings"] = correlate_ratings(file, values)
+        print_ratings(record["ratings"])
+    write_record(record, outputs)
+
+
+def _with_references(file: Rated, count: int | None) -> Rated:
+    """Keep the first references of each text, all for None; the samples get the first one."""
+    if file.references is None:
+        raise ValueError(f"{file.file} has the rating relevance, but no references")
+    given = len(file.references[0])
+    if count is not None and not 1 <= count <= given:
+        raise ValueError(f"references = {count} must be 1 to {given}, the references of each text")
+    kept = tuple(row[:count] for row in file.references)
+    samples = file.samples.replace(references=[row[0] for row in kept])
+    return replace(file, samples=samples, references=kept)
+
+
+def _over_references(
+    file: Rated, scores: Mapping[str, Scores], components: Mapping[str, Component], outputs: Outputs
+) -> dict[str, Scores]:
+    """Return relevance by the mean over several references, as the released package does."""
+    name = "relevance_reference"
+    part = {name: components[name]}
+    aligned = [scores[name]]
+    for column in list(zip(*file.references or (), strict=True))[1:]:
+        samples = file.samples.replace(references=column)
+        rated = replace(file, samples=samples)
+        aligned.append(score_rated(rated, part, replace(outputs, scores=None))[name])
+    mean = np.mean(aligned, axis=0)
+    return {name: mean, "relevance": relevance(mean, scores["relevance_output"])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
@@ -18,6 +20,8 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
     score_rated,
     write_record,
 )
+from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
+from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.ctrleval import AspectName, CTRLEval
 from ctrlreward.scorers.model_scorer import ModelOptions
 
@@ -32,7 +36,10 @@ def ctrleval(
     output: Path | None = None,
     scores: Path | None = None,
     plot: Path | None = None,
+    systems: Sequence[str] = (),
+    baselines: Sequence[Scorer] = (),
     ablation: bool = False,
+    by_system: Path | None = None,
     quality_levels: Path | None = None,
     evaluator_counts: Path | None = None,
     draws: int = 20,
@@ -51,8 +58,13 @@ def ctrleval(
         output: JSON file for the correlations.
         scores: File for the scores of each row: .jsonl, .csv or .parquet.
         plot: PNG file for scatter plots.
+        systems: Systems that wrote the texts, which the file does not name: `--systems ctrl pplm
+            gedi cocon`. Their rows are taken to take turns for each label and prefix.
+        baselines: Scorers to compare with, and their options, as in `ctrlreward score`. One that
+            reads `sources` gets the prefixes.
         ablation: Also correlate the plain mean, the maximum and the minimum over the pattern
-            evaluators (Table 5 of the paper).
+            evaluators, and each pattern function alone (Table 5 of the paper).
+        by_system: PNG file for the correlations on the texts of each system (Figure 2).
         quality_levels: PNG file for the correlations on texts that are biased to each of four
             levels of quality (Figure 3).
         evaluator_counts: PNG file for the correlations of attribute relevance by fewer evaluators
@@ -64,15 +76,20 @@ def ctrleval(
         options: Device, dtype and token budget of the model.
     """
     outputs = Outputs(output, scores, plot, resamples, seed, published)
-    for path in (quality_levels, evaluator_counts):
+    for path in (by_system, quality_levels, evaluator_counts):
         if path is not None:
             require_plot(path)
+    if by_system is not None and not systems:
+        raise ValueError("--by-system needs --systems: the file names none")
     positive("draws", draws)
     scorer = CTRLEval(model, task, iwf=iwf, **options)
     if ablation or evaluator_counts is not None:
         scorer = recorded = RecordedCTRLEval(model, task, iwf=iwf, **options)
-    file = read_ctrleval(data)
-    components = name_components([scorer], None)
+    file = read_ctrleval(data, systems)
+    if baselines:  # the prefix stands in for a source, which BARTScore needs
+        samples = file.samples.replace(sources=file.samples.prefixes)
+        file = replace(file, samples=samples)
+    components = name_components([scorer, *baselines], None)
     scored = dict(components)
     if ablation:
         by_beta = RecordedCTRLEval(model, task, _RELEVANCE, weights="beta", **options)
@@ -80,20 +97,34 @@ def ctrleval(
     values = score_rated(file, scored, outputs)
     values = {name: values[name] for name in components}
     record = report_correlations(file, values, components, outputs, kind="CTRLEval")
+    others = [
+        name
+        for name, component in components.items()
+        if name not in file.ratings and component.spec.higher_is_better
+    ]
+    pairs = [(score, rating) for rating in file.ratings for score in (rating, *others)]
     if ablation:
-        evaluated = {name: recorded.evaluators_of(file.samples, name) for name in values}
+        evaluated = {name: recorded.evaluators_of(file.samples, name) for name in file.ratings}
+        record["patterns"] = studies.ablate_patterns(file, evaluated, scorer.task)
         evaluated[_RELEVANCE] = by_beta.evaluators_of(file.samples, _RELEVANCE)
         record["ablation"] = studies.ablate(file, evaluated)
         studies.print_ablation(record["ablation"], file.file)
+        studies.print_patterns(record["patterns"], file.file)
+    if by_system is not None:
+        record["by_system"] = studies.correlate_systems(file, values, pairs)
+        studies.print_systems(record["by_system"], file.file)
+        studies.draw_systems(record["by_system"], by_system)
     if quality_levels is not None:
-        rows = studies.sample_levels(file, values, draws, seed)
+        rows = studies.sample_levels(file, values, pairs, draws, seed)
         record["quality_levels"] = {"draws": draws, "rows": rows}
         studies.print_levels(rows, file.file, draws)
         studies.draw_levels(rows, quality_levels)
     if evaluator_counts is not None:
         relevance = recorded.evaluators_of(file.samples, _RELEVANCE)
         rows = studies.count_evaluators(file, relevance, scorer.task, draws, seed)
-        record["evaluator_counts"] = {"draws": draws, "rows": rows}
-        studies.print_counts(rows, file.file, draws)
-        studies.draw_counts(rows, evaluator_counts)
+        ratings = file.ratings[_RELEVANCE]
+        lines = {name: correlate(values[name], ratings) for name in others}
+        record["evaluator_counts"] = {"draws": draws, "rows": rows, "baselines": lines}
+        studies.print_counts(rows, lines, file.file, draws)
+        studies.draw_counts(rows, lines, evaluator_counts)
     write_record(record, outputs)

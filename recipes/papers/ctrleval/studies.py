@@ -1,32 +1,37 @@
-"""CTRLEval's studies of itself on a rated file: Table 5 and Figures 3 and 4 of its paper.
+"""CTRLEval's studies of itself on a rated file: Table 5 and Figures 2 to 4 of its paper.
 
-All of them compute from scores of pattern evaluators that are there already: no model runs.
+All of them compute from scores of texts and of pattern evaluators that are there already: no model
+runs.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.table import Table
-from scipy import stats
 
-from ctrlreward.commands.terminal import plain_console
 from ctrlreward.functional.ctrleval import WEIGHTINGS, weighted_mean
-from ctrlreward.plots.style import FAINT, FIRST, SECOND, finish_panel, new_figure
+from ctrlreward.plots.style import SERIES, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
-from ctrlreward.recipes.papers.meta_eval.correlations import STATISTICS
+from ctrlreward.recipes.papers.meta_eval.correlations import (
+    STATISTICS,
+    new_table,
+    print_table,
+)
 from ctrlreward.recipes.papers.meta_eval.published_figures import published
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.meta_eval.rating_correlation import correlate
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.task import Task
+from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Task
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+# A score and the rating that it is correlated with.
+Pair: TypeAlias = tuple[str, str]
 
 # Curves of one panel: by label, the means and standard deviations at each x; NaN leaves a gap.
 Curves: TypeAlias = Mapping[str, tuple[Scores, Scores]]
@@ -37,8 +42,6 @@ LEVELS = 4
 # The file of Table 5.
 _ABLATED_FILE = "data_topic.txt"
 _MODEL = "CTRLEval PEGASUS-568M"
-
-_MEASURES = {"pearson": stats.pearsonr, "spearman": stats.spearmanr, "kendall": stats.kendalltau}
 
 
 def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[dict[str, Any]]:
@@ -69,14 +72,100 @@ def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[di
 def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Print the result of `ablate` for a file, beside the paper's."""
     aspects = list(dict.fromkeys(row["score"] for row in rows))
-    table = _table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
+    table = new_table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
     for heading in ("weights", *aspects):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
     for name in WEIGHTINGS:
         found = {row["score"]: row for row in rows if row["weights"] == name}
         cells = [f"{found[a]['pearson']:.4f} ({found[a]['published']:.4f})" for a in aspects]
         table.add_row(name, *cells)
-    _print(table)
+    print_table(table)
+
+
+def ablate_patterns(
+    rated: Rated, evaluated: Mapping[str, Sequence[Recorded]], task: Task
+) -> list[dict[str, Any]]:
+    """Correlate consistency and attribute relevance by one pattern function with their ratings.
+
+    Coherence has a single function, a sentence given all others. The others have two each: the
+    remainder given the prefix and the prefix given the remainder, prompts after the text and before
+    it.
+
+    Args:
+        rated: The rated file, n rows.
+        evaluated: By aspect, scores and weights of each row's evaluators.
+        task: The task of attribute relevance.
+
+    Returns:
+        For each function that the evaluators use: `pattern`, `score` (the aspect), and the
+        statistics of `correlate`.
+    """
+    after = [e.prompt.index(TEXT_SLOT) < e.prompt.index(WORD_SLOT) for e in task.evaluators]
+    patterns = {
+        "consistency": {
+            "the remainder given the prefix": [0],
+            "the prefix given the remainder": [1],
+        },
+        "attribute_relevance": {
+            "prompts after the text": [i for i, is_after in enumerate(after) if is_after],
+            "prompts before the text": [i for i, is_after in enumerate(after) if not is_after],
+        },
+    }
+    rows = []
+    for aspect, functions in patterns.items():
+        scores, weights = evaluator_table(evaluated[aspect], sum(map(len, functions.values())))
+        for pattern, chosen in functions.items():
+            if chosen:
+                values = subset_means(scores, weights, chosen)
+                row = {"pattern": pattern, "score": aspect}
+                rows.append({**row, **correlate(values, rated.ratings[aspect])})
+    return rows
+
+
+def print_patterns(rows: Sequence[Mapping[str, Any]], file: str) -> None:
+    """Print the result of `ablate_patterns` for a file."""
+    table = new_table(f"{file}: one pattern function alone")
+    for heading in ("score", "pattern", *STATISTICS.values()):
+        table.add_column(heading, justify="left" if heading in ("score", "pattern") else "right")
+    for row in rows:
+        table.add_row(row["score"], row["pattern"], *_cells(row))
+    print_table(table)
+
+
+def correlate_systems(
+    rated: Rated, scores: Mapping[str, Scores], pairs: Sequence[Pair]
+) -> list[dict[str, Any]]:
+    """Correlate scores with ratings on the texts of each system (Figure 2).
+
+    Args:
+        rated: The rated file, n rows, with systems.
+        scores: Scores by name, shape (n,) each.
+        pairs: Scores and their ratings.
+
+    Returns:
+        For each pair and system: `score`, `rating`, `system` and the statistics of `correlate`.
+    """
+    systems = np.array(rated.systems)
+    rows = []
+    for score, rating in pairs:
+        for system in dict.fromkeys(rated.systems or ()):
+            chosen = systems == system
+            row = {"score": score, "rating": rating, "system": system}
+            found = correlate(scores[score][chosen], rated.ratings[rating][chosen])
+            rows.append({**row, **found})
+    return rows
+
+
+def print_systems(rows: Sequence[Mapping[str, Any]], file: str) -> None:
+    """Print the result of `correlate_systems` for a file: Pearson's r, a column for each system."""
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    table = new_table(f"{file}: Pearson r on the texts of one system")
+    for heading in ("rating", "score", *systems):
+        table.add_column(heading, justify="right" if heading in systems else "left")
+    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
+        found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
+        table.add_row(rating, score, *(_cell(row["pearson"]) for row in found))
+    print_table(table)
 
 
 def count_evaluators(
@@ -113,49 +202,60 @@ def count_evaluators(
 
 
 def sample_levels(
-    rated: Rated, scores: Mapping[str, Scores], draws: int, seed: int
+    rated: Rated, scores: Mapping[str, Scores], pairs: Sequence[Pair], draws: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Correlate each aspect with its rating on texts biased to a level of quality (Figure 3).
+    """Correlate scores with ratings on texts biased to a level of quality (Figure 3).
 
-    The level of a text is that of the rating that is correlated.
+    The levels are the quartiles of the rating that is correlated. Scores with one rating are
+    compared on the same draws.
 
     Args:
         rated: The rated file, n rows.
-        scores: Scores by aspect, shape (n,) each.
+        scores: Scores by name, shape (n,) each.
+        pairs: Scores and their ratings.
         draws: Number of draws of each subset, 1 or more.
         seed: Seed of the first draw.
 
     Returns:
-        For each aspect and level i: `score`, `level`, `texts` (their mean number) and, by
+        For each pair and level i: `score`, `rating`, `level`, `texts` (their mean number) and, by
         statistic, `mean` and `deviation` over the draws.
     """
     rows = []
-    for aspect, values in scores.items():
-        ratings = rated.ratings[aspect]
-        levels = quality_levels(np.where(np.isnan(values), np.nan, ratings), LEVELS)
+    for score, rating in pairs:
+        values, ratings = scores[score], rated.ratings[rating]
+        levels = quality_levels(ratings, LEVELS)
         for level in range(1, LEVELS + 1):
             samples = [biased_sample(levels, level, seed + d) for d in range(draws)]
             drawn = [correlate(values[sample], ratings[sample]) for sample in samples]
             texts = float(np.mean([sample.sum() for sample in samples]))
-            row = {"score": aspect, "level": level, "texts": texts}
+            row = {"score": score, "rating": rating, "level": level, "texts": texts}
             rows.append({**row, **_over_draws(drawn)})
     return rows
 
 
 def print_levels(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
-    """Print the result of `sample_levels`."""
-    table = _table(f"{file}: texts biased to a level of quality, mean ± deviation of {draws} draws")
-    for heading in ("score", "level", "texts", *STATISTICS.values()):
-        table.add_column(heading, justify="left" if heading == "score" else "right")
-    for row in rows:
-        cells = [row["score"], str(row["level"]), f"{row['texts']:.0f}"]
-        table.add_row(*cells, *_plus_minus(row))
-    _print(table)
+    """Print the result of `sample_levels`: Pearson's r, a column for each level."""
+    table = new_table(f"{file}: Pearson r by favoured level, mean ± deviation of {draws} draws")
+    levels = [str(level) for level in range(1, LEVELS + 1)]
+    for heading in ("rating", "score", *levels):
+        table.add_column(heading, justify="right" if heading in levels else "left")
+    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
+        found = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
+        table.add_row(rating, score, *(_plus_minus(row["pearson"]) for row in found))
+    print_table(table)
 
 
-def print_counts(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> None:
-    """Print every result of `count_evaluators` that a reader needs: 1, 2, 4, … and all."""
-    table = _table(
+def print_counts(
+    rows: Sequence[Mapping[str, Any]],
+    baselines: Mapping[str, Mapping[str, float | None]],
+    file: str,
+    draws: int,
+) -> None:
+    """Print every result of `count_evaluators` that a reader needs: 1, 2, 4, … and all.
+
+    Below stand the correlations of other scores by name, which have no evaluators.
+    """
+    table = new_table(
         f"{file}: attribute_relevance by k evaluators, mean ± deviation of {draws} draws"
     )
     for heading in ("k", *STATISTICS.values()):
@@ -163,45 +263,49 @@ def print_counts(rows: Sequence[Mapping[str, Any]], file: str, draws: int) -> No
     for row in rows:
         k = row["evaluators"]
         if k & (k - 1) == 0 or row is rows[-1]:
-            table.add_row(str(k), *_plus_minus(row))
-    _print(table)
+            table.add_row(str(k), *(_plus_minus(row[name]) for name in STATISTICS))
+    for name, found in baselines.items():
+        table.add_row(name, *_cells(found))
+    print_table(table)
 
 
-def draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the result of `sample_levels` as a PNG, one panel per aspect.
+def draw_systems(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the result of `correlate_systems` as a PNG, one panel per rating.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    panels = {
-        aspect.replace("_", " "): _curves([row for row in rows if row["score"] == aspect])
-        for aspect in dict.fromkeys(row["score"] for row in rows)
-    }
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    curves = [{**row, "pearson": {"mean": row["pearson"], "deviation": 0.0}} for row in rows]
+    draw_deviations(_panels(curves), np.arange(float(len(systems))), "system", path, ticks=systems)
+
+
+def draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the result of `sample_levels` as a PNG, one panel per rating.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     x = np.arange(1.0, LEVELS + 1)
-    draw_deviations(panels, x, "favoured level of quality", "correlation with the rating", path)
+    draw_deviations(_panels(rows), x, "favoured level of quality", path)
 
 
-def draw_counts(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the result of `count_evaluators` as a PNG.
+def draw_counts(
+    rows: Sequence[Mapping[str, Any]],
+    baselines: Mapping[str, Mapping[str, float | None]],
+    path: Path,
+) -> None:
+    """Draw the result of `count_evaluators` as a PNG, other scores as lines at one height.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     x = np.array([float(row["evaluators"]) for row in rows])
-    panels = {"attribute relevance": _curves(rows)}
-    draw_deviations(panels, x, "evaluators", "correlation with the rating", path)
-
-
-def correlate(scores: Scores, ratings: Scores) -> dict[str, float | None]:
-    """Return Pearson's r, Spearman's ρ and Kendall's τ-b over the rows that have both values.
-
-    None where fewer than three rows are left or a side is constant.
-    """
-    kept = ~(np.isnan(scores) | np.isnan(ratings))
-    x, y = scores[kept], ratings[kept]
-    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return dict.fromkeys(_MEASURES)
-    return {name: float(measure(x, y).statistic) for name, measure in _MEASURES.items()}
+    curves = {"attribute relevance": _curve(rows)}
+    for name, found in baselines.items():
+        height = np.nan if found["pearson"] is None else found["pearson"]
+        curves[name.replace("_", " ")] = np.full(len(x), height), np.zeros(len(x))
+    draw_deviations({"attribute relevance": curves}, x, "evaluators", path)
 
 
 def _table_5(aspect: str, weights: str) -> float | None:
@@ -215,7 +319,7 @@ def _table_5(aspect: str, weights: str) -> float | None:
 def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[str, float | None]]:
     """Return mean and standard deviation (divisor n) of each statistic where it is defined."""
     result: dict[str, dict[str, float | None]] = {}
-    for name in _MEASURES:
+    for name in STATISTICS:
         values = [value for row in drawn if (value := row[name]) is not None]
         mean, deviation = (
             (float(np.mean(values)), float(np.std(values))) if values else (None, None)
@@ -224,47 +328,51 @@ def _over_draws(drawn: Sequence[Mapping[str, float | None]]) -> dict[str, dict[s
     return result
 
 
-def _plus_minus(row: Mapping[str, Any]) -> list[str]:
-    cells = []
-    for name in _MEASURES:
-        mean, deviation = row[name]["mean"], row[name]["deviation"]
-        cells.append("–" if mean is None else f"{mean:.4f} ± {deviation:.4f}")
-    return cells
+def _plus_minus(found: Mapping[str, float | None]) -> str:
+    mean, deviation = found["mean"], found["deviation"]
+    return "–" if mean is None else f"{mean:.3f} ± {deviation:.3f}"
 
 
-def _curves(rows: Sequence[Mapping[str, Any]]) -> Curves:
-    return {
-        heading: (
-            np.array([row[name]["mean"] for row in rows], dtype=np.float64),
-            np.array([row[name]["deviation"] for row in rows], dtype=np.float64),
-        )
-        for name, heading in STATISTICS.items()
-    }
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [_cell(row[name]) for name in STATISTICS]
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, box=box.SIMPLE, title_justify="left")
+def _cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
-def _print(table: Table) -> None:
-    plain_console(None if sys.stdout.isatty() else 100).print(table)
+def _panels(rows: Sequence[Mapping[str, Any]]) -> dict[str, Curves]:
+    """Return a panel for each rating, with a curve for each of its scores."""
+    panels: dict[str, dict[str, tuple[Scores, Scores]]] = {}
+    for rating, score in dict.fromkeys((row["rating"], row["score"]) for row in rows):
+        chosen = [row for row in rows if (row["rating"], row["score"]) == (rating, score)]
+        panel = panels.setdefault(rating.replace("_", " "), {})
+        panel[score.replace("_", " ")] = _curve(chosen)
+    return dict(panels)
+
+
+def _curve(rows: Sequence[Mapping[str, Any]]) -> tuple[Scores, Scores]:
+    """Return mean and deviation of Pearson's r, which the paper's figures show, in each row."""
+    values = [(row["pearson"]["mean"], row["pearson"]["deviation"]) for row in rows]
+    mean, deviation = np.array(values, dtype=np.float64).T
+    return mean, deviation
 
 
 def draw_deviations(
     panels: Mapping[str, Curves],
     x: Scores,
     x_label: str,
-    y_label: str,
     path: Path,
+    ticks: Sequence[str] | None = None,
 ) -> None:
-    """Draw mean curves in bands of one standard deviation, as a PNG.
+    """Draw mean curves of Pearson's r in bands of one standard deviation, as a PNG.
 
     Args:
-        panels: Up to three curves per panel, arrays of shape (points,), by the panel's title.
+        panels: Curves of each panel, arrays of shape (points,), by the panel's title.
         x: Positions of the points, shape (points,), the same in all panels.
         x_label: Label of the x axes.
-        y_label: Label of the y axis.
         path: The PNG; its folder is made.
+        ticks: Names of the positions; numbers by default.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -272,16 +380,17 @@ def draw_deviations(
     figure = new_figure(3.6 * len(panels), 3.0)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False).flat
     for panel, (title, curves) in zip(axes, panels.items(), strict=True):
-        for (label, (mean, deviation)), color in zip(
-            curves.items(), (FIRST, SECOND, FAINT), strict=False
-        ):
+        for (label, (mean, deviation)), color in zip(curves.items(), cycle(SERIES), strict=False):
             panel.plot(x, mean, color=color, linewidth=1.4, marker="o", markersize=2.5, label=label)
             panel.fill_between(
                 x, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0
             )
-        panel.xaxis.get_major_locator().set_params(integer=True)
-        finish_panel(panel, title, x_label, legend=True)
-    figure.axes[0].set_ylabel(y_label, fontsize=8)
+        if ticks is None:
+            panel.xaxis.get_major_locator().set_params(integer=True)
+        else:
+            panel.set_xticks(x, ticks)
+        finish_panel(panel, title, x_label, legend=len(curves) > 1)
+    figure.axes[0].set_ylabel("Pearson r with the rating", fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
@@ -308,14 +417,14 @@ def subset_means(scores: Scores, weights: Scores, chosen: Sequence[int]) -> Scor
 
 
 def quality_levels(ratings: Scores, levels: int = 4) -> Ints:
-    """Return the level of quality of each text, by the rank of its rating.
+    """Return the level of quality of each text: the quartile of its rating.
 
-    Equal ratings have one level, that of their mean rank, so that levels are only about equal in
-    size.
+    A rating that is equal to a quartile is below it, so that equal ratings have one level and the
+    levels are only about equal in size.
 
     Args:
         ratings: Shape (n,), higher is better; NaN for a text without a rating.
-        levels: Number of levels, 1 or more.
+        levels: Number of levels, 1 or more; 4 are quartiles.
 
     Returns:
         Shape (n,), from 1, the lowest quality, to `levels`; 0 for NaN.
@@ -325,8 +434,11 @@ def quality_levels(ratings: Scores, levels: int = 4) -> Ints:
         array([1, 3, 2, 4, 0])
     """
     rated = ~np.isnan(ratings)
-    places = (stats.rankdata(ratings, nan_policy="omit") - 0.5) / max(1, rated.sum())
-    return np.ceil(np.where(rated, places, 0) * levels).astype(np.int64)
+    found = np.zeros(len(ratings), dtype=np.int64)
+    if rated.any():
+        cuts = np.quantile(ratings[rated], np.arange(1, levels) / levels)
+        found[rated] = 1 + np.searchsorted(cuts, ratings[rated])
+    return found
 
 
 def biased_sample(levels: Ints, favoured: int, seed: int) -> npt.NDArray[np.bool_]:

@@ -12,6 +12,7 @@ import numpy as np
 from ctrlreward.commands.scoring_job import name_components
 from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.recipes.papers.ctc.ablations import ablate, print_ablations
 from ctrlreward.recipes.papers.li2018.gm_fits import fit_held_out, fits_record, print_fits
 from ctrlreward.recipes.papers.li2018.metric_validity import print_validity, validity_record
 from ctrlreward.recipes.papers.li2018.transfer_systems import (
@@ -112,7 +113,10 @@ def li2018(
     if classifier is None:
         components = name_components([preservation], None)
         values = score_rated(file, components, outputs)
-        report_correlations(file, values, components, outputs, kind)
+        record = report_correlations(file, values, components, outputs, kind)
+        record["ablations"] = ablate(file, values)
+        print_ablations(record["ablations"], file.file)
+        write_record(record, outputs)
         return
     judge = SentenceTransfer(
         Accuracy(classifier, **options),
@@ -126,6 +130,8 @@ def li2018(
     del components["log_likelihood"]  # not an input of GM
     values = score_rated(file, components, outputs)
     record = report_correlations(file, values, components, outputs, kind)
+    record["ablations"] = ablate(file, values)
+    print_ablations(record["ablations"], file.file)
     width = None if sys.stdout.isatty() else _WIDTH
     record["table_5"] = validity_record(file, values, record)
     print_validity(record["table_5"], width)

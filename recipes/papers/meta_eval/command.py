@@ -24,6 +24,9 @@ _EXAMPLES = {
     "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
 }
 
+# Options that take lists of words.
+_LISTS = {"--ratings", "--scorers", "--names", "--metrics", "--systems", "--baselines"}
+
 
 def run(arguments: list[str]) -> None:
     """Score a rated file, and report the correlations of scores and ratings."""
@@ -61,4 +64,4 @@ def _as_parsed(arguments: Sequence[str]) -> list[str]:
             given.append(f"{argument}=true")
         elif argument != "--data":
             given.append(argument.removeprefix("--data="))
-    return gather_words(given, {"--ratings", "--scorers", "--names", "--metrics"})
+    return gather_words(given, _LISTS)

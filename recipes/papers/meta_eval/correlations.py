@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,12 @@ from ctrlreward.commands.terminal import direction_arrow, plain_console
 from ctrlreward.extras import import_extra
 from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.plots.style import FIRST, finish_panel, new_figure
-from ctrlreward.recipes.papers.meta_eval.published_figures import Published, best_model, published
+from ctrlreward.recipes.papers.meta_eval.published_figures import (
+    Published,
+    best_model,
+    is_of_other_texts,
+    published,
+)
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.meta_eval.rating_correlation import (
     RatingCorrelations,
@@ -88,13 +93,12 @@ def print_correlations(
         pairs: Result of `correlate_all`.
         rated: The rated file.
         specs: Specs of the scores whose direction is known, by name.
-        kind: Start of the name of the papers' models to show (see `best_model`).
+        kind: The papers' models to show (see `best_model`).
         all_published: Show all models of the papers instead of the best of the kind.
     """
-    console = plain_console(None if sys.stdout.isatty() else _WIDTH)
     clusters = len(set(rated.clusters or range(len(rated.samples))))
     for level in dict.fromkeys(pair.level for pair in pairs):
-        table = Table(title=f"{rated.file}, {level} level", box=box.SIMPLE, title_justify="left")
+        table = new_table(f"{rated.file}, {level} level")
         table.add_column("score, rating", overflow="fold")
         for heading in (f"{level}s", *STATISTICS.values()):
             table.add_column(heading, justify="right", overflow="fold")
@@ -103,13 +107,26 @@ def print_correlations(
                 table.add_row(*_cells(pair, specs))
                 for row in _published_rows(pair, rated.file, kind, all_published):
                     table.add_row(*row)
-        console.print(table)
+        print_table(table)
     units = f"the {clusters} clusters of rows" if rated.clusters else "the rows"
     print(f"Intervals: 95 %, percentile bootstrap over {units}.")
     if not all_published and any(pair.published for pair in pairs):
         print("Published: the paper's best model of the same kind. --published all shows the rest.")
+    if rated.inferred:
+        names = ", ".join(dict.fromkeys(map(str, rated.systems or ())))
+        print(f"Systems: {names}, inferred from the position of the rows; the file names none.")
     if not any(pair.level == "system" for pair in pairs):
         print("No system level: the file names fewer than three systems.")
+
+
+def new_table(title: str) -> Table:
+    """Return an empty table in the form in which all figures of `meta-eval` are printed."""
+    return Table(title=title, box=box.SIMPLE, title_justify="left")
+
+
+def print_table(table: Table) -> None:
+    """Print a table, as wide as the terminal."""
+    plain_console(None if sys.stdout.isatty() else _WIDTH).print(table)
 
 
 def to_json_record(
@@ -126,8 +143,10 @@ def to_json_record(
             row[name] = {key: None if np.isnan(end) else end for key, end in ends.items()}
         row["published"] = [asdict(figure) for figure in pair.published]
         rows.append(row)
-    settings = {"confidence": 0.95, "resamples": resamples, "seed": seed}
+    settings: dict[str, Any] = {"confidence": 0.95, "resamples": resamples, "seed": seed}
     clusters = len(set(rated.clusters)) if rated.clusters else None
+    if rated.systems:
+        settings["systems_inferred"] = rated.inferred
     return {"file": rated.file, "clusters": clusters, **settings, "correlations": rows}
 
 
@@ -209,7 +228,7 @@ def _published_rows(
     for figure in pair.published:
         if all_published or figure.model == best:
             source = figure.source
-            if PurePath(figure.file).stem != PurePath(file).stem:
+            if is_of_other_texts(figure, file):
                 source += f", {figure.file}"
             rows.setdefault((figure.model, source), {})[figure.statistic] = figure.value
     for (model, source), values in rows.items():

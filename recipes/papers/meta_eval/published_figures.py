@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ctrlreward.recipes.papers.ctc import published_tables as ctc
@@ -40,14 +41,14 @@ _RATINGS = {
     "engagingness": "engaging",
     "engagingness_mean": "engaging",
     "groundedness": "uses_knowledge",
-    "preservation": "topic",
-    "preservation_output": "topic",
-    "preservation_source": "topic",
+    "preservation_output": "preservation",
+    "preservation_source": "preservation",
 }
 
 # No paper here has correlations with Li et al.'s ratings. CTC's are for other transfers of Yelp
-# sentences, rated for Mir et al. (2019).
-_NEAREST = {"human_ratings_yelp": "mir2019 yelp"}
+# sentences, rated for Mir et al. (2019), which CTC released as yelp.json.
+_MIR = "mir2019 yelp"
+_LI = "human_ratings_yelp"
 
 
 def published(
@@ -68,25 +69,35 @@ def published(
         'CTC D RoBERTa-large (XSUM)'
     """
     stem = PurePath(file).stem
-    stem = _NEAREST.get(stem, stem)
+    figures: Sequence[Published] = PUBLISHED
+    if stem == _LI:
+        figures = [replace(figure, rating="topic") for figure in PUBLISHED]
+    source = _MIR if stem in (_LI, "yelp") else stem
     return tuple(
         figure
-        for figure in PUBLISHED
-        if PurePath(figure.file).stem == stem
+        for figure in figures
+        if PurePath(figure.file).stem == source
         and score in (None, figure.score)
         and rating in (None, figure.rating)
         and level in (None, figure.level)
     )
 
 
-def best_model(figures: Sequence[Published], kind: str = "") -> str | None:
+def is_of_other_texts(figure: Published, file: str) -> bool:
+    """Return whether a figure that is shown for a rated file is of other texts."""
+    return figure.file == _MIR and PurePath(file).stem == _LI
+
+
+def best_model(figures: Sequence[Published], kind: str = "", strict: bool = False) -> str | None:
     """Return the paper's own model with the highest correlation, by Pearson's r.
 
     Baselines and ablations are left out, and models for which the paper has no Pearson's r.
 
     Args:
         figures: Figures of one score, rating and level.
-        kind: Start of the model's name, such as `"CTC D"`; a kind that has no figures is ignored.
+        kind: Regular expression for the start of the model's name, such as `"CTC D"`. One that
+            matches no model is ignored, unless `strict`.
+        strict: Whether to return None where no model is of the kind.
 
     Returns:
         Name of the model, or None if there is none.
@@ -98,8 +109,8 @@ def best_model(figures: Sequence[Published], kind: str = "") -> str | None:
         and "(baseline)" not in figure.source + figure.model
         and "weights=" not in figure.model
     ]
-    alike = [figure for figure in own if figure.model.startswith(kind)]
-    best = max(alike or own, key=lambda figure: figure.value, default=None)
+    alike = [figure for figure in own if re.match(kind, figure.model)]
+    best = max(alike if strict else alike or own, key=lambda figure: figure.value, default=None)
     return best.model if best else None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Rated:
             document or item. The bootstrap draws clusters. None draws rows.
         systems: System that wrote each text, shape (n,), None where it is unknown. None if the
             file names no systems.
+        references: References of each text, the same number for all, shape (n,); None if the file
+            has none.
+        inferred: Whether `systems` is inferred from the position of the rows, since the file names
+            none.
     """
 
     file: str
@@ -41,16 +45,24 @@ class Rated:
     ratings: Mapping[str, Scores]
     clusters: tuple[str, ...] | None
     systems: tuple[str | None, ...] | None
+    references: tuple[tuple[str, ...], ...] | None = None
+    inferred: bool = False
 
 
-def read_ctrleval(path: Path) -> Rated:
+def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
     """Read CTRLEval's format: label, prefix, text, coherence, consistency, attribute relevance.
 
     The file has one row per line, separated by tabs, without a header. Clusters are the prefixes.
     The file does not name the systems.
 
+    Args:
+        path: The file.
+        systems: Systems whose rows take turns in the order of the file, for each label and prefix;
+            none leaves the systems unknown.
+
     Raises:
-        ValueError: A line does not have these six columns.
+        ValueError: A line does not have these six columns, or the rows of a label and prefix are
+            no whole number of turns.
     """
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
@@ -73,36 +85,102 @@ def read_ctrleval(path: Path) -> Rated:
         raise ValueError(f"{path} has no rows")
     texts, prefixes, labels = zip(*rows, strict=True)
     columns = dict(zip(names, np.array(ratings).T, strict=True))
-    return Rated(path.name, Samples(texts, prefixes, labels), columns, prefixes, None)
+    by_place = systems_by_position(systems, list(zip(labels, prefixes, strict=True)))
+    samples = Samples(texts, prefixes, labels)
+    return Rated(path.name, samples, columns, prefixes, by_place, inferred=by_place is not None)
+
+
+def systems_by_position(
+    systems: Sequence[str], inputs: Sequence[Hashable]
+) -> tuple[str, ...] | None:
+    """Return one system per row, where the systems' rows for an input take turns.
+
+    Args:
+        systems: Names in the order of their turns; none returns None.
+        inputs: Input of each row, shape (n,).
+
+    Returns:
+        Shape (n,).
+
+    Raises:
+        ValueError: An input has a number of rows that is not a multiple of the number of systems.
+
+    Examples:
+        >>> systems_by_position(["A", "B"], ["x", "x", "y", "x", "y", "x"])
+        ('A', 'B', 'A', 'A', 'B', 'B')
+    """
+    if not systems:
+        return None
+    counts: Counter[Hashable] = Counter()
+    assigned = []
+    for item in inputs:
+        assigned.append(systems[counts[item] % len(systems)])
+        counts[item] += 1
+    for item, count in counts.items():
+        if count % len(systems):
+            raise ValueError(
+                f"systems = {list(systems)}: {item!r} has {count} rows, must be a multiple of "
+                f"{len(systems)}"
+            )
+    return tuple(assigned)
+
+
+class _Format(NamedTuple):
+    """Keys of one of CTC's formats.
+
+    Attributes:
+        text: Key of the scored text; a file with it has this format.
+        inputs: Column of `Samples` → key of what the text was generated from. Rows that agree in
+            all of them are a cluster.
+        system: Key of the system's name.
+        ratings: Keys of the ratings, of which a file has one or more.
+    """
+
+    text: str
+    inputs: Mapping[str, str]
+    system: str
+    ratings: tuple[str, ...]
+
+
+_CTC_FORMATS = (
+    _Format(
+        "response",
+        {"histories": "dialog_history", "contexts": "fact"},
+        "model",
+        (
+            *("engaging", "uses_knowledge", "overall"),
+            *("understandable", "natural", "maintains_context"),
+        ),
+    ),
+    _Format("output_sent", {"sources": "input_sent"}, "model", ("preservation",)),
+    _Format("summary", {"sources": "document"}, "system", ("consistency", "relevance")),
+)
 
 
 def read_ctc(path: Path) -> Rated:
-    """Read CTC's formats: JSON lists of dialog responses (persona_chat) or summaries (qags_xsum).
+    """Read CTC's formats: JSON lists of dialog responses, style transfers or summaries.
 
-    Clusters are dialogs and documents.
+    - persona_chat.json and topical_chat.json: six ratings of a response. Clusters are dialogs.
+    - yelp.json, rated for Mir et al. (2019): preservation. Clusters are source sentences.
+    - qags_cnndm.json, qags_xsum.json: consistency. Clusters are documents.
+    - summeval.json: the experts' consistency and relevance, and a list of references.
 
     Raises:
-        ValueError: The rows have the keys of neither file, or a text is null.
+        ValueError: The rows have the keys of none of these, a text is null, or rows have different
+            numbers of references.
     """
     rows = parse_json(decode_utf8(read_bytes(path), path), path)
     if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"{path} is not a JSON list of objects: give a list of rated texts")
-    names: tuple[str, ...]
-    if "response" in rows[0]:
-        samples = Samples(
-            _strings(rows, "response", path),
-            histories=_strings(rows, "dialog_history", path),
-            contexts=_strings(rows, "fact", path),
-        )
-        pairs = zip(samples.histories or (), samples.contexts or (), strict=True)
-        clusters = tuple("\n".join(pair) for pair in pairs)
-        systems, names = _strings(rows, "model", path), ("engaging", "uses_knowledge")
-    else:
-        documents = _strings(rows, "document", path)
-        samples = Samples(_strings(rows, "summary", path), sources=documents)
-        clusters, systems = documents, _strings(rows, "system", path)
-        names = ("consistency",)
-    return Rated(path.name, samples, _ratings(rows, names, path), clusters, systems)
+    form = next((form for form in _CTC_FORMATS if form.text in rows[0]), _CTC_FORMATS[-1])
+    inputs = {column: _strings(rows, key, path) for column, key in form.inputs.items()}
+    samples = Samples(_strings(rows, form.text, path), **inputs)
+    clusters = tuple("\n".join(row) for row in zip(*inputs.values(), strict=True))
+    present = [key for key in form.ratings if key in rows[0]]
+    ratings = _ratings(rows, present or form.ratings, path)
+    references = _references(rows, path) if "references" in rows[0] else None
+    systems = _strings(rows, form.system, path)
+    return Rated(path.name, samples, ratings, clusters, systems, references)
 
 
 def read_li2018(path: Path) -> Rated:
@@ -166,6 +244,17 @@ def _strings(rows: Sequence[dict[str, Any]], key: str, path: Path) -> tuple[str,
         if row[key] is None:
             raise ValueError(f"{path}: {key}[{i}] is null: give a text, or drop the row")
     return tuple(str(row[key]) for row in rows)
+
+
+def _references(rows: Sequence[dict[str, Any]], path: Path) -> tuple[tuple[str, ...], ...]:
+    for i, row in enumerate(rows):
+        given = row.get("references")
+        if not (isinstance(given, list) and given and all(isinstance(r, str) for r in given)):
+            raise ValueError(f"{path}: references[{i}] must be a list of texts")
+        if len(given) != len(rows[0]["references"]):
+            count = len(rows[0]["references"])
+            raise ValueError(f"{path}: references[{i}] has {len(given)} texts, must be {count}")
+    return tuple(tuple(row["references"]) for row in rows)
 
 
 def _ratings(rows: Sequence[dict[str, Any]], keys: Sequence[str], path: Path) -> dict[str, Scores]:

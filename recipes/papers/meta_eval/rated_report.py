@@ -74,9 +74,7 @@ class Outputs:
 def score_rated(
     rated: Rated, components: Mapping[str, Component], outputs: Outputs
 ) -> dict[str, Scores]:
-    """Score a rated file, and write texts, ratings and scores if `outputs.scores` is given.
-
-    The written file has columns `rating/<name>` and `score/<name>`.
+    """Score a rated file, and write the scores if a file for them is requested.
 
     Returns:
         Arrays of shape (n,) by name; NaN for samples that failed.
@@ -92,12 +90,20 @@ def score_rated(
     with in_process() as score_shards:
         shard = Shard(0, rated.samples, places)
         scores = score_in_memory(components, shard, score_shards)
+    write_scores(rated, scores, outputs)
+    return scores
+
+
+def write_scores(rated: Rated, scores: Mapping[str, Scores], outputs: Outputs) -> None:
+    """Write texts, ratings and scores of the rows, if a file for them is requested.
+
+    The file has columns `rating/<name>` and `score/<name>`.
+    """
     if outputs.scores is not None:
         columns = {f"rating/{name}": values for name, values in rated.ratings.items()}
         columns |= {f"score/{name}": values for name, values in scores.items()}
         content = encode_rows(outputs.scores.suffix, _to_rows(rated), columns)
         write_whole(outputs.scores, content)
-    return scores
 
 
 def report_correlations(
@@ -114,7 +120,7 @@ def report_correlations(
         scores: Arrays of shape (n,) by name.
         components: Components of the scores whose direction is known, by name.
         outputs: Files to write, and settings of the bootstrap.
-        kind: Start of the name of the papers' models that are most like ours: `"CTC D"`.
+        kind: The papers' models that are most like ours, such as `"CTC D"` (see `best_model`).
 
     Returns:
         The content of the JSON file.

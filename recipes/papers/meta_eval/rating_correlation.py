@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,12 @@ Ints = npt.NDArray[np.int64]
 _PIECE = 2_000_000
 
 _NO_DRAWS = (np.empty(0),) * 3
+
+_MEASURES: Mapping[str, Callable[..., Any]] = {
+    "pearson": stats.pearsonr,
+    "spearman": stats.spearmanr,
+    "kendall": stats.kendalltau,
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,28 @@ class RatingCorrelations:
     spearman: Estimate
     kendall: Estimate
     note: str = ""
+
+
+def correlate(scores: Floats, ratings: Floats) -> dict[str, float | None]:
+    """Return Pearson's r, Spearman's ρ and Kendall's τ-b over the rows that have both values.
+
+    None where fewer than three rows are left or a side is constant. `sample_correlations` adds
+    intervals.
+
+    Args:
+        scores: Shape (n,); NaN leaves the row out.
+        ratings: Shape (n,); NaN leaves the row out.
+
+    Examples:
+        >>> found = correlate(np.array([0.1, 0.2, 0.3, np.nan]), np.array([1.0, 3.0, 2.0, 1.0]))
+        >>> round(found["pearson"], 3)  # of the first three rows
+        0.5
+    """
+    kept = ~(np.isnan(scores) | np.isnan(ratings))
+    x, y = scores[kept], ratings[kept]
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return dict.fromkeys(_MEASURES)
+    return {name: float(measure(x, y).statistic) for name, measure in _MEASURES.items()}
 
 
 def sample_correlations(
@@ -224,10 +252,9 @@ def _with_intervals(
         confidence: Share of the draws inside the intervals.
         reason: Goes into the note if no draw has a value.
     """
-    measures: tuple[Callable[..., Any], ...] = (stats.pearsonr, stats.spearmanr, stats.kendalltau)
     tails = [(1 - confidence) / 2, (1 + confidence) / 2]
     estimates = []
-    for values, measure in zip(drawn, measures, strict=True):
+    for values, measure in zip(drawn, _MEASURES.values(), strict=True):
         defined = values[~np.isnan(values)]
         ends = np.quantile(defined, tails) if len(defined) else (np.nan, np.nan)
         estimates.append(Estimate(float(measure(x, y).statistic), *map(float, ends)))

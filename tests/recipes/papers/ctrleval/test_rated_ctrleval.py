@@ -16,6 +16,7 @@ from scipy import stats
 from ctrlreward import CTRLEval, Samples
 from ctrlreward.cli import main
 from ctrlreward.models.seq2seq import Seq2SeqInfiller
+from ctrlreward.scorers import LexiconSentiment
 from ctrlreward.scorers.task import Task
 
 ASPECTS = ("coherence", "consistency", "attribute_relevance")
@@ -107,6 +108,130 @@ def test_counts_are_ctrleval_with_fewer_evaluators(model: str) -> None:
     assert found["rows"][-1]["pearson"]["deviation"] == pytest.approx(0, abs=1e-12)
 
 
+def test_a_pattern_function_alone(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["pattern"]: row for row in report(model, "--ablation=true")["patterns"]}
+    printed = capsys.readouterr().out
+    after, before = (
+        {**TASK, "phrases": [], "prompts": [form.format("<gen_result>", p) for p in PHRASES]}
+        for form in ("{0} {1}", "{1} {0}")
+    )
+    for name, task in {"after": after, "before": before}.items():
+        Path(f"{name}.yaml").write_text(json.dumps(task))
+        scores = CTRLEval(model, f"{name}.yaml", "attribute_relevance").score(SAMPLES)
+        found = rows.pop(f"prompts {name} the text")
+        for statistic, measure in MEASURES.items():
+            expected = measure(scores["attribute_relevance"], RATINGS[2]).statistic
+            assert found[statistic] == pytest.approx(expected, abs=1e-6)
+        assert f"{found['pearson']:.4f}" in printed
+    explained = CTRLEval(model, "task.yaml", "consistency").explain(SAMPLES)
+    parts = np.array([[e.score for e in found["consistency"].evaluators] for found in explained])
+    for scores, (pattern, found) in zip(parts.T, rows.items(), strict=True):
+        assert found["score"] == "consistency"
+        expected = stats.kendalltau(scores, RATINGS[1]).statistic
+        assert found["kendall"] == pytest.approx(expected, abs=1e-6), pattern
+    assert list(rows) == ["the remainder given the prefix", "the prefix given the remainder"]
+
+
+# Three systems take turns for each label and prefix, and inputs alternate in the file.
+INPUTS = [
+    (label, prefix) for label in ("positive", "negative") for prefix in ("The soup", "The view")
+]
+TURNS = [
+    (label, prefix, f"{prefix} was {word}. {TEXTS[(3 * turn + i) % 8]}", 1 + i, 5 - turn, rating)
+    for turn, word in enumerate(("good", "awful", "as it is"))
+    for i, ((label, prefix), rating) in enumerate(
+        zip(INPUTS, ((4, 2, 5, 1), (1, 2, 1, 3), (3, 4, 2, 2))[turn], strict=True)
+    )
+]
+SYSTEMS = [name for name in ("first", "second", "third") for _ in INPUTS]
+COMPARED = ["--systems", "first", "second", "third", "--baselines", "LexiconSentiment"]
+COMPARED += ["--baselines.aspects=polarity"]
+
+
+def compare(pegasus: str, *options: str) -> dict[str, Any]:
+    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in TURNS))
+    return report(pegasus, *COMPARED, *options)
+
+
+def test_systems_are_inferred_from_the_position_of_rows(
+    pegasus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compare(pegasus, "--by-system=out/s.png")
+    printed = capsys.readouterr().out
+    assert found["systems_inferred"]
+    assert "Systems: first, second, third, inferred from the position of the rows" in printed
+    assert Path("out/s.png").read_bytes().startswith(b"\x89PNG")
+    texts = [row[2] for row in TURNS]
+    prefixes, labels = ([row[k] for row in TURNS] for k in (1, 0))
+    scores = dict(CTRLEval(pegasus, "task.yaml").score(texts, prefixes=prefixes, labels=labels))
+    scores["polarity"] = LexiconSentiment("polarity").score(texts)["polarity"]
+    by_system = {(r["score"], r["rating"], r["system"]): r for r in found["by_system"]}
+    assert len(by_system) == 3 * 2 * 3
+    between = {
+        (r["score"], r["rating"]): r for r in found["correlations"] if r["level"] == "system"
+    }
+    for k, rating in enumerate(ASPECTS, 3):
+        ratings = np.array([row[k] for row in TURNS], dtype=float)
+        for score in (rating, "polarity"):
+            rows = {s: np.array(SYSTEMS) == s for s in dict.fromkeys(SYSTEMS)}
+            for system, chosen in rows.items():
+                one = by_system[score, rating, system]
+                for name, measure in MEASURES.items():
+                    if np.ptp(ratings[chosen]) == 0:
+                        assert one[name] is None
+                    else:
+                        expected = measure(scores[score][chosen], ratings[chosen]).statistic
+                        assert one[name] == pytest.approx(expected, abs=1e-5)
+            sides = (
+                [side[chosen].mean() for chosen in rows.values()]
+                for side in (scores[score], ratings)
+            )
+            means, rated = map(np.array, sides)
+            value = between[score, rating]["pearson"]["value"]
+            if np.ptp(rated) > 0:
+                assert value == pytest.approx(stats.pearsonr(means, rated).statistic, abs=1e-5)
+
+
+def test_baselines_are_in_the_figures(pegasus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compare(pegasus, "--quality-levels=q.png", "--evaluator-counts=e.png", "--draws=3")
+    printed = capsys.readouterr().out
+    levels = found["quality_levels"]["rows"]
+    assert [(row["rating"], row["score"], row["level"]) for row in levels] == [
+        (aspect, score, level)
+        for aspect in ASPECTS
+        for score in (aspect, "polarity")
+        for level in (1, 2, 3, 4)
+    ]
+    for first, second in zip(levels[:4], levels[4:8], strict=True):  # on the same draws
+        assert first["texts"] == second["texts"]
+    polarity = LexiconSentiment("polarity").score([row[2] for row in TURNS])["polarity"]
+    line = found["evaluator_counts"]["baselines"]["polarity"]
+    expected = stats.pearsonr(polarity, [row[5] for row in TURNS]).statistic
+    assert line["pearson"] == pytest.approx(expected)
+    assert f"{expected:.4f}" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--systems", "a", "b"], "('negative', 'The soup') has 1 rows, must be a multiple of 2"),
+        (["--by-system=s.png"], "--by-system needs --systems: the file names none"),
+        (["--systems", "a", "--by-system=s.svg"], "plot = s.svg: give a file that ends in .png"),
+    ],
+)
+def test_systems_must_take_turns(
+    options: list[str], message: str, pegasus: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("positive", "The soup", TEXTS[0], 1, 2, i) for i in range(4)]
+    rows.append(("negative", "The soup", TEXTS[0], 1, 2, 3))
+    if "b" not in options:
+        rows.pop()
+    Path("rated.txt").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    with pytest.raises(SystemExit):
+        main([*COMMAND, f"--model={pegasus}", "--task=task.yaml", *options])
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_levels_are_biased_samples_of_the_rows(pegasus: str) -> None:
     found = report(pegasus, "--quality-levels=q.png", "--draws=100")["quality_levels"]
     scores = CTRLEval(pegasus, "task.yaml", "coherence").score(SAMPLES)["coherence"]
@@ -152,7 +277,8 @@ def test_studies_change_no_score_and_run_no_model_again(
     with_all = report(pegasus, *OPTIONS, "--scores=rows.jsonl")
     assert sum(calls) == alone
     assert with_all["correlations"] == without["correlations"]
-    assert set(with_all) - set(without) == {"ablation", "quality_levels", "evaluator_counts"}
+    studies = {"ablation", "patterns", "quality_levels", "evaluator_counts"}
+    assert set(with_all) - set(without) == studies
     for picture in ("out/q.png", "out/e.png"):
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
     levels, counts = drawn
@@ -161,9 +287,8 @@ def test_studies_change_no_score_and_run_no_model_again(
     ]
     for panels, study in ((levels.axes, "quality_levels"), (counts.axes, "evaluator_counts")):
         rows = with_all[study]["rows"]
-        means = [row["kendall"]["mean"] for row in rows]
-        lines = [panel.lines[2] for panel in panels]
-        assert [line.get_label() for line in lines] == ["Kendall τ-b"] * len(lines)
+        means = [row["pearson"]["mean"] for row in rows]
+        lines = [line for panel in panels for line in panel.lines]
         assert np.concatenate([line.get_ydata() for line in lines]) == pytest.approx(means)
     assert len(Path("rows.jsonl").read_text().splitlines()) == 8
 

@@ -1,0 +1,159 @@
+"""Agreement with human ratings while an aligner is trained (Figure 7 of CTC)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.demos.boring_classes import BoringModel
+from scipy import stats
+from tiny_models import save_bert
+from torch.utils.data import DataLoader
+from transformers import BertModel
+
+from ctrlreward.callbacks import HistoryLogger
+from ctrlreward.files import JsonLog
+from ctrlreward.plots.curves import plot_run
+from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
+from ctrlreward.recipes.papers.ctc.rated_agreement import RatedAgreement
+from ctrlreward.recipes.papers.ctc.trainers import (
+    AlignerTrainer,
+    RegressionAlignerTrainer,
+    TokenAlignerTrainer,
+)
+from ctrlreward.scorers.alignment import Alignment
+
+THINGS = ("soup", "boat", "lake", "mill", "bread", "guide", "pool", "view")
+PAIRS = [
+    AlignmentPair(i, f"the {thing} was {word} .", f"the {thing} was cold .", wrong)
+    for i, thing in enumerate(THINGS)
+    for word, wrong in (
+        ("cold", ()),
+        ("small", ((len(f"the {thing} was "), len(f"the {thing} was small")),)),
+    )
+]
+SUMMARIES = [
+    {"system": "M", "document": f"The {a} was cold.", "summary": f"A cold {b}.", "consistency": r}
+    for a, b, r in zip(THINGS, (*THINGS[:4], *"dust"), (5, 4, 5, 4.5, 1, 2, 1.5, 1), strict=True)
+]
+DIALOGS = [
+    {
+        "model": "M",
+        "response": f"i saw the {thing} {'twice ' * i}",
+        "dialog_history": "what did you see ?",
+        "fact": f"your persona: i like the {thing} .",
+        "engaging": i % 3,
+        "uses_knowledge": i,
+    }
+    for i, thing in enumerate(THINGS)
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_bert(tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.2)
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("news.json").write_text(json.dumps(SUMMARIES))
+    Path("chat.json").write_text(json.dumps(DIALOGS))
+
+
+def loader() -> Any:
+    return DataLoader(PAIRS, 4, collate_fn=list)  # type: ignore[arg-type]
+
+
+def fitted(model: LightningModule, *callbacks: RatedAgreement, **options: Any) -> Trainer:
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=HistoryLogger("run"),
+        callbacks=[*callbacks],
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=1,
+        **{"max_epochs": 3, **options},
+    )
+    trainer.fit(model, loader(), loader())
+    return trainer
+
+
+@pytest.mark.parametrize("kind", [TokenAlignerTrainer, RegressionAlignerTrainer])
+def test_the_last_value_is_that_of_the_trained_model(
+    kind: type[AlignerTrainer], encoder: str
+) -> None:
+    module = kind(encoder, "model", learning_rate=1e-2)
+    trainer = fitted(module, RatedAgreement(["news.json", "chat.json"], "spearman"))
+    module.model.save_pretrained("last")
+    module.tokenizer.save_pretrained("last")
+    method = "discriminative" if kind is TokenAlignerTrainer else "regression"
+    aspects = ("consistency", "engagingness", "groundedness")
+    rows = [row for row in JsonLog(Path("run") / "metrics.jsonl").read() if "val_loss" in row]
+    news, chat = ("news", SUMMARIES), ("chat", DIALOGS)
+    for aspect, rating, (file, rated) in zip(
+        aspects, ("consistency", "engaging", "uses_knowledge"), (news, chat, chat), strict=True
+    ):
+        values = [row[f"agreement/{file}_{aspect}"] for row in rows]
+        assert len(values) == 3  # not in the sanity check
+        scores = Alignment("last", aspect, method).score(
+            [row.get("summary", row.get("response")) for row in rated],
+            **{
+                column: [row[key] for row in rated]
+                for column, key in {
+                    "sources": "document",
+                    "contexts": "fact",
+                    "histories": "dialog_history",
+                }.items()
+                if key in rated[0]
+            },
+        )[aspect]
+        expected = stats.spearmanr(scores, [row[rating] for row in rated]).statistic
+        assert values[-1] == pytest.approx(expected, abs=1e-6)
+    assert trainer.callback_metrics["agreement/news_consistency"].item() == pytest.approx(
+        rows[-1]["agreement/news_consistency"]
+    )
+    assert plot_run("run").read_bytes().startswith(b"\x89PNG")
+
+
+def test_training_is_as_without_it(encoder: str) -> None:
+    weights = []
+    for callbacks in ([], [RatedAgreement(["news.json"])]):
+        torch.manual_seed(0)
+        module = TokenAlignerTrainer(encoder, "model", learning_rate=1e-2)
+        fitted(module, *callbacks)
+        weights.append(module.model.state_dict())
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
+
+
+def test_a_constant_rating_has_no_correlation_and_a_trial_reads_two_rows(encoder: str) -> None:
+    Path("flat.json").write_text(json.dumps([row | {"consistency": 1} for row in SUMMARIES]))
+    for file, options in {"flat": {"max_epochs": 1}, "news": {"fast_dev_run": True}}.items():
+        module = TokenAlignerTrainer(encoder, "model")
+        trainer = fitted(module, RatedAgreement([f"{file}.json"]), **options)
+        assert trainer.callback_metrics[f"agreement/{file}_consistency"].isnan()
+
+
+def test_bad_arguments(encoder: str) -> None:
+    with pytest.raises(ValueError, match="must have different names"):
+        RatedAgreement(["news.json", "./news.json"])
+    with pytest.raises(ValueError, match="statistic = 'r'"):
+        RatedAgreement(["news.json"], "r")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="RatedAgreement needs an AlignerTrainer, not"):
+        fitted(Boring(), RatedAgreement(["news.json"]))
+
+
+class Boring(BoringModel):
+    """A module of another kind."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass

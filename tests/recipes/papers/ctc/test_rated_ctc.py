@@ -1,0 +1,257 @@
+"""`ctrlreward meta-eval ctc` on small files in the formats in which CTC's were published."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from tiny_models import save_bert
+from transformers import BertModel
+
+from ctrlreward import Samples
+from ctrlreward.cli import main
+from ctrlreward.functional.alignment import preservation
+from ctrlreward.recipes.papers.meta_eval.rated_files import read_ctc
+from ctrlreward.scorers.alignment import Alignment
+from ctrlreward.scorers.base import Scores
+
+DIALOGS = [
+    {
+        "model": "abc"[i % 3],
+        "response": f"{response}\n",
+        "dialog_history": history,
+        "fact": fact,
+        "overall": str(1 + i % 5),
+        "understandable": str(i % 2) + ".0",
+        "natural": "2.3333333333",
+        "maintains_context": i % 3,
+        "engaging": 3 - i % 3,
+        "uses_knowledge": i % 4 // 2,
+    }
+    for i, (history, fact, response) in enumerate(
+        product(
+            ["do you have a boat ?", "hi . what do you bake ?"],
+            ["your persona: i sail.\nyour persona: i bake bread."],
+            ["i sail every day", "yes", "bread , and my boat smells of it", "no idea , you ?"],
+        )
+    )
+]
+TRANSFERS = [
+    {"model": model, "input_sent": source, "output_sent": text, "preservation": rating}
+    for model, source, text, rating in [
+        ("first", "the soup was cold .", "the soup was warm .", 4.333333333333333),
+        ("second", "the soup was cold .", "great place .", 1.0),
+        ("first", "nobody came to help .", "nobody came to harm .", 3.0),
+        ("second", "nobody came to help .", "everybody came to help .", 4.0),
+        ("third", "nobody came to help .", "i love the lake .", 1.6666666666666667),
+        ("third", "the soup was cold .", "the soup .", 3.0),
+    ]
+]
+DOCUMENTS = ["The mill burnt down on Friday. Nobody was hurt.", "The pool opens again in May."]
+SUMMARIES = [
+    {
+        "system": f"M{i % 3}",
+        "document": document,
+        "summary": summary,
+        "references": [f"{document[:i]} again.", "A mill burnt.", "Swimmers return in May."],
+        "consistency": float(1 + i % 4),
+        "relevance": 5 - i * 2 % 5,
+        "fluency": 5.0,
+    }
+    for i, (document, summary) in enumerate(
+        product(DOCUMENTS, ["A mill burnt down.", "The pool opens.", "Nobody came to the mill."]), 4
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_bert(tmp_path_factory.mktemp("bert"), BertModel, initializer_range=0.3)
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def evaluated(name: str, rows: list[dict[str, Any]], encoder: str, *options: str) -> dict[str, Any]:
+    Path(name).write_text(json.dumps(rows))
+    arguments = [name, f"--model={encoder}", "--output=found.json", "--resamples=10", *options]
+    main(["meta-eval", "ctc", *arguments])
+    found: dict[str, Any] = json.loads(Path("found.json").read_text())
+    return found
+
+
+def ablation_rows(found: dict[str, Any], table: str) -> dict[str, dict[str, Any]]:
+    return {row["variant"]: row for row in found["ablations"] if row["table"] == table}
+
+
+def ratings(rows: list[dict[str, Any]], name: str) -> list[float]:
+    return [float(row[name]) for row in rows]
+
+
+def pearson(scores: Scores, values: list[float]) -> float:
+    return float(stats.pearsonr(scores, values).statistic)
+
+
+def test_dialogs_have_six_ratings() -> None:
+    Path("topical_chat.json").write_text(json.dumps(DIALOGS))
+    rated = read_ctc(Path("topical_chat.json"))
+    assert {name: values.tolist() for name, values in rated.ratings.items()} == {
+        name: ratings(DIALOGS, name) for name in [*DIALOGS[0]][4:]
+    }
+    assert rated.systems == tuple(row["model"] for row in DIALOGS)
+    assert len(set(rated.clusters or ())) == 2
+    assert rated.samples.contexts == tuple(row["fact"] for row in DIALOGS)
+    assert rated.samples.texts[0] == "i sail every day\n"
+
+
+def test_every_rating_and_sum_beside_mean(encoder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = evaluated("topical_chat.json", DIALOGS, encoder)
+    printed = capsys.readouterr().out
+    samples = Samples(
+        [row["response"] for row in DIALOGS],
+        histories=[row["dialog_history"] for row in DIALOGS],
+        contexts=[row["fact"] for row in DIALOGS],
+    )
+    aspects = ("engagingness", "groundedness")
+    scores = dict(Alignment(encoder, aspects).score(samples))
+    means = Alignment(encoder, aspects, aggregate="mean").score(samples)
+    scores |= {f"{name}_mean": values for name, values in means.items()}
+    rows = {(row["rating"], row["score"]): row for row in found["ratings"]}
+    assert len(rows) == 6 * 4
+    for rating, (name, values) in product([*DIALOGS[0]][4:], scores.items()):
+        if rating == "natural":  # one value in all rows
+            assert rows[rating, name]["pearson"] is None
+        else:
+            expected = pearson(values, ratings(DIALOGS, rating))
+            assert rows[rating, name]["pearson"] == pytest.approx(expected, abs=1e-5)
+            assert f"{expected:.4f}" in printed
+    for table, rating, name in (
+        ("3", "engaging", aspects[0]),
+        ("F.5", "uses_knowledge", aspects[1]),
+    ):
+        variants = ablation_rows(found, table)
+        for variant, score in (("sum", name), ("mean", f"{name}_mean")):
+            expected = pearson(scores[score], ratings(DIALOGS, rating))
+            assert variants[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+        assert f"CTC Table {table}: Pearson r, {rating}" in printed
+    # CTC's Table 3 for TopicalChat, and its best model of each kind in Table F.3.
+    table_3 = ablation_rows(found, "3")
+    assert table_3["mean"]["published"] == {"CTC E": 0.3184, "CTC D": 0.3223, "CTC R": -0.0191}
+    assert table_3["sum"]["published"] == {"CTC E": 0.4937, "CTC D": 0.5163, "CTC R": 0.4653}
+    assert {row["rating"] for row in found["correlations"]} == {"engaging", "uses_knowledge"}
+
+
+def test_transfers_in_one_direction_and_both(
+    encoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = evaluated("yelp.json", TRANSFERS, encoder)
+    assert "other Yelp sentences" not in capsys.readouterr().out
+    samples = Samples(
+        [row["output_sent"] for row in TRANSFERS], sources=[row["input_sent"] for row in TRANSFERS]
+    )
+    turned = Samples(samples.sources or (), sources=samples.texts)
+    consistency = Alignment(encoder, "consistency")
+    directions = [consistency.score(side)["consistency"] for side in (samples, turned)]
+    rows = ablation_rows(found, "2")
+    for variant, scores in zip(
+        ("y → x", "x → y", "both"), [*directions, preservation(*directions)], strict=True
+    ):
+        expected = pearson(scores, ratings(TRANSFERS, "preservation"))
+        assert rows[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    assert rows["both"]["published"] == {"CTC E": 0.5216, "CTC D": 0.4974, "CTC R": 0.506}
+    assert rows["x → y"]["published"] == {"CTC E": 0.5078, "CTC D": 0.4608, "CTC R": 0.4823}
+    system = [row for row in found["correlations"] if row["level"] == "system"]
+    assert {row["n"] for row in system} == {3}
+    assert found["clusters"] == 2
+
+
+@pytest.mark.parametrize("count", [None, 1, 2])
+def test_relevance_by_several_references_is_that_of_their_mean(
+    encoder: str, count: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [] if count is None else [f"--references={count}"]
+    found = evaluated("summeval.json", SUMMARIES, encoder, *options, "--scores=rows.jsonl")
+    printed = capsys.readouterr().out
+    texts = [row["summary"] for row in SUMMARIES]
+    documents = [row["document"] for row in SUMMARIES]
+    output = Alignment(encoder, "consistency").score(texts, sources=documents)["consistency"]
+    references = [
+        Alignment(encoder, "consistency").score(
+            [row["references"][k] for row in SUMMARIES], sources=texts
+        )["consistency"]
+        for k in range(count or 3)
+    ]
+    reference = np.mean(references, axis=0)
+    variants = ablation_rows(found, "1")
+    for variant, scores in {
+        "r → y": reference,
+        "y → x": output,
+        "r → y + y → x": reference + output,
+        "r → y × y → x": reference * output,
+    }.items():
+        expected = pearson(scores, ratings(SUMMARIES, "relevance"))
+        assert variants[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    rows = {(r["score"], r["rating"], r["level"]): r for r in found["correlations"]}
+    expected = pearson(reference * output, ratings(SUMMARIES, "relevance"))
+    assert rows["relevance", "relevance", "sample"]["pearson"]["value"] == pytest.approx(
+        expected, abs=1e-5
+    )
+    written = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
+    assert [r["score/relevance"] for r in written] == pytest.approx(
+        (reference * output).tolist(), abs=1e-6
+    )
+    # CTC's Table D.2 with one reference; the paper has none for two or three.
+    best = {"CTC E": 0.4985, "CTC D": 0.3824, "CTC R": 0.3733}
+    assert variants["r → y × y → x"]["published"] == (best if count == 1 else dict.fromkeys(best))
+    assert ("Table D.3" in printed) == (count != 1)  # without figures for it, the best
+    assert "CTC E BERT-base" in printed  # of consistency, which has no references
+
+
+def test_a_file_without_the_scores_of_a_table_has_none(encoder: str) -> None:
+    rows = [{k: v for k, v in row.items() if k != "relevance"} for row in SUMMARIES]
+    found = evaluated("qags_cnndm.json", rows, encoder)
+    assert found["ablations"] == []
+    assert {row["score"] for row in found["correlations"]} == {"consistency"}
+    found = evaluated("persona_chat.json", DIALOGS, encoder, "--aggregate=mean")
+    assert found["ablations"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"references": []}, [], "summeval.json: references[2] must be a list of texts"),
+        ({"references": ["one"]}, [], "summeval.json: references[2] has 1 texts, must be 3"),
+        ({}, ["--references=4"], "references = 4 must be 1 to 3, the references of each text"),
+        ({}, ["--references=0"], "references = 0 must be 1 to 3"),
+        ({"summary": None}, [], "summeval.json: summary[2] is null"),
+        ({"relevance": "high"}, [], "relevance[2] = 'high' is not a number"),
+    ],
+)
+def test_bad_rows_are_named(
+    changes: dict[str, Any],
+    options: list[str],
+    message: str,
+    encoder: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [*SUMMARIES[:2], SUMMARIES[2] | changes, *SUMMARIES[3:]]
+    with pytest.raises(SystemExit):
+        evaluated("summeval.json", rows, encoder, *options)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_relevance_without_references_is_refused(
+    encoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{k: v for k, v in row.items() if k != "references"} for row in SUMMARIES]
+    with pytest.raises(SystemExit):
+        evaluated("summeval.json", rows, encoder)
+    message = " ".join(capsys.readouterr().err.split())
+    assert "summeval.json has the rating relevance, but no references" in message
