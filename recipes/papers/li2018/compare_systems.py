@@ -26,9 +26,10 @@ from ctrlreward.recipes.papers.li2018.system_outputs import (
     COPIES,
     REFERENCES,
     SystemOutputs,
+    named_files,
     of_all,
     rated_outputs,
-    read_systems,
+    read_outputs,
     training_sentences,
 )
 from ctrlreward.recipes.papers.li2018.system_report import (
@@ -89,7 +90,7 @@ def compare_systems(
     import_extra("sacrebleu", "BLEU")
     test = read_references(references)
     sources, humans = test.require("sources", "test"), test.require("references", "test")
-    given = read_systems(test, system)
+    given = [read_outputs(name, file, test) for name, file in named_files(system)]
     systems = [of_all(REFERENCES, test, humans), of_all(COPIES, test, sources)]
     quality = scoring_models.quality()
     sentences: dict[str, str] = {}

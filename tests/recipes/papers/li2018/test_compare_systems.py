@@ -308,7 +308,7 @@ def test_names_that_mean_no_system_are_refused(setting: Setting) -> None:
         setting.compare(mine, against=["copying"])
     with pytest.raises(ValueError, match="two systems are named mine"):
         setting.compare(mine, mine)
-    with pytest.raises(ValueError, match="--system 'mine': give NAME=FILE"):
+    with pytest.raises(ValueError, match="--system must be NAME=FILE, got 'mine'"):
         setting.compare("mine")
 
 
