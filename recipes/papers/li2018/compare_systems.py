@@ -85,9 +85,10 @@ def compare_systems(
     Raises:
         ValueError: A file of outputs lacks a sentence or has it twice, `selected` or `against` is
             no system with all sentences, or two systems have the same name.
-        ImportError: sacrebleu is not installed.
+        ImportError: sacrebleu or nltk is not installed.
     """
     import_extra("sacrebleu", "BLEU")
+    import_extra("nltk", "METEOR")
     test = read_references(references)
     sources, humans = test.require("sources", "test"), test.require("references", "test")
     given = [read_outputs(name, file, test) for name, file in named_files(system)]
