@@ -7,7 +7,6 @@ see; `ctrlreward papers win-rates` reads filled sheets.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import random
@@ -15,6 +14,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
+
+from jsonargparse import ArgumentParser
 
 from ctrlreward.files import write_whole
 from ctrlreward.recipes.papers.li2018.system_outputs import named_files, output_rows
@@ -58,7 +59,7 @@ def write_preference_sheet(
     systems: Sequence[tuple[str, Path]],
     folder: Path,
     pairs: Sequence[tuple[str, str]] = (),
-    items: int = 120,
+    count: int = 120,
     seed: int = 0,
 ) -> None:
     """Write `sheet.csv` and `key.csv`.
@@ -71,16 +72,16 @@ def write_preference_sheet(
         systems: Name and file of each system; see `read_outputs` for the files.
         folder: Where to write; it is created.
         pairs: Names of the systems to compare; all pairs if empty.
-        items: Sentences of each pair, drawn from those that both systems have rewritten in the same
+        count: Sentences of each pair, drawn from those that both systems have rewritten in the same
             style. Table 4 has 120 or more.
         seed: Seed of the draws, sides and order; the same seed gives the same sheet.
 
     Raises:
         ValueError: A system is given twice or not at all, a file has a sentence twice, or a pair
-            is not of two of the systems or has fewer than `items` sentences in common.
+            is not of two of the systems or has fewer than `count` sentences in common.
     """
-    if items < 1:
-        raise ValueError(f"items must be 1 or more, got {items}")
+    if count < 1:
+        raise ValueError(f"count must be 1 or more, got {count}")
     outputs: dict[str, _Outputs] = {}
     for name, file in systems:
         if name in outputs:
@@ -90,7 +91,7 @@ def write_preference_sheet(
     if not pairs:
         raise ValueError(f"there must be two systems or more, got {len(outputs)}")
     draws = random.Random(seed)
-    rows = [item for pair in pairs for item in _items(outputs, pair, items, draws)]
+    rows = [item for pair in pairs for item in _items(outputs, pair, count, draws)]
     draws.shuffle(rows)
     sheet, key = [], []
     for row in rows:
@@ -105,7 +106,7 @@ def write_preference_sheet(
 
 def main(arguments: Sequence[str]) -> None:
     """Write a sheet and its key, and print where they are and what the sheet asks."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ctrlreward papers preference-sheet",
         description=(__doc__ or "").splitlines()[0],
     )
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str]) -> None:
         default=[],
         help="two systems to compare; may be repeated, and is every pair by default",
     )
-    parser.add_argument("--items", type=int, default=120, help="sentences of each pair")
+    parser.add_argument("--count", type=int, default=120, help="sentences of each pair")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", metavar="FOLDER", required=True)
     options = parser.parse_args(arguments)
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str]) -> None:
     pairs = [(first, second) for first, second in options.pair]
     try:
         systems = named_files(options.system)
-        write_preference_sheet(systems, folder, pairs, options.items, options.seed)
+        write_preference_sheet(systems, folder, pairs, options.count, options.seed)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     print(f"{folder}/sheet.csv: answer each question with A, B or tie")
@@ -164,7 +165,7 @@ def _items(
     if len(common) < count:
         raise ValueError(
             f"{pair[0]} and {pair[1]} must have {count} sentences in common, got {len(common)}: "
-            "lower the number of items"
+            "lower the count"
         )
     swapped = draws.sample([i % 2 for i in range(count)], count)
     rows = []

@@ -6,7 +6,6 @@ reads sheets of `ctrlreward papers preference-sheet` and writes `win_rates.md` a
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from jsonargparse import ArgumentParser
 
 from ctrlreward.files import write_whole
 from ctrlreward.functional.bootstrap import Estimate, Floats, bootstrap
@@ -101,7 +101,7 @@ def win_rates(
 
 def main(arguments: Sequence[str]) -> None:
     """Read the sheets, write both files, and print the table."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="ctrlreward papers win-rates", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("sheets", metavar="SHEET", nargs="+", help="filled sheet, one per person")

@@ -41,7 +41,7 @@ def systems(tmp_path: Path) -> dict[str, str]:
 
 def write(systems: dict[str, str], folder: Path, *options: str) -> None:
     named = [part for name, file in systems.items() for part in ("--system", f"{name}={file}")]
-    main(["papers", "preference-sheet", *named, "--output", str(folder), "--items", "4", *options])
+    main(["papers", "preference-sheet", *named, "--output", str(folder), "--count", "4", *options])
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -209,8 +209,8 @@ def test_answers_that_can_not_be_read_are_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--items", "7"], "m0 and m2 must have 7 sentences in common, got 6: lower"),
-        (["--items", "0"], "items must be 1 or more, got 0"),
+        (["--count", "7"], "m0 and m2 must have 7 sentences in common, got 6: lower"),
+        (["--count", "0"], "count must be 1 or more, got 0"),
         (["--pair", "m0", "m1"], "a pair must be of m0, m2, m7, got 'm1'"),
         (["--pair", "m0", "m0"], "a pair must be of two systems, got 'm0' twice"),
         (["--system", "m0=again.jsonl"], "system 'm0' must be given once, got it twice"),
