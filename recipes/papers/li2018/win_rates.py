@@ -169,16 +169,8 @@ def _rates(answers: Sequence[tuple[str, int]], resamples: int, seed: int) -> lis
 
 
 def _table(found: Sequence[WinRates]) -> str:
-    header = [
-        "A, B",
-        "question",
-        "n",
-        "A better",
-        "B better",
-        "tie",
-        "A - B",
-        "paper's A / B / tie",
-    ]
+    shares = ["first better", "second better", "tie"]
+    header = ["first, second", "question", "n", *shares, "difference", "in the paper"]
     body = [
         [
             f"{each.first}, {each.second}",
