@@ -33,6 +33,7 @@ from ctrlreward.cli import USAGE, main
 from ctrlreward.commands.training_job import build
 from ctrlreward.files import JsonLog
 from ctrlreward.plots.curves import curve
+from ctrlreward.recipes.papers import PROGRAMS
 from ctrlreward.selection import StopRule
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
@@ -152,7 +153,7 @@ def test_help(option: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_papers_lists_its_programs_and_runs_them(capsys: pytest.CaptureFixture[str]) -> None:
     main(["papers", "--help"])
     listed = capsys.readouterr().out
-    for name in ("compare-systems", "transfer-table", "literature"):
+    for name in PROGRAMS:
         assert f"  {name} " in listed
         with pytest.raises(SystemExit, match="0"):
             main(["papers", name, "--help"])

@@ -20,6 +20,11 @@ PROGRAMS = {
         "textual_transfer.transfer_table",
         "Table 2 of textual transfer, of runs of yours",
     ),
+    "preference-sheet": (
+        "li2018.preference_sheet",
+        "blinded pairs of outputs for people to compare",
+    ),
+    "win-rates": ("li2018.win_rates", "Table 4 of textual transfer, of filled sheets"),
     "literature": ("textual_transfer.literature", "sentences of two literary styles out of books"),
 }
 
@@ -27,7 +32,7 @@ USAGE = "\n".join(
     [
         "usage: ctrlreward papers NAME ...",
         "",
-        *(f"  {name:<17}{purpose}" for name, (_, purpose) in PROGRAMS.items()),
+        *(f"  {name:<18}{purpose}" for name, (_, purpose) in PROGRAMS.items()),
         "",
         "Run 'ctrlreward papers NAME --help' to see the options. 'ctrlreward meta-eval' has the",
         "rated files of the papers, and 'ctrlreward train' trains their models.",

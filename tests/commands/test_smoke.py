@@ -18,13 +18,13 @@ from ctrlreward.plots.curves import curve
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 TRANSFER = CONFIGS / "textual_transfer"
+ON_TOP = ("small", "literature", "as_printed")
 JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))
-    if {"trainer", "model"} <= read_config(path).content.keys()
-    and path.name not in ("small.yaml", "literature.yaml")
+    if {"trainer", "model"} <= read_config(path).content.keys() and path.stem not in ON_TOP
 ]
-JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ("small", "literature")]
+JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
 
 @pytest.fixture(autouse=True)

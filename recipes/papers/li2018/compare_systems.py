@@ -26,9 +26,10 @@ from ctrlreward.recipes.papers.li2018.system_outputs import (
     COPIES,
     REFERENCES,
     SystemOutputs,
+    named_files,
     of_all,
     rated_outputs,
-    read_systems,
+    read_outputs,
     training_sentences,
 )
 from ctrlreward.recipes.papers.li2018.system_report import (
@@ -84,12 +85,13 @@ def compare_systems(
     Raises:
         ValueError: A file of outputs lacks a sentence or has it twice, `selected` or `against` is
             no system with all sentences, or two systems have the same name.
-        ImportError: sacrebleu is not installed.
+        ImportError: sacrebleu or nltk is not installed.
     """
     import_extra("sacrebleu", "BLEU")
+    import_extra("nltk", "METEOR")
     test = read_references(references)
     sources, humans = test.require("sources", "test"), test.require("references", "test")
-    given = read_systems(test, system)
+    given = [read_outputs(name, file, test) for name, file in named_files(system)]
     systems = [of_all(REFERENCES, test, humans), of_all(COPIES, test, sources)]
     quality = scoring_models.quality()
     sentences: dict[str, str] = {}

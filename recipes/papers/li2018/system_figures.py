@@ -15,7 +15,10 @@ from ctrlreward.functional.diversity import distinct_n
 from ctrlreward.functional.transfer import SentenceScores, weighted_transfer
 from ctrlreward.recipes.papers.li2018.system_outputs import REFERENCES, SystemOutputs, tokenized
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import sentence_scores
-from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import reference_bleu
+from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
+    reference_bleu,
+    reference_meteor,
+)
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.scorers import Accuracy, Similarity, TransferQuality
 
@@ -39,6 +42,7 @@ class SystemFigures:
         distinct_2: Distinct pairs of words over words, 0 to 1; falls with the number of sentences.
         bleu: BLEU against the references, 0 to 100; None for the references.
         bleu_signature: Settings of sacrebleu.
+        meteor: METEOR against the references, 0 to 100; None for the references.
     """
 
     name: str
@@ -48,6 +52,7 @@ class SystemFigures:
     distinct_2: float
     bleu: float | None
     bleu_signature: str | None
+    meteor: float | None
 
     @property
     def failed(self) -> int:
@@ -61,6 +66,7 @@ class SystemFigures:
             "failed": self.failed,
             **{name: plain_estimate(each) for name, each in self.estimates.items()},
             "bleu": self.bleu,
+            "meteor": self.meteor,
             "distinct_2": finite_or_none(self.distinct_2),
         }
 
@@ -90,7 +96,8 @@ class SystemJudges:
         others = {"independent": self.independent.score(samples)["accuracy"]}
         if self.uncentred is not None:
             others["uncentred"] = self.uncentred.score(samples)["similarity"]
-        bleu = None if system.name == REFERENCES else reference_bleu(system.samples)
+        human = system.name == REFERENCES
+        bleu = None if human else reference_bleu(system.samples)
         return SystemFigures(
             system.name,
             system.rows,
@@ -99,6 +106,7 @@ class SystemJudges:
             distinct_words(samples.texts),
             bleu and bleu.score,
             bleu and bleu.signature,
+            None if human else reference_meteor(system.samples),
         )
 
     def _estimates(self, scores: SentenceScores, others: dict[str, Floats]) -> dict[str, Estimate]:

@@ -37,22 +37,18 @@ def of_all(name: str, test: Samples, texts: Sequence[str]) -> SystemOutputs:
     return SystemOutputs(name, tuple(range(len(test))), test.replace(texts=texts))
 
 
-def read_systems(test: Samples, systems: Sequence[str]) -> list[SystemOutputs]:
-    """Read the systems of a command line.
-
-    Args:
-        test: Test sentences; see `read_references`.
-        systems: `NAME=FILE`, as in `read_outputs`.
+def named_files(systems: Sequence[str]) -> list[tuple[str, Path]]:
+    """Return name and file of each `NAME=FILE` of a command line.
 
     Raises:
-        ValueError: One is not of this form, or `read_outputs` refuses its file.
+        ValueError: One is not of this form.
     """
     found = []
     for given in systems:
         name, has_file, file = given.partition("=")
         if not (name and has_file and file):
-            raise ValueError(f"--system {given!r}: give NAME=FILE")
-        found.append(read_outputs(name, Path(file), test))
+            raise ValueError(f"--system must be NAME=FILE, got {given!r}")
+        found.append((name, Path(file)))
     return found
 
 
@@ -69,12 +65,21 @@ def read_outputs(name: str, file: Path, test: Samples) -> SystemOutputs:
     Raises:
         ValueError: A line has no such keys, or `aligned` refuses a sentence.
     """
+    return aligned(name, output_rows(file), test)
+
+
+def output_rows(file: Path) -> list[tuple[str, str, str | None]]:
+    """Read source, text, and target style or None of each line; see `read_outputs`.
+
+    Raises:
+        ValueError: A line has no such keys.
+    """
     rows = []
     with open(file, encoding="utf-8") as lines:  # str.splitlines would also split at U+2028
         for number, line in enumerate(lines, 1):
             if line.strip():
                 rows.append(_output(json.loads(line), f"{file}:{number}"))
-    return aligned(name, rows, test)
+    return rows
 
 
 def rated_outputs(file: str, test: Samples) -> list[SystemOutputs]:

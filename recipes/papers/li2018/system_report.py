@@ -138,13 +138,13 @@ def systems_text(
         checks: Result of `acceptance`.
     """
     names = [name for name in _COLUMNS if name in next(iter(figures.values())).estimates]
-    header = ["system", "n", *(_COLUMNS[name][0] for name in names), "BLEU", "Distinct-2"]
+    header = ["system", "n", *(_COLUMNS[name][0] for name in names), "BLEU", "METEOR", "Distinct-2"]
     rows = [
         [
             name,
             str(len(each.rows)),
             *(_cell(each, figure) for figure in names),
-            "" if each.bleu is None else f"{each.bleu:.1f}",
+            *("" if value is None else f"{value:.1f}" for value in (each.bleu, each.meteor)),
             f"{each.distinct_2:.3f}",
         ]
         for name, each in figures.items()

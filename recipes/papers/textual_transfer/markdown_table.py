@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
-_DIGITS = {"accuracy": 3, "similarity": 3, "perplexity": 1, "gm": 1, "bleu": 1}
+_DIGITS = {"accuracy": 3, "similarity": 3, "perplexity": 1, "gm": 1, "bleu": 1, "meteor": 1}
 FIGURES = tuple(_DIGITS)
-HEADINGS = ("Acc", "Sim", "PP", "GM", "BLEU")
+HEADINGS = ("Acc", "Sim", "PP", "GM", "BLEU", "METEOR")
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -36,7 +36,7 @@ def cells(figures: Mapping[str, float | None], names: Sequence[str] = FIGURES) -
 
     Examples:
         >>> cells({"accuracy": 0.8179, "perplexity": 37.31, "gm": None})
-        ['0.818', '', '37.3', '', '']
+        ['0.818', '', '37.3', '', '', '']
     """
     values = ((name, figures.get(name)) for name in names)
     return [

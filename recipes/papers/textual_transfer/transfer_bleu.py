@@ -1,4 +1,4 @@
-"""BLEU of transferred sentences against human ones, as in Table 6 of Pang & Gimpel (2019)."""
+"""BLEU, as in Table 6 of Pang & Gimpel (2019), and METEOR against human sentences."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ class Bleu(NamedTuple):
 
     score: float
     signature: str
+
+
+class _NoSynonyms:
+    """Stands in for NLTK's WordNet, whose data NLTK downloads apart from the package."""
+
+    def synsets(self, word: str) -> tuple[()]:
+        """Return no synonyms of a word."""
+        return ()
 
 
 def read_references(files: dict[str, str]) -> Samples:
@@ -76,3 +84,28 @@ def reference_bleu(samples: Samples) -> Bleu:
     texts, targets = (list(map(separate_words, side)) for side in (samples.texts, references))
     score = bleu.corpus_score(texts, [targets]).score
     return Bleu(float(score), str(bleu.get_signature()))
+
+
+def reference_meteor(samples: Samples) -> float:
+    """Return the mean METEOR of texts against one reference each, 0 to 100; higher is better.
+
+    By NLTK, with the weights of Banerjee and Lavie (2005): α = 0.9, β = 3, γ = 0.5. Words match
+    exactly or by their Porter stems. Synonyms don't count: they are in WordNet, which is a separate
+    download of NLTK's, and nothing is downloaded here. METEOR 1.5, with synonyms, paraphrases and
+    other weights, has other values. Both sides are written as the corpus is; see
+    `reference_bleu`.
+
+    Args:
+        samples: n texts with `references`, 1 or more; an empty text has 0.
+
+    Raises:
+        MissingColumn: There are no references.
+        ImportError: nltk is not installed.
+    """
+    references = samples.require("references", "reference_meteor")
+    meteor = import_extra("nltk.translate.meteor_score", "METEOR").single_meteor_score
+    scores = [
+        meteor(*(separate_words(side).split() for side in pair), wordnet=_NoSynonyms())
+        for pair in zip(references, samples.texts, strict=True)
+    ]
+    return 100 * sum(scores) / len(scores)

@@ -33,7 +33,11 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     corpus_transfer,
     sentence_scores,
 )
-from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
+from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
+    read_references,
+    reference_bleu,
+    reference_meteor,
+)
 from ctrlreward.recipes.papers.textual_transfer.transfer_comparisons import plain_estimate
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 from ctrlreward.recipes.text_files import matching_key
@@ -56,8 +60,8 @@ class TransferReport(pl.Callback):
     Writes `transfers.jsonl`, a sentence a line with its outputs and their scores, and `test.json`:
     - `sentences`, the number transferred, `left_out` and `thresholds`;
     - `systems`: by checkpoint and baseline (`copying`, and `constant`, one sentence per style),
-      `accuracy`, `similarity`, `perplexity` and `gm` of the corpus, and the number `failed`; `step`
-      and `bleu` of a checkpoint, `bleu` of copying and `texts` of constant;
+      `accuracy`, `similarity`, `perplexity` and `gm` of the corpus, and the number `failed`; `bleu`
+      and `meteor` of checkpoints and copying, `step` of checkpoints, `texts` of constant;
     - `differences`: best_gm - last and best_gm - best_accuracy in each figure, with 95 % intervals
       by `paired_transfer_bootstrap`;
     - `early_stopping`; see `replay_stop`;
@@ -71,7 +75,7 @@ class TransferReport(pl.Callback):
         sentences: Test sentences. The template of their prompts is not used.
         scoring_models: Models that compute the scores.
         references: Style → file of its sentences, `source ⇥ reference`; see `read_references`.
-            Empty for no BLEU.
+            Empty for no BLEU and METEOR.
         patience: Validations without a better GM after which training would have been stopped.
         name: Name of the `GenerationScorer`.
         seed: Seed of the transfers, the choice of constants and the intervals.
@@ -79,7 +83,8 @@ class TransferReport(pl.Callback):
     Raises:
         MisconfigurationException: In `setup`: a `RewardCheckpoint` or the training sentences of
             the data module are absent, or selection sees all test sentences.
-        ImportError: In `setup`: sacrebleu is not installed, and there are references.
+        ImportError: In `setup`: sacrebleu or nltk is not installed, and there are
+            references.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class TransferReport(pl.Callback):
             )
         if self.references is not None:
             import_extra("sacrebleu", "BLEU")
+            import_extra("nltk", "METEOR")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Transfer with each checkpoint, score, and write both files."""
@@ -150,6 +156,7 @@ class TransferReport(pl.Callback):
         if self.references is not None:
             for name, each in {**translations, "copying": copies(self.references)}.items():
                 figures[name]["bleu"], report["bleu_signature"] = reference_bleu(each)
+                figures[name]["meteor"] = reference_meteor(each)
             lines = _translation_lines(self.references, translations)
             write_whole(self.folder / "translations.jsonl", lines)
         write_whole(self.folder / "transfers.jsonl", _lines(unseen, systems, scores))

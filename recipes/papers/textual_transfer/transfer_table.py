@@ -49,9 +49,18 @@ TABLE_6 = {
     "M7": ((17.0, 0.814), (16.3, 0.839), (12.9, 0.901)),
     "copying": ((31.4, 0.024),),
 }
-# Pairs whose difference the paper explains by one choice: cyc, lang (three times), the second
+# Pairs whose difference the paper explains by one choice: para, cyc, lang (three times), the second
 # discriminators, and everything.
-_PAIRS = (("M0", "M2"), ("M2", "M3"), ("M4", "M5"), ("M6", "M7"), ("M2", "M7"), ("M0", "M7"))
+_PAIRS = (
+    ("M0", "M1"),
+    ("M0", "M2"),
+    ("M2", "M3"),
+    ("M4", "M5"),
+    ("M6", "M7"),
+    ("M2", "M6"),
+    ("M2", "M7"),
+    ("M0", "M7"),
+)
 _SELECTED = {"best_gm": "selected by GM", "best_accuracy": "selected by Acc", "last": "last epoch"}
 
 

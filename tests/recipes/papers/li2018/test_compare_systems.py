@@ -200,6 +200,8 @@ def test_figures_are_those_of_the_judges_one_text_at_a_time(setting: Setting) ->
             assert figures[key]["low"] <= value[key] <= figures[key]["high"]
     systems = found["systems"]
     assert systems["references"]["bleu"] is None
+    assert systems["references"]["meteor"] is None
+    assert 0 < systems["mine"]["meteor"] < 100
     assert systems["copying"]["similarity"]["value"] == 1
     assert systems["mine"]["similarity"]["low"] < systems["mine"]["similarity"]["high"]
     quality.release()
@@ -308,7 +310,7 @@ def test_names_that_mean_no_system_are_refused(setting: Setting) -> None:
         setting.compare(mine, against=["copying"])
     with pytest.raises(ValueError, match="two systems are named mine"):
         setting.compare(mine, mine)
-    with pytest.raises(ValueError, match="--system 'mine': give NAME=FILE"):
+    with pytest.raises(ValueError, match="--system must be NAME=FILE, got 'mine'"):
         setting.compare("mine")
 
 
@@ -330,7 +332,7 @@ def system(
     n = np.ones(20)
     noise = np.linspace(-0.1, 0.1, 20)
     scores = SentenceScores(n, similarity + noise, -np.log(perplexity) * n, 5 * n)
-    return SystemFigures(name, tuple(range(20)), scores, estimates, distinct, 20.0, "")
+    return SystemFigures(name, tuple(range(20)), scores, estimates, distinct, 20.0, "", 50.0)
 
 
 HUMANS = system("references", 0.9, 0.7, 60.0, 0.5, 25.0)

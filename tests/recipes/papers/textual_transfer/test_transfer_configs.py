@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import yaml
 
 from ctrlreward.commands.config_files import with_extended
+from ctrlreward.recipes.papers.textual_transfer.batches import TransferSentences
+from ctrlreward.recipes.papers.textual_transfer.transfer_model import TextualTransfer
 
 FOLDER = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
 NAMES = {
@@ -51,6 +54,24 @@ def test_the_sizes_are_the_papers() -> None:
     assert model["learning_rate"] == 1e-4
     data = read("yelp.yaml")["data"]["init_args"]
     assert (data["words"], data["batch_size"], data["min_count"]) == ([1, 15], 64, 5)
+
+
+def test_as_printed_changes_what_the_paper_prints_and_nothing_else() -> None:
+    content = read("as_printed.yaml")
+    assert content == {
+        "model": {
+            "init_args": {
+                "temperature": 0.0,
+                "generator_loss": "minimax",
+                "poor_discriminator": None,
+            }
+        },
+        "data": {"init_args": {"shuffle_distance": 0.0}},
+    }
+    for part, cls in (("model", TextualTransfer), ("data", TransferSentences)):
+        defaults = inspect.signature(cls).parameters
+        for name, value in content[part]["init_args"].items():
+            assert defaults[name].default != value
 
 
 def test_selection_and_report_never_see_training_sentences() -> None:

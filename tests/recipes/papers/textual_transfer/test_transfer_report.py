@@ -20,7 +20,11 @@ from ctrlreward import Samples, Similarity, TransferQuality, WordVectors
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import best_constants
-from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references, reference_bleu
+from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
+    read_references,
+    reference_bleu,
+    reference_meteor,
+)
 from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport, replay_stop
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 
@@ -165,6 +169,7 @@ def test_each_checkpoint_transfers_with_its_own_weights_and_is_scored(
     assert test["early_stopping"]["best"] == 3
     assert test["systems"]["copying"]["bleu"] != test["systems"]["best_gm"]["bleu"]
     assert "tok:none" in test["bleu_signature"]
+    assert test["systems"]["copying"]["meteor"] != test["systems"]["best_gm"]["meteor"]
 
     # The references' sentences, in the order of their files, beside each checkpoint's output.
     pairs = [("the soup was so cold .", "The soup was so lovely."), ("the tea .", "the tea !")]
@@ -309,6 +314,26 @@ def test_the_untransferred_input_has_the_papers_bleu(data_dir: Path) -> None:
     assert prompts.labels == ("positive",) * 500 + ("negative",) * 500
     bleu = reference_bleu(prompts.replace(texts=prompts.sources))
     assert bleu.score == pytest.approx(31.4, abs=0.15)  # Table 6
+
+
+def test_meteor_equals_its_formula() -> None:
+    """One match is one word that both sides have once, so alignments need no search."""
+
+    def meteor(matches: int, chunks: int, words: int, reference_words: int) -> float:
+        precision, recall = matches / words, matches / reference_words
+        mean = precision * recall / (0.9 * precision + 0.1 * recall)
+        return 100 * mean * (1 - 0.5 * (chunks / matches) ** 3)
+
+    for text, reference, expected in (
+        ("the soup was so good .", "The soup was so lovely.", meteor(5, 2, 6, 6)),
+        ("they loved the soup", "we love the soups", meteor(3, 1, 4, 4)),  # by stems
+        ("a soup so cold was it", "it was a soup", meteor(4, 3, 6, 4)),
+        ("a big soup", "one large stew", 0.0),  # no synonyms
+        ("", "one large stew", 0.0),
+    ):
+        assert reference_meteor(Samples([text], references=[reference])) == pytest.approx(expected)
+    pair = Samples(["a big soup", "tea"], references=["one large stew", "tea"])
+    assert reference_meteor(pair) == pytest.approx(meteor(1, 1, 1, 1) / 2)
 
 
 def test_a_line_without_reference_is_named(references: dict[str, str]) -> None:

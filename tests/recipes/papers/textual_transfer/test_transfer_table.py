@@ -72,7 +72,7 @@ def write_report(folder: Path) -> dict[str, Any]:
         "thresholds": THRESHOLDS,
         "systems": {
             "best_gm": {**figures, "step": 300, "bleu": 20.04},
-            "copying": {**figures, "gm": None, "bleu": 31.3},
+            "copying": {**figures, "gm": None, "bleu": 31.3, "meteor": 54.26},
         },
         "differences": {"best_gm - last": {"gm": change}},
         "early_stopping": {"patience": 4, "stopped_step": 300, "share_saved": 0.25, "lost": 0.5},
@@ -101,7 +101,18 @@ def test_the_table_has_each_run_beside_the_paper(tmp_path: Path, capsys: Any) ->
         assert [run["run"], str(nearest["step"]), *shown, *paper] in lines
     assert [run["nearest"]["step"] for run in table["runs"]] == [200, 300]
     assert table["runs"][1]["best_gm"]["step"] == 300
-    assert ["m2", "copying", "", "0.800", "0.700", "20.0", "", "31.3", "31.4 (0.024)"] in lines
+    assert [
+        "m2",
+        "copying",
+        "",
+        "0.800",
+        "0.700",
+        "20.0",
+        "",
+        "31.3",
+        "54.3",
+        "31.4 (0.024)",
+    ] in lines
     assert "Test GM, best_gm - last: +1.25 (-0.50 to undefined)." in text
     assert "stopped at step 300, saved 25% of the steps and lost 0.50" in text
     assert "m0: Spearman of Acc and step -1.00, of Sim and step +1.00, over 4" in text
