@@ -331,8 +331,7 @@ class CTRLEval(ModelScorer[Infiller]):
     ) -> list[dict[str, Explanation]]:
         """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
 
-        `scorers.ctrleval.to_records` converts the result to plain data;
-        `plots.evaluators.bar_chart` draws one explanation.
+        `scorers.ctrleval.to_records` converts the result to plain data.
 
         Args:
             samples: As in `score`.

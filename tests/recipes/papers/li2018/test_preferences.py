@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctrlreward.functional.preferences import (
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
     PairwiseAgreement,
     best_scale,
@@ -17,7 +18,6 @@ from ctrlreward.functional.preferences import (
     pairwise_agreement,
     pairwise_preferences,
 )
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 
 NAN = float("nan")
 PLANTED = (20.0, 30.0, 300.0, -10.0)
