@@ -22,11 +22,7 @@ class CallbackMixin(Callback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the packages of trainer and callback, and the strategy.
-
-        Raises:
-            MisconfigurationException: The packages differ, or the strategy splits the model.
-        """
+        """Check the packages of trainer and callback, and the strategy."""
         super().setup(trainer, pl_module, stage)
         ours, theirs = package_of(self), package_of(trainer)
         if ours is not theirs:

@@ -84,11 +84,6 @@ def judges_by_name(
     """Return the `judges` of `BeforeAfter`, with a component for those that are scorers.
 
     `scores` are the names of the report's scores, which stand in the same files.
-
-    Raises:
-        TypeError: `judges` is not a mapping, or a value is neither an `AUC` nor a score.
-        ValueError: A judge has the name of a score or of `fail_rate`, or is a scorer with several
-            scores.
     """
     if not isinstance(judges, Mapping):
         raise TypeError(

@@ -18,11 +18,7 @@ _NARROWEST, _WIDEST = 80, 100  # columns
 
 
 def console_table(report: Mapping[str, Any]) -> str:
-    """Return means and judges before, after and of the others side by side, and differences.
-
-    Args:
-        report: Content of `summary.json`, with NaN for null.
-    """
+    """Return means and judges before, after and of the others side by side, and differences."""
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
     judges: Mapping[str, Any] = report["judges"]
     names = [name for name in report["before"] if name != "generations"]

@@ -27,9 +27,6 @@ class WeightSchedules:
 
     Args:
         points: Component → pairs of step and weight, by increasing step.
-
-    Raises:
-        ValueError: A component without points, or with steps that do not increase.
     """
 
     points: Mapping[str, Sequence[tuple[int, float]]]
@@ -44,12 +41,7 @@ class WeightSchedules:
                 )
 
     def check(self, reward: Reward) -> None:
-        """Raise if the schedules do not fit the reward.
-
-        Raises:
-            ValueError: The reward does not have a component or is not a weighted sum, or a weight
-                rewards the worse direction.
-        """
+        """Raise if the schedules do not fit the reward."""
         for name, points in self.points.items():
             if name not in reward.components:
                 raise ValueError(

@@ -55,14 +55,7 @@ USAGE = "\n".join(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command.
-
-    Args:
-        arguments: The command and its options; None takes them from `sys.argv`.
-
-    Raises:
-        SystemExit: With status 2 after an unknown command or a wrong option.
-    """
+    """Run a command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
         print(USAGE, file=sys.stderr)

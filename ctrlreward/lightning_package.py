@@ -47,12 +47,7 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True)
 class LightningPackage:
-    """One of the two packages.
-
-    Attributes:
-        name: Name of the package.
-        ours: Package with the callbacks of this project for it.
-    """
+    """One of the two packages."""
 
     name: str
     ours: str
@@ -75,11 +70,7 @@ PACKAGES = (
 
 
 def package_of(instance: object) -> LightningPackage:
-    """Return the package of a trainer, module, callback or logger.
-
-    Raises:
-        TypeError: The object is of neither package.
-    """
+    """Return the package of a trainer, module, callback or logger."""
     kind = type(instance)
     for base in kind.__mro__:
         for package in PACKAGES:
@@ -124,9 +115,6 @@ def check_strategy(trainer: Trainer) -> None:
     generate, all ranks would have to run every layer the same number of times, whereas the texts of
     each rank end at a length of their own. Adapters and checkpoints, which rank 0 writes alone,
     would have to be gathered first. Lightning runs FSDP and DeepSpeed on GPUs only.
-
-    Raises:
-        MisconfigurationException: They do not; names the strategy to use instead.
     """
     if any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING):
         raise misconfigured(

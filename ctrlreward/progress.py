@@ -83,11 +83,7 @@ class Count:
 
 
 class Phase:
-    """Work without a count, such as loading a model.
-
-    Args:
-        title: A few words that name the phase.
-    """
+    """Work without a count, such as loading a model."""
 
     share = None
 
@@ -296,12 +292,7 @@ def _in_main_thread() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the two largest units of hours, minutes and seconds.
-
-    Examples:
-        >>> [duration(seconds) for seconds in (8.4, 75, 7300)]
-        ['8 s', '1 min 15 s', '2 h 1 min']
-    """
+    """Return seconds in the two largest units of hours, minutes and seconds."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

@@ -103,11 +103,7 @@ class AnyReward(ABC):
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> RewardBatch:
-        """Score samples in the calling thread.
-
-        Args:
-            samples: n samples, in any form that `as_samples` converts.
-            columns: Columns of the samples to add or replace: `labels="positive"`.
+        """Score samples, as `as_samples` converts them with `columns`, in the calling thread.
 
         Raises:
             Exception: Any exception of a scorer, or of `as_samples`.
@@ -354,11 +350,7 @@ def lowest(scores: Mapping[str, Scores]) -> Scores:
 
 
 def check_direction(name: str, component: Component, weight: float) -> None:
-    """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed.
-
-    Raises:
-        ValueError: The weight is negative and higher is better, or positive and lower is better.
-    """
+    """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed."""
     better = "higher" if component.spec.higher_is_better else "lower"
     if (weight if better == "higher" else -weight) < 0:
         raise ValueError(

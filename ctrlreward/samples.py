@@ -59,9 +59,6 @@ def columns_from_records(
     Args:
         records: One mapping per sample, with the key `text`; other keys are ignored.
         name: Names the record at an index in errors.
-
-    Raises:
-        ValueError: A record has no text, or lacks a key that another one has.
     """
     keys = [*JSON_KEYS, *JSON_KEYS.values()]
     for i, record in enumerate(records):

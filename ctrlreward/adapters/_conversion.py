@@ -14,12 +14,7 @@ _FILLED_IN = ("texts", "prompts")
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the mapping from columns of `Samples` to the trainer's column names.
-
-    Raises:
-        TypeError: It is not a mapping.
-        ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
-    """
+    """Return the mapping from columns of `Samples` to the trainer's column names."""
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
             f"columns = {shortened(columns)} is a {type(columns).__name__}: give {{column of "
@@ -43,12 +38,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_pointwise(reward: AnyReward, caller: str) -> None:
-    """Raise a ValueError if a component depends on several samples, for trainers that pass one.
-
-    Args:
-        reward: The reward to check.
-        caller: Name of the reward function, for the message.
-    """
+    """Raise a ValueError if a component depends on several samples, for trainers that pass one."""
     for name, component in reward.components.items():
         if not component.scorer.pointwise:
             raise ValueError(
@@ -95,10 +85,6 @@ def build_samples(
             trainer doesn't pass them.
         table: The trainer's columns, n items each.
         columns: Column of `Samples` → name in the table.
-
-    Raises:
-        ValueError: A name is not in the table.
-        TypeError: An item is not a string.
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
     for name, source in columns.items():
@@ -124,9 +110,6 @@ def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None)
         chat: A text, or messages with `role` and `content`. Content is a text, a list of parts of
             which the text parts count, or None (a bare tool call).
         role: Role whose messages to keep; None keeps all.
-
-    Raises:
-        TypeError: A message is not a mapping.
     """
     if isinstance(chat, str):
         return chat

@@ -73,15 +73,7 @@ def run(arguments: list[str]) -> None:
 
 
 def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
-    """Compare runs study by study and curve by curve.
-
-    Args:
-        runs: Two or more.
-        patterns: Metrics to compare, as patterns of file names: `score/*`.
-
-    Raises:
-        ValueError: The runs have no study in common, or a study has no metric in common.
-    """
+    """Compare runs study by study and curve by curve."""
     all_studies = list(dict.fromkeys(study for run in runs for study in run.studies))
     shared = [study for study in all_studies if all(study in run.studies for run in runs)]
     if not shared:

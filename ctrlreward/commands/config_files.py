@@ -80,12 +80,7 @@ class ConfigFile:
 
 
 def read_config(path: str | Path) -> ConfigFile:
-    """Read a YAML file.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: It is not YAML, or not a mapping.
-    """
+    """Read a YAML file."""
     if not Path(path).is_file():
         raise OSError(f"there is no file {path}")
     try:
@@ -110,10 +105,6 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
     Returns:
         The arguments, and all files in the order in which they apply.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: A file is not YAML, or extends itself.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -179,10 +170,6 @@ def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
     Returns:
         `class_path` and `init_args` of the reward, or `components` and its other arguments, and the
         file.
-
-    Raises:
-        ValueError: The file is not YAML, has no reward, or has a wrong key.
-        OSError: It can't be read.
     """
     file = read_config(path)
     check_models(file)
@@ -267,11 +254,7 @@ def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
 
 
 def fill_in_run_folder(config: Any, folder: str) -> Any:
-    """Replace `${trainer.default_root_dir}` in each string, so that one option moves a whole run.
-
-    Raises:
-        ValueError: A string names another value.
-    """
+    """Replace `${trainer.default_root_dir}` in each string: one option moves a whole run."""
 
     def filled_in(text: str) -> str:
         filled = text.replace(_PLACE, folder)

@@ -56,10 +56,6 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
 
     These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
     from each unless it is resumed.
-
-    Raises:
-        ValueError: Another process holds a folder; names both. Or see `move_last_run_aside`.
-        OSError: A folder can't be written or moved.
     """
     with ExitStack() as held:
         for folder in _folders(trainer):
@@ -121,11 +117,6 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
 
     Returns:
         The new path; None if nothing was renamed.
-
-    Raises:
-        ValueError: The folder holds a run and other files, or is the working directory or one of
-            its parents, and the new run would replace files of the last one.
-        OSError: The folder can't be renamed.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):

@@ -55,12 +55,7 @@ class ServedReward:
 
 
 def build_reward(path: Path, device: str | None = None) -> Reward:
-    """Return the reward of a YAML file; see `serve`.
-
-    Raises:
-        ValueError: The file is not YAML, has no reward, or has a wrong class or argument.
-        OSError: It can't be read.
-    """
+    """Return the reward of a YAML file; see `serve`."""
     block, file = read_reward(path)
     return reward_of(block, device, file)
 

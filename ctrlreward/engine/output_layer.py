@@ -33,9 +33,6 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
     The layer itself runs on zero rows, since even one token's logits would read all its weights.
 
-    Args:
-        model: The model.
-        inputs: Its inputs, and options such as `use_cache`.
 
     Returns:
         Hidden states of shape (rows, tokens, width), and what the model returned (with its cache,
@@ -134,11 +131,7 @@ def _gather(
 
 
 def check_output_layer(model: PreTrainedModel) -> None:
-    """Check that `token_log_probs` computes the logits that the model itself returns.
-
-    Raises:
-        ValueError: The model transforms its logits after the output layer in an unknown way.
-    """
+    """Check that `token_log_probs` computes the logits that the model itself returns."""
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():

@@ -62,13 +62,6 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     It is the given tokenizer, unless a text has a character that a control token begins with. The
     one that is returned then reads every text without control tokens as the given one does, and a
     control token in a text as a published tokenizer reads any other string.
-
-    Args:
-        tokenizer: Tokenizer of a model, which is left as it is.
-        texts: All texts that the result will read.
-
-    Raises:
-        ValueError: A text contains a control token that the tokenizer cannot spell.
     """
     readers = _CACHE.get(tokenizer) or _build(tokenizer)
     suspects, marked = [], False
@@ -103,16 +96,6 @@ def rendered_chat(
     """Return a conversation as a chat template puts it, with marks for the template's tokens.
 
     Control tokens in the messages stay text, so that a message cannot end its turn.
-
-    Args:
-        tokenizer: Has the template.
-        messages: Role and content of each turn.
-        variables: Further variables of the template.
-        add_generation_prompt: Whether the start of an answer follows.
-
-    Raises:
-        TemplateError: The template refuses the conversation.
-        ValueError: It has no such template, or cuts or changes a control token in a message.
     """
     control = control_tokens(tokenizer)
     literals = _any_of(control)

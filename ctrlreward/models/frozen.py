@@ -28,10 +28,6 @@ class FrozenModel:
         model: The model.
         tokenizer: Its tokenizer.
         max_tokens: Longest input in tokens, special tokens included.
-
-    Raises:
-        ValueError: The model is of another kind, or its checkpoint lacks weights.
-        OSError: The hub cannot be reached.
     """
 
     auto_class: ClassVar[AutoClass]

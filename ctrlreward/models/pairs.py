@@ -47,11 +47,6 @@ def encode_pairs(
 
     A pair that exceeds the limit loses the end of b; if a alone leaves no room for b, the longer of
     the two is truncated. `warn_truncated_pairs` logs both.
-
-    Args:
-        tokenizer: Fast tokenizer of the model.
-        pairs: Text pairs.
-        limit: Longest input of the model in tokens, special tokens included.
     """
     if not pairs:
         return []
@@ -83,13 +78,7 @@ def encode_pairs(
 
 
 def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
-    """Log one warning for all pairs with a truncated a, and one for those with b truncated alone.
-
-    Args:
-        pairs: Text pairs.
-        encoded: Result of `encode_pairs`.
-        limit: Longest input of the model in tokens.
-    """
+    """Log one warning for all pairs with a truncated a, one for all with b truncated alone."""
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
     without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
     for consequence, indices in (

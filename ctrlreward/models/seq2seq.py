@@ -79,9 +79,6 @@ class Seq2SeqInfiller(FrozenModel):
 
     Each distinct masked text is encoded once. Targets share a decoder row where the input of one is
     a prefix of another's: all one-token words are scored by a single decoder step.
-
-    Raises:
-        ValueError: The mask of the model's family is unknown.
     """
 
     auto_class = AutoModelForSeq2SeqLM

@@ -43,10 +43,6 @@ class TextCNNConfig:
         widths: Filter widths in words.
         filters: Number of filters of each width.
         dropout: Dropout rate of the features, 0 to 1.
-
-    Raises:
-        ValueError: A label or word is repeated, there are fewer than two labels, or a size is not
-            positive.
     """
 
     words: tuple[str, ...]
@@ -126,9 +122,6 @@ class TextCNNClassifier:
 
     Attributes:
         labels: Labels, one per column of `probabilities`.
-
-    Raises:
-        ValueError: The folder does not hold a trained `TextCNN`.
     """
 
     def __init__(
@@ -186,11 +179,7 @@ def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Read a `config.json`, of transformers or of `save_text_cnn`.
-
-    Raises:
-        ValueError: The file is missing or is not a JSON object.
-    """
+    """Read a `config.json`, of transformers or of `save_text_cnn`."""
     if not file.is_file():
         raise ValueError(f"{file} is missing: give a folder written by the text_cnn recipe")
     try:

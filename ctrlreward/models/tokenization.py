@@ -48,12 +48,6 @@ def encode_texts(
     """Return the token ids of each text, special tokens included.
 
     A control token in a text is text (`text_reader`).
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        texts: Texts of any length.
-        limit: Longest encoding in tokens; longer texts are truncated, with one warning for all.
-        name: Names the text at an index in the warning.
     """
     if not texts:
         return []

@@ -36,10 +36,6 @@ def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
 
     Of several values at one step, such as those of a validation and of a later test, the last one
     counts.
-
-    Args:
-        history: Rows of a `HistoryLogger`'s `metrics.jsonl`, each with `step`.
-        name: Logged key, such as `"score/coherence"`.
     """
     points = {row["step"]: row[name] for row in history if row.get(name) is not None}
     return sorted(points), [points[step] for step in sorted(points)]
@@ -77,14 +73,6 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
     the kept step, and the values that the constraints exclude; one per judge, with its value before
     and after; one for the reward of training rollouts; one for KL and entropy. A run that is not of
     a policy, and whose report names no scores, has a panel per logged key.
-
-    Args:
-        history: Rows of a `HistoryLogger`'s `metrics.jsonl`.
-        report: Content of the `summary.json` of `BeforeAfter` or `RunReport`; may be empty.
-        path: The PNG.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     draw: list[Callable[[Any], None]] = [
         *(
@@ -127,9 +115,6 @@ def draw_front(
         pruned: Step of each dominated checkpoint → its k values.
         path: The PNG.
         modes: Better direction of each metric, "max" or "min", for the arrows of the axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     labels = [arrowed(name, mode) for name, mode in zip_longest(names, modes or ())]
     pairs = list(combinations(range(len(names)), 2))
@@ -294,15 +279,7 @@ def _draw_drift(panel: Any, history: Rows) -> None:
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Return the exponential moving average with bias correction, as in Adam.
-
-    Args:
-        values: n values.
-        weight: Weight of the past in [0, 1).
-
-    Returns:
-        n averages; a constant series stays as it is.
-    """
+    """Return the exponential moving average with bias correction, as in Adam."""
     smoothed, average = [], 0.0
     for i, value in enumerate(values, 1):
         average = weight * average + (1 - weight) * value

@@ -75,12 +75,7 @@ class AdaptedModuleMixin(LightningModule):
         self._training_device = self.trainer.strategy.root_device
 
     def configure_model(self) -> None:
-        """Load the base model with its adapter, and its tokenizer; only once.
-
-        Raises:
-            ValueError: An option does not fit the model; see `LoRA` and `Generation`.
-            ImportError: The base weights are to be quantised, without bitsandbytes.
-        """
+        """Load the base model with its adapter, and its tokenizer; only once."""
         if "policy" not in dict(self.named_children()):
             self._load()
 
@@ -95,11 +90,7 @@ class AdaptedModuleMixin(LightningModule):
         self.policy, self.tokenizer = policy, tokenizer
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW on all that is trained, with its learning-rate schedule.
-
-        Raises:
-            MisconfigurationException: The schedule needs a number of steps that is unknown.
-        """
+        """Return AdamW on all that is trained, with its learning-rate schedule."""
         return adamw(self, self.optimizer)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:

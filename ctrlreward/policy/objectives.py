@@ -64,11 +64,7 @@ _KL: dict[KLEstimator, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Choices:
-    """The six choices that define an algorithm; `Objective` documents each.
-
-    Raises:
-        ValueError: Choices that cannot be combined, or clip bounds out of range.
-    """
+    """The six choices that define an algorithm; `Objective` documents each."""
 
     baseline: Baseline
     scale: Scale
@@ -196,11 +192,7 @@ class Objective:
 
 
 def check_sampling(objective: Objective, num_generations: int, optimizer: OptimizerConfig) -> None:
-    """Raise if the objective cannot learn from the sampled groups or with these updates.
-
-    Raises:
-        ValueError: A group baseline with groups of one, or off-policy updates without a ratio.
-    """
+    """Raise if the objective cannot learn from the sampled groups or with these updates."""
     choices = objective.choices
     if num_generations < 2 and choices.baseline in ("group", "leave_one_out"):
         raise ValueError(
@@ -270,10 +262,6 @@ def loss_weights(choices: Choices, experience: Experience, max_length: int) -> d
 
     A collective if there are several ranks: means over tokens are over those of all ranks.
 
-    Args:
-        choices: Provides the aggregation.
-        experience: n completions.
-        max_length: Longest possible completion, in tokens.
 
     Returns:
         `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there

@@ -124,11 +124,7 @@ class OptimizerConfig:
 
 
 def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
-    """Return AdamW on a module's trainable parameters with its schedule, in Lightning's format.
-
-    Raises:
-        MisconfigurationException: The schedule needs a number of steps that is unknown.
-    """
+    """Return AdamW on a module's trainable parameters with its schedule, in Lightning's format."""
     steps = _number_of_updates(module, config)
     trainable = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(

@@ -288,12 +288,6 @@ def draw(logits: Tensor) -> Tensor:
     Args:
         logits: Shape (n, vocabulary). Overwritten: to map new memory of their size takes longer
             than the exponentials.
-
-    Returns:
-        Tokens, shape (n,).
-
-    Raises:
-        RuntimeError: A row has a NaN, or an infinite probability.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
@@ -405,22 +399,14 @@ def policy_output(
 
 
 def token_positions(attention: Tensor) -> Tensor:
-    """Return the position of each token in its row, padding not counted.
-
-    Args:
-        attention: 1 where there is a token, shape (n, length).
-    """
+    """Return the position of each token in its row, padding not counted."""
     return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def add_end_tokens(
     model: Any, tokenizer: PreTrainedTokenizerBase, stop: str | None, end_of_turn: Sequence[int]
 ) -> None:
-    """Add a stop string, and the tokens that end a turn, to the tokens that end completions.
-
-    Raises:
-        ValueError: The stop string is not a single token.
-    """
+    """Add a stop string, and the tokens that end a turn, to the tokens that end completions."""
     ids = [] if stop is None else tokenizer.encode(stop, add_special_tokens=False)
     if stop is not None and len(ids) != 1:
         raise ValueError(

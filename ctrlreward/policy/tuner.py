@@ -319,16 +319,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         waited: float,
         seconds: float,
     ) -> None:
-        """Log the metrics of a step.
-
-        Args:
-            sampled: This rank's rollout.
-            of_all_ranks: Rewards of all ranks.
-            rewards: This rank's rewards that it learns from, shape (n,).
-            terms: Terms of the loss.
-            waited: Seconds that the step waited for the rewards.
-            seconds: Duration of the step.
-        """
+        """Log the metrics of a step."""
         values = {f"reward/{name}": value for name, value in of_all_ranks.statistics().items()}
         if self.shape_rewards is not None:
             shaped, _ = gather_values(rewards)
@@ -389,13 +380,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _start(
         self, prompts: Samples, inputs: Sequence[Prompt], temperature: float | None = None
     ) -> PendingRollout:
-        """Sample a completion of each prompt; with overlap, let the worker score it now.
-
-        Args:
-            prompts: n samples with prompts.
-            inputs: The n prompts as the policy reads them.
-            temperature: As in `rollouts.sample`.
-        """
+        """Sample a completion of each prompt; with overlap, let the worker score it now."""
         started = time.perf_counter()
         rollout = self._sample(inputs, temperature)
         seconds = time.perf_counter() - started

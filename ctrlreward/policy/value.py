@@ -58,9 +58,6 @@ class ValueHead(nn.Module):
 
     The head is float32 and predicts 0 until it has been trained. Its gradient reaches the hidden
     states.
-
-    Args:
-        width: Size of the hidden states.
     """
 
     def __init__(self, width: int) -> None:

@@ -296,11 +296,7 @@ class Scorer(ABC):
             return object.__getattribute__(self, name)  # raises the error again
 
     def __getitem__(self, name: str) -> Component:
-        """Return one score as a component of a `Reward` or a callback.
-
-        Raises:
-            KeyError: The scorer has no score of that name; the message lists its scores.
-        """
+        """Return one score as a component; a KeyError lists the scores that exist."""
         if name not in self.specs:
             raise KeyError(
                 f"{type(self).__name__} has no score {name!r}; it has {', '.join(self.specs)}"
@@ -346,9 +342,6 @@ def checked_requests(
 
     Samples whose text is not valid Unicode are scored as empty texts, so that the others keep their
     places in warnings and errors: a tokenizer would fail on the whole batch.
-
-    Returns:
-        The scores in `names`, as `checked_scores` returns them; NaN for invalid Unicode.
     """
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():
@@ -372,17 +365,6 @@ def checked_scores(
     """Return what a scorer has computed as float64 arrays of shape (n,), whoever wrote it.
 
     None and infinite scores become NaN, the latter with a warning.
-
-    Args:
-        scorer: The scorer.
-        samples: The n samples that it was given.
-        returned: What its `score_samples` returned.
-        names: The scores that are wanted.
-
-    Raises:
-        TypeError: It is not a mapping, or a score is not a number.
-        ValueError: A score is absent, has another shape than (n,), or lies outside its range by
-            more than the rounding of bfloat16.
     """
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
@@ -444,10 +426,6 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     Each scorer runs once, for all of its components. A pointwise scorer gets each distinct sample
     once. Requests of several scorers to the same model are merged into one call. A scorer that
     another thread is running is waited for.
-
-    Raises:
-        MissingColumn: The samples lack a column that a component needs.
-        ValueError: A scorer does not return one value per sample.
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
@@ -491,22 +469,14 @@ def _named(
 
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
-    """Raise if samples lack a column that a component needs.
-
-    Raises:
-        MissingColumn: Names the scorer and the column.
-    """
+    """Raise if samples lack a column that a component needs."""
     for component in components.values():
         for column, reader in component.scorer.required_columns([component.name]).items():
             samples.require(column, reader)
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:
-    """Raise what scoring would raise about samples; loads no weights.
-
-    Raises:
-        ValueError: See `Scorer.check_samples`.
-    """
+    """Raise what scoring would raise about samples; loads no weights."""
     for scorer in dict.fromkeys(component.scorer for component in components.values()):
         names = [c.name for c in components.values() if c.scorer is scorer]
         scorer.check_samples(samples, names)

@@ -126,12 +126,7 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
 
 
 def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
-    """Return one blank per prompt that contains the text, with all its words as candidates.
-
-    Args:
-        text: Text to be put into the prompts.
-        evaluators: Prompts with their verbalizers, grouped by prompt.
-    """
+    """Return one blank per prompt that contains the text, with all its words as candidates."""
     blanks = []
     for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
         # Split before inserting the text, which may itself contain the names of the slots.

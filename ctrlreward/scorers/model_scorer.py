@@ -162,16 +162,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
 
 def check_loaded(model: object, kind: type, *members: str) -> None:
-    """Raise unless a model is a name, or an object of a protocol.
-
-    Args:
-        model: What was given.
-        kind: The protocol.
-        members: Names of what it asks for.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """Raise unless a model is a name, or an object of a protocol."""
     if not isinstance(model, str | PathLike | kind):
         raise TypeError(
             f"model = {shortened(model)} is a {type(model).__name__}, must be a folder, a Hugging "

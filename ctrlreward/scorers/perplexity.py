@@ -124,11 +124,6 @@ def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
 
     Returns:
         1 or more, lower is better; NaN if no text has a token.
-
-    Examples:
-        >>> half, tenth = np.log([0.5, 0.1])
-        >>> round(pooled_perplexity(np.array([half, tenth]), np.array([3, 1])), 3)  # 80 ^ (1/4)
-        2.991
     """
     read = tokens > 0
     if not read.any():

@@ -158,15 +158,7 @@ class Task:
 
 
 def require_texts(name: str, values: object) -> Sequence[str]:
-    """Return a list of non-empty strings, or raise an error that names the one that is not.
-
-    Args:
-        name: Name of the list, for the error.
-        values: The list to check.
-
-    Raises:
-        ValueError: It is not a list, or an item is not a string with text.
-    """
+    """Return a list of non-empty strings, or raise an error that names the one that is not."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} = {values!r}: give a list of strings")
     for i, value in enumerate(values):

@@ -142,10 +142,6 @@ class RemoteScorer(Scorer):
     """A scorer of a server: its scores, directions, ranges and corpus scores, and no device here.
 
     `RemoteReward` makes them: `remote["relevance"].scorer`.
-
-    Args:
-        connection: Connection to the server.
-        id_: Id of the scorer on the server.
     """
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
@@ -191,12 +187,7 @@ class RemoteScorer(Scorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Ask the server for the scores, or those of them in `names`, each float64 of shape (n,).
-
-        Raises:
-            ValueError: The server's scorer rejects the samples.
-            ServerLost: The server does not answer.
-        """
+        """Ask the server for the scores, or those in `names`, each float64 of shape (n,)."""
         wanted = sorted(self.specs if names is None else names)
         body = {"samples": records(samples), "names": wanted}
         reply = self.connection.post(f"/scorers/{self.id}/score", body)

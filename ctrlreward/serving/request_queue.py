@@ -35,10 +35,6 @@ class RequestQueue:
     Scores that depend on other samples are computed on one request alone. A batch that makes a
     scorer raise is scored again request by request, so that only the culprit fails.
 
-    Args:
-        reward: The reward that scores.
-        options: Sizes of batches and queue.
-        metrics: Receives what is measured.
 
     Attributes:
         reward: The reward.
@@ -109,12 +105,6 @@ class RequestQueue:
             samples: n samples.
             strict: A sample that makes a scorer raise fails the whole request, as in-process;
                 otherwise only that sample fails.
-
-        Raises:
-            NotReady: The models are being loaded, or the server is ending.
-            QueueFull: Too much is waiting.
-            RejectedSamples: A column is missing, or a scorer rejects a sample and `strict`.
-            ScorerFailed: A scorer or the aggregate fails by itself.
         """
         reward = self.reward
         return await self._result(

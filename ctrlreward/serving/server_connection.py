@@ -117,14 +117,7 @@ class ServerConnection:
         return found
 
     def post(self, path: str, body: object) -> Any:
-        """Send a body and return the value of the reply.
-
-        Raises:
-            ValueError: The server rejects the samples, with the message of its scorer.
-            ServerLost: No reply in time.
-            OtherReward: The server now has another reward.
-            ServerError: Any other refusal or failure.
-        """
+        """Send a body and return the value of the reply."""
         expected = self.description["fingerprint_id"]
         return self._json(self._send("POST", path, dumps(body), expected))
 

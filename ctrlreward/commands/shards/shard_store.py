@@ -56,10 +56,6 @@ class ShardStore:
     A file holds some scores of one shard, `{"coherence": [-1.5, null]}`, and is renamed into place
     whole. Its name has the shard and the positions of the scores in `names` (`00000003-0.1.json`),
     since a run that is resumed on other devices may group scorers differently.
-
-    Args:
-        folder: The folder, which need not exist.
-        names: Names of all scores.
     """
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
@@ -75,11 +71,7 @@ class ShardStore:
                     self._shards.setdefault(positions, set()).add(int(found[1]))
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest of the run; None if there is none.
-
-        Raises:
-            ValueError: The file is not a manifest.
-        """
+        """Return the manifest of the run; None if there is none."""
         if not self._manifest.exists():
             return None
         with self._manifest.open() as opened:
