@@ -44,7 +44,6 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
     """Return the hint of an error: the known name that is most similar to what was given.
 
-
     Returns:
         The hint with a space before it; empty if no name is similar.
     """

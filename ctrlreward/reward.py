@@ -261,11 +261,7 @@ class Reward(AnyReward):
             scorer.release()
 
     def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
-        """Return the rewards of samples whose scores are known; see `RewardBatch`.
-
-        Raises:
-            ValueError: The aggregate does not return one value per sample.
-        """
+        """Return the rewards of samples whose scores are known; see `RewardBatch`."""
         n = len(next(iter(components.values())))
         total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (n,):
@@ -292,10 +288,6 @@ def as_reward(given: RewardLike) -> AnyReward:
 
     Args:
         given: A reward, or what `Reward` takes for its components.
-
-    Raises:
-        TypeError: As in `Reward`.
-        ValueError: As in `Reward`.
 
     Examples:
         >>> def brevity(texts):

@@ -274,11 +274,7 @@ class Samples:
         return {name: column for name, column in given.items() if column is not None}
 
     def require(self, name: str, scorer: str) -> tuple[str, ...]:
-        """Return a column, or raise an error that names the scorer that needs it.
-
-        Raises:
-            MissingColumn: The column is absent. It is a ValueError.
-        """
+        """Return a column, or raise an error that names the scorer that needs it."""
         columns = self.columns()
         if name not in columns:
             raise MissingColumn(name, scorer, columns)
@@ -291,10 +287,6 @@ class Samples:
             known: The labels that there are.
             reader: Name of what needs the labels.
             owner: Name of what has the known labels (`"the classifier"`).
-
-        Raises:
-            MissingColumn: There are no labels.
-            ValueError: A label is not one of those known.
         """
         if self.labels is None:
             raise MissingColumn("labels", reader, self.columns())
@@ -342,11 +334,7 @@ class Samples:
         )
 
     def completed(self, completions: Sequence[str]) -> Samples:
-        """Return the samples with texts replaced by prefix + completion.
-
-        Raises:
-            ValueError: The number of completions is wrong, or the column `prefixes` is absent.
-        """
+        """Return the samples with texts replaced by prefix + completion."""
         prefixes = self.require("prefixes", "Samples.completed")
         if len(completions) != len(prefixes):
             raise ValueError(
@@ -397,11 +385,7 @@ class Samples:
 
     @staticmethod
     def concat(parts: Iterable[Samples]) -> Samples:
-        """Concatenate samples in order.
-
-        Raises:
-            ValueError: The parts don't have the same columns, or there are no parts.
-        """
+        """Concatenate samples in order."""
         parts = list(parts)
         if not parts:
             raise ValueError("Samples.concat got no parts: give at least one Samples")
@@ -426,12 +410,7 @@ class Samples:
 
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:
-        """Read records in the format of `to_jsonl`, ignoring other keys.
-
-        Raises:
-            ValueError: A line is not a JSON object with `text`, or not all lines have the same
-                columns.
-        """
+        """Read records in the format of `to_jsonl`, ignoring other keys."""
         with open(path, encoding="utf-8") as file:
             lines = file.readlines()  # str.splitlines would also split at U+2028 within a text
         records = []

@@ -229,9 +229,6 @@ class ScoreOfAll(_ScoreMetric):
                 order, and those that a sampler repeats count once. Without, they are scored rank
                 by rank.
             columns: Columns of `Samples` to add, as in `as_samples`.
-
-        Raises:
-            ValueError: The number of ids is not the number of samples.
         """
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):

@@ -56,11 +56,7 @@ class TemplateMarkers:
         one_of("response_at", self.response_at, ("first", "last"))
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return prompt and response.
-
-        Raises:
-            ValueError: A marker is not in the text.
-        """
+        """Return prompt and response."""
         if self.response_start not in text:
             raise ValueError(
                 f"{shortened(text)} has no {self.response_start!r}: give the text that your chat "

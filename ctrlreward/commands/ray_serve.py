@@ -67,7 +67,6 @@ def serve_on_ray(
 
     Prints the address when all replicas run, and a line for each replica that starts or ends.
 
-
     Returns:
         False if the models can't be loaded; the cause is printed.
     """

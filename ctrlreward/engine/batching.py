@@ -148,7 +148,6 @@ def run_distinct(
 ) -> list[Result]:
     """Run rows of token ids in batches, computing equal rows once.
 
-
     Returns:
         One result per row, in the given order; equal rows share one.
     """

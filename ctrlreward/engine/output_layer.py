@@ -33,7 +33,6 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
     The layer itself runs on zero rows, since even one token's logits would read all its weights.
 
-
     Returns:
         Hidden states of shape (rows, tokens, width), and what the model returned (with its cache,
         for example), where `logits` is empty.

@@ -89,10 +89,6 @@ def clustered_sides(
 ) -> tuple[list[Floats], Ints]:
     """Return the scores of both sides, and the cluster of each row, numbered from 0, shape (n,).
 
-    Raises:
-        ValueError: The lengths differ, a side has no valid score or an infinite one, or there are
-            fewer than two clusters.
-
     Examples:
         >>> sides, members = clustered_sides([1, 2, 3], [4, 5, 6], ["soup", "dog", "soup"])
         >>> members
@@ -136,9 +132,6 @@ def bootstrap(
 
     Returns:
         By name; all NaN where the statistic of the data is.
-
-    Raises:
-        ValueError: `confidence` or `resamples` is out of range.
 
     Examples:
         >>> values = np.array([1.0, 1.0, 3.0])

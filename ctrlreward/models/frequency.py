@@ -68,11 +68,7 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Read the published format: one weight per line, in the order of token ids.
-
-        Raises:
-            ValueError: A line is not a valid weight.
-        """
+        """Read the published format: one weight per line, in the order of token ids."""
         weights = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -157,9 +153,6 @@ class InverseFrequency:
 
         Args:
             vocabulary: Size of the scoring model's vocabulary, `len(tokenizer)`.
-
-        Raises:
-            ValueError: There is not one weight per token.
         """
         if len(self.weights) != vocabulary:
             raise ValueError(

@@ -51,9 +51,6 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
             the constraints.
         path: The PNG. Defaults to `curves.png` in the folder.
 
-    Returns:
-        The path of the PNG.
-
     Raises:
         FileNotFoundError: The folder has neither file.
         ImportError: matplotlib is not installed.

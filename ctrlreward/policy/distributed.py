@@ -17,7 +17,6 @@ from ctrlreward.ranks import on_every_rank, rank_and_ranks
 def gather_values(values: Tensor) -> tuple[Tensor, slice]:
     """Concatenate the values of all ranks, in rank order.
 
-
     Returns:
         The values of all ranks, without gradients, and the slice that holds this rank's own.
     """

@@ -94,7 +94,6 @@ class Learner:
 
         They sum to those of the update: weights of tokens are computed for the whole of it.
 
-
         Yields:
             See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
             gradient reaches the adapter too, and `value_loss` is that loss without gradients.

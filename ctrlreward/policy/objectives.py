@@ -262,7 +262,6 @@ def loss_weights(choices: Choices, experience: Experience, max_length: int) -> d
 
     A collective if there are several ranks: means over tokens are over those of all ranks.
 
-
     Returns:
         `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there
         are values to train, each (n, tokens).

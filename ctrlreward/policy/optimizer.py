@@ -106,9 +106,6 @@ class OptimizerConfig:
 
         Each epoch splits all completions at random, with torch's global generator, into
         minibatches whose sizes differ by at most 1.
-
-        Raises:
-            ValueError: There are fewer completions than minibatches.
         """
         if completions < self.minibatches:
             raise ValueError(

@@ -85,7 +85,6 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     in the memory of before: to map 430 MB anew took 0.1 to 0.6 s of a rollout of 2.5 s
     (SmolLM2-135M, 32 rows).
 
-
     Yields:
         The product of the output layer, with the arguments of `torch.nn.functional.linear`.
     """

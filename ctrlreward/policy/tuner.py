@@ -250,11 +250,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def train_dataloader(self) -> Any:
-        """Raise an error that says how to give prompts; a trainer's dataloader comes first.
-
-        Raises:
-            MisconfigurationException: Always.
-        """
+        """Raise an error that says how to give prompts; a trainer's dataloader comes first."""
         raise misconfigured(
             self,
             "there are no prompts to train on: use trainer.fit(tuner, DataLoader(prompts, "
@@ -262,11 +258,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def on_train_start(self) -> None:
-        """Check that the trainer iterates over prompts, not over the letters of one.
-
-        Raises:
-            MisconfigurationException: It was given strings in place of a dataloader.
-        """
+        """Check that the trainer iterates over prompts, not over the letters of one."""
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(

@@ -149,9 +149,6 @@ class AttributeClassifier(CompositeScorer):
         Args:
             samples: All texts of one system.
             score: `"accuracy"`, the share of correct decisions, or `"label_probability"`.
-
-        Raises:
-            ValueError: See the method `score`; or the argument `score` is unknown.
         """
         one_of("score", score, _NAMES)
         samples = as_samples(samples)

@@ -89,12 +89,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         }
 
     def build_model(self, name: str) -> Seq2SeqInfiller:
-        """Load the encoder-decoder, or share it with the scorers that have loaded it.
-
-        Raises:
-            ValueError: The model is not an encoder-decoder.
-            OSError: There is no such model here, and the hub cannot be reached.
-        """
+        """Load the encoder-decoder, or share it with the scorers that have loaded it."""
         try:
             config = load_config(name)
         except OSError as error:

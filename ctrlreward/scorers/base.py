@@ -177,10 +177,6 @@ class Scorer(ABC):
         Args:
             samples: As in `score`.
             columns: As in `score`.
-
-        Raises:
-            TypeError: See `score`.
-            ValueError: See `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -247,9 +243,6 @@ class Scorer(ABC):
         Args:
             samples: n samples.
             names: The scores that are wanted, None for all.
-
-        Raises:
-            ValueError: A column that a score needs is absent, or an item of it is wrong.
         """
         for column, reader in self.required_columns(names).items():
             samples.require(column, reader)

@@ -94,11 +94,7 @@ class FunctionScorer(Scorer):
         return {column: self.name for column in required if column not in ("texts", "prompts")}
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
-        """Return what the function returns, by its name.
-
-        Raises:
-            MissingColumn: The function needs a column that is absent.
-        """
+        """Return what the function returns, by its name."""
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
             return {self.name: self.function(samples)}

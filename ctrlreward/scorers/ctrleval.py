@@ -280,11 +280,7 @@ class CTRLEval(ModelScorer[Infiller]):
 
     @cached_property
     def iwf(self) -> InverseFrequency:
-        """Weights of coherence and consistency.
-
-        Raises:
-            ValueError: The table does not fit the model's vocabulary.
-        """
+        """Weights of coherence and consistency."""
         tokenizer = self.loaded_model.tokenizer
         if self._iwf is None:
             return InverseFrequency.from_wordfreq(tokenizer)
@@ -334,9 +330,6 @@ class CTRLEval(ModelScorer[Infiller]):
 
         Returns:
             For each sample, the chosen aspects by name, with the same scores as `score`.
-
-        Raises:
-            ValueError: See `score`.
         """
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)

@@ -97,9 +97,6 @@ class Task:
         Args:
             count: Number of evaluators. For one seed, a smaller subset is part of a larger one.
             seed: Seed of the draw; no other random state is read or changed.
-
-        Raises:
-            ValueError: The task has fewer evaluators.
         """
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):

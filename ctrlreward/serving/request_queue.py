@@ -35,7 +35,6 @@ class RequestQueue:
     Scores that depend on other samples are computed on one request alone. A batch that makes a
     scorer raise is scored again request by request, so that only the culprit fails.
 
-
     Attributes:
         reward: The reward.
         scorers: Its scorers by id: `"0"`, `"1"`, … in the order of the components.

@@ -30,7 +30,6 @@ def split_sentences(text: str) -> list[str]:
     are the text up to whitespace. On the texts of the CTRLEval paper the result equals that of
     NLTK, which produced the published numbers, and no trained data is needed.
 
-
     Returns:
         Stripped sentences, none of them empty; an empty list for empty or blank text.
     """
