@@ -38,10 +38,6 @@ class RolloutSamplesMixin(CallbackMixin):
         every_n_batches: Interval in training batches.
         table_rows: Rows of the table, evenly spaced over the rollout.
 
-    Raises:
-        ValueError: A number is not positive.
-        MisconfigurationException: In `setup`: the module has no `last_rollout`.
-
     Examples:
         >>> from pathlib import Path
         >>> from pytorch_lightning import Trainer

@@ -25,8 +25,7 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 class WeightSchedules:
     """Piecewise linear schedules of the weights of a `Reward`'s components.
 
-    Args:
-        points: Component → pairs of step and weight, by increasing step.
+    `points` maps a component to pairs of step and weight, by increasing step.
     """
 
     points: Mapping[str, Sequence[tuple[int, float]]]

@@ -87,11 +87,9 @@ class RewardBatch:
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
 
-    Attributes:
-        components: The components by name; `reward["relevance"]` is one.
-        weights: The weight of each component of a weighted reward; None with other aggregates.
-        thresholds: t1 to t4 of `"gm"`; None with other aggregates.
-        accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
+    `components` are by name; `reward["relevance"]` is one. `weights` are those of a weighted
+    reward, `thresholds` (t1 to t4) and `accuracy_score` those of `"gm"`; None with other
+    aggregates.
     """
 
     components: Mapping[str, Component]
@@ -184,9 +182,6 @@ class Reward(AnyReward):
         ...     return [-float(len(text)) for text in texts]
         >>> Reward(brevity)(["Good soup."]).total  # as is Reward({"brevity": brevity})
         array([-10.])
-        >>> squared = Reward({"content": content}, aggregate=lambda scores: scores["content"] ** 2)
-        >>> squared(["broth"], sources=["soup"]).total.round(2)
-        array([0.36])
         >>> from ctrlreward import Accuracy, CTRLEval
         >>> style = Accuracy(CTRLEval(task="sentiment"))["label_probability"]
         >>> parts = {"style": style, "content": content, "fluency": Perplexity()["perplexity"]}
@@ -285,9 +280,6 @@ RewardLike: TypeAlias = AnyReward | Components
 
 def as_reward(given: RewardLike) -> AnyReward:
     """Return a reward as it is, or `Reward(given)`.
-
-    Args:
-        given: A reward, or what `Reward` takes for its components.
 
     Examples:
         >>> def brevity(texts):

@@ -51,10 +51,8 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise a ValueError if a sample's result could not be represented as the trainer needs it.
 
-    Args:
-        reward: The reward to check; none of its components may have the name of a key.
-        failed_score: Score of a failed sample, as the user sets it; must be finite.
-        keys: Keys of each result besides the components.
+    None of the reward's components may have one of `keys`, which a result has besides them, and
+    `failed_score` must be finite.
     """
     if not math.isfinite(failed_score):
         raise ValueError(
@@ -79,12 +77,8 @@ def build_samples(
     Each text is prefix + completion if `prefixes` is mapped, else the completion alone. `groups`
     are the prompts unless they are mapped.
 
-    Args:
-        completions: n generated texts, without their prompts.
-        prompts: n prompts, also available for mapping as the column `"prompt"`; None if the
-            trainer doesn't pass them.
-        table: The trainer's columns, n items each.
-        columns: Column of `Samples` → name in the table.
+    `prompts` are also available for mapping as the column `"prompt"`; None if the trainer doesn't
+    pass them. `columns` maps columns of `Samples` to names in the table.
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
     for name, source in columns.items():
@@ -106,10 +100,8 @@ def build_samples(
 def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
     r"""Return a text as it is, or the texts of a chat's messages joined by `"\n"`.
 
-    Args:
-        chat: A text, or messages with `role` and `content`. Content is a text, a list of parts of
-            which the text parts count, or None (a bare tool call).
-        role: Role whose messages to keep; None keeps all.
+    Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
+    `role` is the role whose messages to keep; None keeps all.
     """
     if isinstance(chat, str):
         return chat

@@ -104,11 +104,7 @@ class _ScoreSums(_ScoreMetric):
         **columns: Unpack[SampleKeywords],
     ) -> None:
         """Score n samples and add them up; repeated samples are scored once.
-
-        Args:
-            data: The samples, in any form that `as_samples` takes.
-            ids: Not used; a `MetricCollection` passes the ids of `ScoreOfAll` to all metrics.
-            columns: Columns of `Samples` to add, as in `as_samples`.
+        A `MetricCollection` passes the ids of `ScoreOfAll` to all metrics; they are not used.
         """
         samples = as_samples(data, **columns)
         scorer = self.component.scorer
@@ -154,12 +150,7 @@ class ScoreMean(_ScoreSums):
 class FailRate(_ScoreSums):
     """Share of the samples for which a score is NaN, in [0, 1]; NaN without samples.
 
-    Args:
-        component: A score that depends on one sample alone, `ctrleval["coherence"]`; or a scorer
-            with a single score.
-
-    Raises:
-        ValueError: The score depends on several samples, or the scorer has several scores.
+        component: As in `ScoreMean`.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors

@@ -45,12 +45,8 @@ _MAX_SYSTEMS = 20
 class Comparison:
     """Agreement of two or more runs.
 
-    Attributes:
-        runs: The runs, in the user's order.
-        studies: Agreement in each study that all runs have.
-        curves: Correlation of each metric over the steps that all runs logged; empty if a run has
-            no steps.
-        missing: Studies that at least one run lacks.
+    `runs` are in the user's order; `curves` correlate each metric over the steps that all runs
+    logged, and are empty if a run has no steps; `missing` are studies that at least one run lacks.
     """
 
     runs: Sequence[Run]

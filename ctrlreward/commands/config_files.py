@@ -41,10 +41,7 @@ COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 class ConfigFile:
     """A YAML file, with the lines of its keys.
 
-    Attributes:
-        path: The file, as it was given.
-        content: Its keys and values.
-        lines: Line by the keys that lead there; those of a list are "0", "1", ….
+    `lines` has the line of each key, by the keys that lead there; those of a list are "0", "1", ….
     """
 
     path: str
@@ -103,8 +100,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
     yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
 
-    Returns:
-        The arguments, and all files in the order in which they apply.
+    Returns the arguments, and all files in the order in which they apply.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -127,10 +123,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
-    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model.
-
-    That is what can be checked without the classes.
-    """
+    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model."""
     for file in files:
         for key, value in file.content.items():
             if key not in (*_KEYS, _EXTENDS):
@@ -167,9 +160,8 @@ def check_models(file: ConfigFile) -> None:
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
     """Read the reward of a YAML file.
 
-    Returns:
-        `class_path` and `init_args` of the reward, or `components` and its other arguments, and the
-        file.
+    Returns the block, `class_path` and `init_args` or `components` and its other arguments, and the
+    file.
     """
     file = read_config(path)
     check_models(file)
@@ -239,8 +231,7 @@ def trainer_options() -> tuple[str, ...]:
 def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
     """Replace each string of nested dictionaries, namespaces and lists, in place.
 
-    Returns:
-        The configuration, or the new string if it is one.
+    Returns the configuration, or the new string if it is one.
     """
     if isinstance(config, str):
         return replaced(config)

@@ -85,10 +85,7 @@ def _hold(folder: Path) -> Iterator[None]:
 
 
 def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
-    """Move the last run aside from each folder that the trainer's run will write.
-
-    Yields each folder that was moved, and its new path. See `move_last_run_aside`.
-    """
+    """Move aside the last run of each folder that the run will write; yield both paths."""
     root = Path(trainer.default_root_dir)
     written = {path.resolve() for path in _histories(trainer)}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -111,12 +108,7 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
     `checkpoints`, and with nothing but what runs write. A folder without a run is left as it is,
     and so is one with only `checkpoints` of a run beside other files.
 
-    Args:
-        folder: `default_root_dir` of the run that is about to start.
-        written: Further names of files and folders that the run writes there.
-
-    Returns:
-        The new path; None if nothing was renamed.
+    `written` are further names that the run writes there. Returns the new path, or None.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):

@@ -67,8 +67,7 @@ def serve_on_ray(
 
     Prints the address when all replicas run, and a line for each replica that starts or ends.
 
-    Returns:
-        False if the models can't be loaded; the cause is printed.
+    Returns False if the models can't be loaded; the cause is printed.
     """
     if options.max_replicas is not None and options.max_replicas < replicas:
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")

@@ -245,11 +245,8 @@ def name_components(
 ) -> dict[str, Component]:
     """Return all scores of some scorers by name, or those that the columns allow.
 
-    Args:
-        scorers: One or more.
-        names: One per scorer, for keys such as `"small.coherence"`; None uses the scores' own
-            names.
-        samples: Samples with the columns that will be scored; None takes all scores.
+    `names` has one per scorer, for keys such as `"small.coherence"`; None uses the scores' own
+    names.
     """
     if not scorers:
         raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")

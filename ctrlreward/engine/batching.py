@@ -88,10 +88,8 @@ def run_batched(
 
     Args:
         lengths: Number of tokens of each item.
-        batch_tokens: Largest number of tokens of a padded batch, rows × longest row. A longer item
-            makes a batch of its own.
-        forward: Takes indices into `lengths` and returns one result each, in that order. Runs in
-            inference mode.
+        batch_tokens: Most tokens of a padded batch; a longer item makes one of its own.
+        forward: Takes indices into `lengths` and returns one result each, in inference mode.
         description: Label of the progress bar.
     """
     pending = pack(lengths, batch_tokens)
@@ -146,11 +144,7 @@ def run_distinct(
     forward: Callable[[list[Ids]], Sequence[Result]],
     description: str,
 ) -> list[Result]:
-    """Run rows of token ids in batches, computing equal rows once.
-
-    Returns:
-        One result per row, in the given order; equal rows share one.
-    """
+    """Run rows of token ids in batches, equal ones once; return a result per row, in order."""
     indices: dict[Ids, int] = {}
     inverse = [indices.setdefault(row, len(indices)) for row in rows]
     distinct = list(indices)

@@ -1,7 +1,7 @@
 """Agreement between repeated measurements (quantified reproducibility assessment).
 
-QRA++ (Belz, 2025, https://arxiv.org/abs/2505.17043) measures
-the reproducibility of each type of result in its own way:
+QRA++ (Belz, 2025, https://arxiv.org/abs/2505.17043) measures the reproducibility of each type of
+result in its own way:
 
 - Type I, a single number: CV* (`cv_star`).
 - Type II, a set of numbers: Pearson's r and Spearman's ρ (`correlate`).
@@ -43,9 +43,7 @@ class Correlation(NamedTuple):
 class Findings(NamedTuple):
     """Counts of findings that two runs agree on (type IV).
 
-    Attributes:
-        upheld: Number of findings with the same outcome in both runs.
-        total: Number of findings that both runs allow.
+    `upheld` have the same outcome in both runs, `total` are those that both runs allow.
     """
 
     upheld: int

@@ -182,12 +182,8 @@ def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
 def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
     """Yield how often each draw contains each row, a block of draws at a time.
 
-    Args:
-        draws: Number of times that a draw contains a cluster, shape (draws, clusters).
-        members: Cluster of each row, shape (n,).
-
-    Yields:
-        Shape (block of draws, n).
+    `draws` says how often a draw contains a cluster, shape (draws, clusters), and `members` has the
+    cluster of each row, shape (n,). A block has shape (draws of the block, n).
 
     Examples:
         >>> next(row_weights(draws=np.array([[2, 0]]), members=np.array([0, 1, 0])))

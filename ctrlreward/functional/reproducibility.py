@@ -28,10 +28,7 @@ Table: TypeAlias = Mapping[str, Column]  # metric → system → value
 class Gap(NamedTuple):
     """A value that was left out of a comparison.
 
-    Attributes:
-        metric: Name of the metric.
-        system: Name of the system.
-        reason: Why it was left out, in words.
+    `metric` and `system` of the value, and the `reason` in words.
 
     Examples:
         >>> compare_tables([{"sim": {"A": 0.5, "B": 0.6}}, {"sim": {"A": 0.5}}]).gaps
@@ -204,9 +201,7 @@ def _compare_metric(
 ) -> tuple[list[Column], MetricAgreement]:
     """Compare one metric of all runs; add to `gaps` what is left out.
 
-    Returns:
-        The columns, restricted to the systems with a finite value in every run, and their
-        agreement.
+    Columns are restricted to the systems with a finite value in every run.
     """
     kept, spread = [], {}
     for system in dict.fromkeys(system for column in columns for system in column):

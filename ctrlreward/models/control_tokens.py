@@ -129,13 +129,10 @@ def rendered_chat(
 class _Readers(NamedTuple):
     """Copies of a tokenizer that share its vocabulary.
 
-    Attributes:
-        first: Characters that the control tokens begin with, and that of marks.
-        first_or_similar: These, and those that a normalizer may turn into them.
-        for_marks: Reads marks, for texts without the first characters of control tokens.
-        for_any: Reads all texts.
-        of_marks: Id of each mark to that of its control token.
-        unspelled: Control tokens that `for_any` still reads as such.
+    `first` are the characters that control tokens and marks begin with, `first_or_similar` also
+    those that a normalizer may turn into them. `for_marks` reads marks in texts without `first`,
+    `for_any` all texts. `of_marks` maps the id of a mark to its control token's. `unspelled` are
+    control tokens that `for_any` still reads as such.
     """
 
     first: str
@@ -187,10 +184,7 @@ def _copy(
 ) -> Any:
     """Copy a tokenizer, without its vocabulary, as one that reads marks and no control token.
 
-    Args:
-        tokenizer: The tokenizer.
-        control: Its control tokens.
-        broken: Strings to split after their first character, since the vocabulary has them.
+    `broken` are strings to split after their first character, since the vocabulary has them.
     """
     reader: Any = copy.copy(tokenizer)
     reader.split_special_tokens = True

@@ -45,8 +45,6 @@ def load_infiller(
     """Load an infiller, shared by all calls with equal arguments.
 
     Encoder-decoders fill their pretrained mask token; decoder-only models are prompted.
-
-    Arguments are those of `FrozenModel`.
     """
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)

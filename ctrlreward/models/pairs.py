@@ -23,13 +23,9 @@ Pair = tuple[str, str]
 class EncodedPair(NamedTuple):
     """Text pair (a, b) as the model reads it.
 
-    Attributes:
-        ids: Token ids, special tokens included.
-        types: Token type ids, for models that take them; else empty.
-        places: Indices in `ids` of the tokens of a.
-        spans: Character span of each of these tokens in a, end exclusive.
-        has_b: Whether b has a token.
-        dropped: Truncated tokens of a and of b.
+    `types` are token type ids, empty for models without them. `places` are the indices in `ids` of
+    the tokens of a, `spans` their character spans in a, end exclusive. `has_b` is False if b has no
+    token, and `dropped` has the truncated tokens of a and of b.
     """
 
     ids: Ids

@@ -95,9 +95,8 @@ class TextCNN(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return logits, shape (rows, labels).
 
-        Args:
-            ids: Padded results of `TextCNNConfig.encode`, shape (rows, longest).
-            mask: 1 for the encoded words, 0 for the padding after them, same shape.
+        `ids` are padded results of `TextCNNConfig.encode` and `mask` is 0 on the padding, both of
+        shape (rows, longest).
         """
         vectors = self.embedding(ids)
         features = []
@@ -114,14 +113,8 @@ class TextCNN(nn.Module):
 class TextCNNClassifier:
     """Frozen, trained `TextCNN`.
 
-    Args:
-        folder: Folder written by `save_text_cnn`.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Word budget of one forward pass, padding included; None is 8192.
-
-    Attributes:
-        labels: Labels, one per column of `probabilities`.
+    Arguments are those of `FrozenModel`, with words in place of tokens. `labels` has one per column
+    of `probabilities`.
     """
 
     def __init__(

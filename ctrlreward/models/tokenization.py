@@ -72,10 +72,8 @@ def first_tokens(
 ) -> list[str]:
     """Return each text up to its first `limit` tokens.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        texts: Texts of any length; one warning names the longest of those that are cut.
-        limit: Tokens to keep, special tokens not included; None keeps all.
+    `limit` leaves special tokens out; None keeps all. One warning names the longest text that is
+    cut.
     """
     kept = list(texts)
     if limit is None:
@@ -104,12 +102,8 @@ def warn_truncated(
 ) -> None:
     """Log one warning for all items that exceed a model's context.
 
-    Args:
-        items: Name of the items in the warning (`"continuations"`).
-        lengths: Number of tokens of each.
-        limit: Longest input of the model; 0 or None if it is unlimited.
-        dropped: Name of the dropped part in the warning.
-        reader: Name of the part of the model that reads the items.
+    `items` names them (`"continuations"`), `dropped` the part that is cut, `reader` the part of the
+    model that reads them. A limit of 0 or None is none.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:

@@ -106,12 +106,8 @@ def draw_front(
     The front of two metrics is drawn as a line. With more metrics each panel is a projection, and
     its points are not connected.
 
-    Args:
-        names: Names of the k metrics, k ≥ 2.
-        kept: Step of each checkpoint on the Pareto front → its k values.
-        pruned: Step of each dominated checkpoint → its k values.
-        path: The PNG.
-        modes: Better direction of each metric, "max" or "min", for the arrows of the axes.
+    `kept` and `pruned` map the step of a checkpoint to its values of the k ≥ 2 metrics; `modes`,
+    "max" or "min", are for the arrows of the axes.
     """
     labels = [arrowed(name, mode) for name, mode in zip_longest(names, modes or ())]
     pairs = list(combinations(range(len(names)), 2))

@@ -35,12 +35,6 @@ class AdaptedModuleMixin(LightningModule):
     The random numbers of a batch follow from the seed of the run (`seed_everything`, or
     `torch.manual_seed`; random without one), the rank, the epoch and the batch. The seed is in the
     checkpoint, so a resumed run samples what an uninterrupted one would have sampled.
-
-    Args:
-        model: Local folder, Hugging Face id or short name of the base model.
-        generation: How prompts are completed.
-        optimizer: Optimizer, and whether cores are shared with a reward.
-        lora: The adapter, and the precision of the base weights.
     """
 
     policy: PeftModel  # set by configure_model, as the next one

@@ -94,9 +94,8 @@ class Learner:
 
         They sum to those of the update: weights of tokens are computed for the whole of it.
 
-        Yields:
-            See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
-            gradient reaches the adapter too, and `value_loss` is that loss without gradients.
+        See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
+        gradient reaches the adapter too, and `value_loss` is that loss without gradients.
         """
         choices, options, n = self.objective.choices, self.generation, len(experience.mask)
         weights = loss_weights(choices, experience, options.max_completion_length)

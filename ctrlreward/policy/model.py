@@ -234,12 +234,8 @@ def check_config(config: LoraConfig) -> None:
 def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """Load a causal or encoder-decoder language model with a new or a trained LoRA adapter.
 
-    Args:
-        model: Local folder, Hugging Face id or short name.
-        lora: The adapter, and dtype and quantisation of the base weights; or peft's configuration
-            of a new adapter, with the defaults of dtype and quantisation.
-        device: Device that the model will run on, as in torch. Quantised weights are loaded to it,
-            others to the CPU.
+    `lora` may be peft's configuration of a new adapter, with the defaults of dtype and
+    quantisation. Quantised weights are loaded to the device, others to the CPU.
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
     base = load_base(model, options.dtype, options.quantization, device)

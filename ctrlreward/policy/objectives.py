@@ -213,12 +213,8 @@ def completion_advantages(
 ) -> Tensor:
     """Compute the advantage of each completion, shape (n,); 0 where the reward is NaN.
 
-    Args:
-        choices: Any baseline except `"value"`.
-        rewards: NaN where a sample failed, shape (n,).
-        groups: Index of each completion's prompt, shape (n,).
-        greedy: Reward of each prompt's greedy completion, shape (prompts,); None with any other
-            baseline.
+    `rewards` are NaN where a sample failed, and `groups` has the index of each completion's prompt,
+    both of shape (n,). `greedy` is the reward of each prompt's greedy completion, shape (prompts,).
     """
     if greedy is not None:
         return formulas.self_critical_advantages(rewards, groups, greedy)
@@ -291,12 +287,7 @@ def loss_terms(
 ) -> dict[str, Tensor]:
     """Compute the loss and its logged terms as sums: microbatches add up to their update.
 
-    Args:
-        choices: The algorithm's choices.
-        log_probs: Log-probabilities under the current policy, with gradients, shape (n, tokens).
-        experience: n completions.
-        weights: The rows of `loss_weights` that belong to the n completions.
-        beta: Weight of the KL term.
+    `log_probs` have gradients, shape (n, tokens); `weights` are rows of `loss_weights`.
 
     Returns:
         `loss`, with gradients. Without gradients: `kl` from the reference and `entropy`, in

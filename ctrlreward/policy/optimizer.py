@@ -142,18 +142,9 @@ def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
 
     Those of `transformers.get_scheduler`, one step ahead: no update has the rate 0.
 
-    Args:
-        schedule: After the warm-up the rate stays, or falls towards 0 at update `steps`;
-            `"constant"` has no warm-up.
-        step: Number of updates before this one.
-        warmup_steps: Updates over which the rate rises linearly.
-        steps: Number of updates of the whole training.
-
     Example:
         >>> [rate("linear", step, 2, 5) for step in range(5)]
         [0.5, 1.0, 0.75, 0.5, 0.25]
-        >>> [rate("constant_with_warmup", step, 2, 5) for step in range(5)]
-        [0.5, 1.0, 1.0, 1.0, 1.0]
     """
     if schedule == "constant":
         return 1.0
@@ -197,14 +188,8 @@ def step_optimizer(
 ) -> dict[str, Tensor]:
     """Make one update with the summed gradients of some microbatches.
 
-    Args:
-        module: A module under manual optimisation, with one optimizer and one schedule.
-        microbatches: The terms of each; `loss` has gradients. The next one is computed after the
-            backward pass of the previous one.
-        max_grad_norm: Largest gradient norm; None for no clipping.
-
-    Returns:
-        The terms, summed over the microbatches, without gradients.
+    The next of the microbatches, whose `loss` has gradients, is computed after the backward pass of
+    the previous one. Returns the terms, summed over the microbatches, without gradients.
     """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()

@@ -183,16 +183,10 @@ def sample(
     Without truncation (`top_p`, `top_k`, `min_p`), `log_probs` are the log-probabilities that the
     tokens were sampled with.
 
-    Args:
-        model: A causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share
-            no type. Its generation config has the end tokens and the decoder's start token, and
-            no setting that changes the distribution.
-        tokenizer: The model's tokenizer.
-        prompts: n prompts, which a causal model continues or an encoder reads. Control tokens in
-            them are text, except for those that have marks (`chat.model_texts`).
-        options: Lengths, truncation, and whether a chat template has put special tokens into the
-            prompts.
-        temperature: Sampling temperature; 0 decodes greedily. None: that of the options.
+    `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
+    type. Its generation config has the end tokens and the decoder's start token, and no setting
+    that changes the distribution. Control tokens in prompts are text, except for those that have
+    marks (`chat.model_texts`). The temperature 0 decodes greedily; None is that of the options.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = [distinct.index(prompt) for prompt in prompts]
@@ -224,15 +218,7 @@ def _decode(
 ) -> Tensor:
     """Return new tokens, inference tensor of shape (n, new); `padding` after an end token.
 
-    Args:
-        model: As in `sample`, like `options` and `temperature`.
-        ids: Distinct prompts, shape (prompts, length).
-        attention: 1 where `ids` is not padding, shape (prompts, length).
-        rows: Prompt of each of n rows.
-        options: Longest completion and truncation.
-        temperature: 0 decodes greedily.
-        end: Tokens that end a row.
-        padding: Token after the end.
+    Row i continues the prompt `ids[rows[i]]`; the temperature 0 decodes greedily.
     """
     row_of = torch.tensor(rows, device=ids.device)
     positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
@@ -285,9 +271,8 @@ def draw(logits: Tensor) -> Tensor:
     probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
     cores, AVX2), a tenth of a token.
 
-    Args:
-        logits: Shape (n, vocabulary). Overwritten: to map new memory of their size takes longer
-            than the exponentials.
+    `logits`, shape (n, vocabulary), are overwritten: to map new memory of their size takes longer
+    than the exponentials.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
@@ -319,12 +304,7 @@ def given(
 ) -> Rollout:
     """Return completions that are given, instead of sampled, each with the last end token.
 
-    Args:
-        model: As in `sample`.
-        tokenizer: The model's tokenizer.
-        prompts: n prompts.
-        completions: A completion of each. For a causal model, a space before the first word belongs
-            to it.
+    For a causal model, a space before the first word belongs to the completion.
     """
     ids, attention = _encode(model, tokenizer, list(prompts), special_tokens=True)
     end = int(_end_tokens(model)[-1])

@@ -71,11 +71,8 @@ def instead() -> dict[str, str]:
 class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
-    Attributes:
-        samples: The n texts, with all columns.
-        rollout: The completions' tokens.
-        wait_for_scores: Returns the rewards, or raises the scorer's exception.
-        seconds: Duration of sampling.
+    `samples` have all columns; `wait_for_scores` returns the rewards, or raises the scorer's
+    exception; `seconds` is the duration of sampling.
     """
 
     samples: Samples
@@ -87,11 +84,8 @@ class PendingRollout(NamedTuple):
 class PendingExperience(NamedTuple):
     """A step's experience before its rewards have arrived.
 
-    Attributes:
-        sampled: The completions to learn from.
-        greedy: The greedy completion of each prompt, if that is the baseline.
-        output: Outputs of the policy that sampled; None if the policy cannot change before the
-            rewards arrive.
+    `greedy` are the greedy completions, if they are the baseline. `output` is of the policy that
+    sampled; None if the policy cannot change before the rewards arrive.
     """
 
     sampled: PendingRollout

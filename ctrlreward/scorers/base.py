@@ -42,9 +42,8 @@ def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
 
     A text of white space only is empty. A warning names each sample that is left out.
 
-    Args:
-        name: Name of the score that is NaN, for the warning (`"perplexity"`).
-        columns: Columns of equal length, by their names in `Samples`.
+    `name` is the score that is NaN, for the warning (`"perplexity"`); columns are named as in
+    `Samples`.
     """
     kept = []
     for i, row in enumerate(zip(*columns.values(), strict=True)):
@@ -147,11 +146,8 @@ class Scorer(ABC):
 
         A sample fails if its text is not valid Unicode or its score is infinite, with a warning.
 
-        Args:
-            samples: n samples, in any form that `as_samples` converts: a list of texts, records,
-                a DataFrame, …
-            columns: Columns of the samples to add or replace: `labels="positive"`; or other
-                keywords of `as_samples`.
+        `samples` may have any form that `as_samples` converts; `columns` are added to them or
+        replace theirs, `labels="positive"`.
 
         Raises:
             TypeError: The data is of another type, or a keyword is not a column of `Samples`.
@@ -174,9 +170,7 @@ class Scorer(ABC):
         A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
         fail; NaN if none counts. `GenerationScorer` logs the same.
 
-        Args:
-            samples: As in `score`.
-            columns: As in `score`.
+        Arguments are those of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -220,8 +214,7 @@ class Scorer(ABC):
         may be returned, too. Written as a generator, it yields the requests to its model, which are
         merged with the requests of other scorers to the same model (`engine.sharing`).
 
-        Args:
-            samples: n samples; a pointwise scorer gets no sample twice.
+        A pointwise scorer gets no sample twice.
         """
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
@@ -229,8 +222,7 @@ class Scorer(ABC):
 
         Override it so that a run fails before it has loaded a model or generated a text.
 
-        Args:
-            names: The scores that are wanted, None for all.
+        `names` are the scores that are wanted, None for all.
         """
         return {}
 
@@ -240,9 +232,7 @@ class Scorer(ABC):
         Override it so that a run over a corpus fails before it has scored a text. Load no weights
         here.
 
-        Args:
-            samples: n samples.
-            names: The scores that are wanted, None for all.
+        `names` are the scores that are wanted, None for all.
         """
         for column, reader in self.required_columns(names).items():
             samples.require(column, reader)

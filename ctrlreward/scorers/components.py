@@ -140,9 +140,7 @@ def _is_required(parameter: Parameter) -> bool:
 def as_component(name: str, given: object) -> Component:
     """Return a component as it is, or the score of a scorer that has a single one.
 
-    Args:
-        name: Name of the argument, for errors (`"components['fluency']"`).
-        given: `scorer["coherence"]`, a scorer, or a function as `FunctionScorer` takes it.
+    `name` is that of the argument, for errors (`"components['fluency']"`).
 
     Raises:
         ValueError: The scorer has several scores; lists them.

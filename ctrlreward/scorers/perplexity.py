@@ -118,12 +118,9 @@ def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     Longer texts weigh more, unlike in a mean of perplexities, and one unlikely sentence does not
     dominate.
 
-    Args:
-        log_likelihood: Mean token log-probability of each text, shape (n,), 0 or less.
-        tokens: Number of tokens of each text, shape (n,); texts of 0 or NaN tokens are left out.
-
-    Returns:
-        1 or more, lower is better; NaN if no text has a token.
+    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
+    number, which is 0 or NaN for texts to leave out. 1 or more, lower is better; NaN without
+    tokens.
     """
     read = tokens > 0
     if not read.any():

@@ -22,9 +22,7 @@ _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"
 class Evaluator(NamedTuple):
     """A prompt and a verbalizer.
 
-    Attributes:
-        prompt: Prompt with the slots of the text and the word.
-        words: One word or phrase per label, in the order of the task's labels.
+    `words` has one word or phrase per label, in the order of the task's labels.
     """
 
     prompt: str
@@ -94,9 +92,8 @@ class Task:
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
         """Return a random subset of the evaluators, in their order.
 
-        Args:
-            count: Number of evaluators. For one seed, a smaller subset is part of a larger one.
-            seed: Seed of the draw; no other random state is read or changed.
+        For one seed, a smaller subset is part of a larger one. No other random state is read or
+        changed.
         """
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):
@@ -140,10 +137,8 @@ class Task:
     def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
         """Load a task in the published format.
 
-        Args:
-            prompts: File with one prompt per line.
-            verbalizers: File with the labels in the first line and one verbalizer per further
-                line, separated by tabs.
+        `prompts` has one prompt per line, `verbalizers` the labels in the first line and one
+        verbalizer per further line, separated by tabs.
         """
         lines, table = (
             [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]

@@ -199,9 +199,8 @@ class FoldReply(Message):
 class ScoredRequest:
     """The rewards of one request of n samples.
 
-    Attributes:
-        batch: The rewards; a sample with an error is NaN throughout.
-        errors: Index of each sample that made a scorer raise → message of the scorer.
+    `batch` is NaN throughout for a sample with an error; `errors` has the message of the scorer by
+    index.
     """
 
     batch: RewardBatch
@@ -276,9 +275,8 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 class Refusal(Exception):
     """A request that is not scored.
 
-    Attributes:
-        status: HTTP status of the reply.
-        retry_after: Seconds after which the client may ask again; None where that is no use.
+    `status` is the HTTP status of the reply; `retry_after`, in seconds, is None where that is no
+    use.
     """
 
     status = 500

@@ -91,11 +91,8 @@ class LimitsMiddleware:
     route is held up by a slow client. If the client hangs up, the route's task is cancelled. An
     error of a route is logged by type and place only: its message may quote a text.
 
-    Args:
-        app: The application.
-        options: The limits.
-        headers: Returns headers to add to each reply.
-        replied: Receives route and status of each reply.
+    `headers` returns headers to add to each reply; `replied` receives route and status of each
+    reply.
     """
 
     def __init__(

@@ -35,10 +35,8 @@ class RequestQueue:
     Scores that depend on other samples are computed on one request alone. A batch that makes a
     scorer raise is scored again request by request, so that only the culprit fails.
 
-    Attributes:
-        reward: The reward.
-        scorers: Its scorers by id: `"0"`, `"1"`, … in the order of the components.
-        state: `"loading"`, `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
+    `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
+    `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
     """
 
     def __init__(
@@ -67,8 +65,7 @@ class RequestQueue:
     async def start(self, load: Callable[[], object] | None = None) -> None:
         """Load the models on the scoring thread, and score from then on.
 
-        Args:
-            load: Loads them; None for `reward.load`. Its error sets the state to `"failed"`.
+        An error of `load`, or else `reward.load`, sets the state to `"failed"`.
         """
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -100,10 +97,8 @@ class RequestQueue:
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
         """Score a request with the reward; cancelling takes it out of the queue.
 
-        Args:
-            samples: n samples.
-            strict: A sample that makes a scorer raise fails the whole request, as in-process;
-                otherwise only that sample fails.
+        If `strict`, a sample that makes a scorer raise fails the whole request, as in-process;
+        otherwise only that sample fails.
         """
         reward = self.reward
         return await self._result(

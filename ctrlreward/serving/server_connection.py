@@ -62,12 +62,7 @@ class ServerConnection:
     that the original was connected to. A request is also repeated if a proxy before the server has
     lost the one that held it.
 
-    Args:
-        url: As in `RemoteReward`; so are the others.
-        token: The same.
-        timeout: The same.
-        patience: The same.
-        expect: Description that the server's must agree with, or a part of one; None for any.
+    Arguments are those of `RemoteReward`; `expect` is a description, or a part of one.
     """
 
     def __init__(

@@ -16,9 +16,7 @@ from ctrlreward.tables.parsing import no_such_file
 class Location:
     """A file or folder, which need not exist.
 
-    Args:
-        address: Local path, or URL such as `s3://bucket/texts.jsonl`.
-        shown: Name for messages; None shows the address.
+    The address is a local path or a URL; `shown` is its name in messages.
     """
 
     def __init__(self, address: str | Path, shown: str | None = None) -> None:

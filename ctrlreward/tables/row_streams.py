@@ -18,10 +18,8 @@ Row: TypeAlias = dict[str, Any]  # cells by column name
 class PlacedRow(NamedTuple):
     """A row and where it is.
 
-    Attributes:
-        file: Number of its file in `RowStream.files`.
-        place: Its file and last line, `reviews.jsonl:417`; in Parquet, its number from 1.
-        cells: The row.
+    `file` is its number in `RowStream.files`, `place` its file and last line, `reviews.jsonl:417`;
+    in Parquet, its number from 1.
     """
 
     file: int
@@ -35,9 +33,7 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 class RowStream:
     """Rows of a table, read anew by each iteration; memory does not grow with their number.
 
-    Args:
-        source: A file, or a folder with files of one format, whose rows follow one another in the
-            order of the files' names.
+    A folder has files of one format, whose rows follow one another in the order of their names.
     """
 
     def __init__(self, source: Location) -> None:

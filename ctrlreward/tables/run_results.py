@@ -86,11 +86,8 @@ _STUDY = "study"
 class Run:
     """Results of one run.
 
-    Attributes:
-        name: The path as the user gave it.
-        studies: Study → metric → system → value. A logged run is one study with one system; its
-            values are the last logged ones.
-        curves: Metric → step → value; empty if the run has no steps.
+    `studies` maps study → metric → system → value; a logged run is one study with one system and
+    its last values. `curves` maps metric → step → value, and is empty if the run has no steps.
     """
 
     name: str
@@ -283,13 +280,9 @@ def _to_studies(
     one system, and each column that names neither system nor study is a metric. A column `study`
     is optional in both.
 
-    Args:
-        path: The file, for errors.
-        header: Its columns.
-        rows: Its rows.
-        system_columns: Columns whose cells, joined by spaces, name the system. The default
-            `("system",)` may be missing; the system is then `SINGLE_SYSTEM`.
-        metric_columns: Columns of a long file whose cells, joined by spaces, name the metric.
+    `system_columns` and `metric_columns` (of a long file) have the cells that name the system and
+    the metric, joined by spaces. The default `("system",)` may be missing: it is then
+    `SINGLE_SYSTEM`.
     """
     if tuple(system_columns) == ("system",) and "system" not in header:
         system_columns = ()

@@ -57,12 +57,8 @@ def to_samples(
     A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
     so do its scores.
 
-    Args:
-        rows: Rows of a table, or some that follow one another.
-        columns: The columns to read.
-        places: Where each row is, for errors; None counts them from 0.
-        present: Columns of the table; None takes those of the first of these rows.
-        label_map: Label in the table → label of the scorers; None takes them as they are.
+    `places` name each row in errors; None counts them from 0. `present` are the columns of the
+    table, None those of the first row. `label_map` maps labels in the table to the scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)

@@ -25,9 +25,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 class TableShape:
     """Columns of a table that is to be written in parts, gathered from all of its rows before.
 
-    Attributes:
-        names: The columns in the order of their first occurrence.
-        types: Type of each column of a Parquet file.
+    `types` has the type of each column of a Parquet file.
     """
 
     def __init__(self, suffix: str) -> None:

@@ -84,8 +84,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
     A tokenizer without a padding token pads with its end token, which the attention mask hides.
 
-    Args:
-        model: A name that `resolve` takes, or a folder that holds only a tokenizer.
+    `model` may also be a folder that holds only a tokenizer.
     """
     folder = Path(model).expanduser()
     plain = folder.is_dir() and not any(folder.glob("*.gguf"))

@@ -29,9 +29,7 @@ def read_vectors(
 ]:
     """Read a folder of word vectors.
 
-    Returns:
-        What `write_vectors` was given. The matrix is mapped from the file: only the rows in use
-        take memory.
+    The matrix is mapped from the file: only the rows in use take memory.
     """
     tensors = load_file(folder / _VECTORS)
     words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
@@ -53,12 +51,8 @@ def write_vectors(
 ) -> None:
     """Write a folder of word vectors into an existing empty folder.
 
-    Args:
-        folder: The folder.
-        words: The words, in the order of the rows.
-        matrix: Their vectors, shape (words, width).
-        idf: Weight of each word of a corpus; None for equal weights.
-        centre: Vector that is subtracted from those of sentences, shape (width,), or None.
+    `words` are in the order of the rows of `matrix`, shape (words, width). `idf` of None is equal
+    weights; `centre`, shape (width,), is subtracted from vectors of sentences.
     """
     arrays = {"vectors": matrix} if centre is None else {"vectors": matrix, "centre": centre}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}

@@ -18,11 +18,7 @@ from ctrlreward.progress import Phase, show
 class Wheel:
     """Pinned wheel that contains a model.
 
-    Attributes:
-        name: Name of the distribution on the index.
-        version: Exact version.
-        sha256: Hex digest of the wheel file.
-        member: Path of the model inside the wheel: a folder (ends with `/`) or a file.
+    `member` is the path of the model inside the wheel: a folder (ends with `/`) or a file.
     """
 
     name: str

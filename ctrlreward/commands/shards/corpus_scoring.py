@@ -26,11 +26,8 @@ from ctrlreward.tables.table_writing import TableShape, TableWriter
 class Corpus:
     """Rows of a table with texts, read anew for each use.
 
-    Attributes:
-        rows: The rows.
-        columns: Which of their columns scorers read.
-        present: Columns of the first row.
-        label_map: Label in the table → label of the scorers; None takes them as they are.
+    `columns` says which columns scorers read, `present` has those of the first row, and `label_map`
+    maps labels in the table to the scorers'; None takes them as they are.
     """
 
     rows: RowStream
@@ -56,10 +53,7 @@ def check_corpus(
     chunk: int,
     shapes: Sequence[TableShape],
 ) -> Manifest:
-    """Read all rows, raise what would fail after hours of scoring, and cut them into shards.
-
-    See `check_shard` and `Manifest`.
-    """
+    """Read all rows, raise what would fail after hours of scoring, and cut them into shards."""
     checksums: list[str] = []
     count = 0
     for rows in in_chunks(corpus.rows.placed(), chunk):
@@ -114,8 +108,7 @@ def score_in_memory(
     The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees
     its models before the next one loads.
 
-    Returns:
-        Arrays of shape (rows,) by name; NaN for rows that failed.
+    Returns arrays of shape (rows,) by name; NaN for rows that failed.
     """
     scores: dict[str, Scores] = {}
     for title, unit, _ in titled_units(components):

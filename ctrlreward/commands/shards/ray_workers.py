@@ -154,8 +154,7 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
     statistics; `ray.init` takes the options, and then its own ones too.
 
-    Returns:
-        Whether it was connected here, so that `ray.shutdown` is the caller's.
+    Returns whether it was connected here, so that `ray.shutdown` is the caller's.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:

@@ -25,11 +25,9 @@ _SHARD = re.compile(r"(\d+)-([\d.]+)\.json")
 class Manifest:
     """Settings of a run and the shards of its corpus.
 
-    Attributes:
-        settings: JSON values that a resumed run must share, by name (`"columns"`).
-        chunk: Rows of each shard but the last.
-        rows: Rows of the corpus.
-        checksums: SHA-256 of the rows of each shard, hexadecimal.
+    `settings` are JSON values by name that a resumed run must share, `chunk` the rows of each shard
+    but the last, `rows` those of the corpus, and `checksums` the SHA-256 of each shard's rows,
+    hexadecimal.
     """
 
     settings: Mapping[str, Any]
@@ -42,10 +40,7 @@ class Manifest:
         return range(shard * self.chunk, min((shard + 1) * self.chunk, self.rows))
 
     def changed_shards(self, started: Manifest) -> list[int]:
-        """Return the shards whose rows differ from those of a run that was started, in order.
-
-        Shards that only one of the two has are among them.
-        """
+        """Return the shards whose rows differ between the runs, or that only one of them has."""
         pairs = enumerate(zip_longest(self.checksums, started.checksums))
         return [shard for shard, (now, was) in pairs if now != was]
 
@@ -102,12 +97,7 @@ class ShardStore:
         return tuple(name for name in names if name not in done)
 
     def write(self, shard: int, scores: Mapping[str, Scores]) -> None:
-        """Store scores of one shard; they are on disk when this returns.
-
-        Args:
-            shard: Number of the shard.
-            scores: Arrays of shape (rows of the shard,) by name; NaN is stored as null.
-        """
+        """Store arrays of shape (rows of the shard,) by name; on return they are on disk."""
         positions = tuple(sorted(self._names.index(name) for name in scores))
         lists = {name: [None if np.isnan(v) else float(v) for v in s] for name, s in scores.items()}
         with self._file(shard, positions).whole_file() as file:

@@ -37,12 +37,9 @@ _ITEM_FILTER = ItemFilter()
 class Shard:
     """Rows of a table that follow one another.
 
-    Attributes:
-        number: Its number in the manifest.
-        samples: Samples of its rows that can be scored.
-        places: Where each row is, for errors and warnings (`"reviews.jsonl:417"`).
-        columns: Column of `Samples` → its name in the file, if it has another one.
-        invalid: Index of each row whose text is not valid Unicode → the column.
+    `places` name each row (`"reviews.jsonl:417"`), `columns` maps columns of `Samples` to other
+    names in the file, and `invalid` has the column with invalid Unicode by row; `samples` are the
+    other rows.
     """
 
     number: int
