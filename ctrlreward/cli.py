@@ -25,7 +25,10 @@ COMMANDS = {
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",
     ),
-    "iwf": ("commands.iwf", "compute inverse word frequencies from a corpus"),
+    "iwf": (
+        "recipes.scoring_models.iwf",
+        "compute inverse word frequencies from a corpus",
+    ),
     "meta-eval": (
         "recipes.papers.meta_eval.command",
         "measure how well scores agree with human ratings",

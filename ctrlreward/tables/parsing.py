@@ -44,12 +44,6 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
         ) from None
 
 
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line numbers from 1 and lines without their line ends."""
-    for number, line in enumerate(io.StringIO(text, newline=None), 1):
-        yield number, line.rstrip("\n")
-
-
 def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
     """Parse one JSON value, which starts at a line of a file."""
     try:

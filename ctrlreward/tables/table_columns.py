@@ -1,4 +1,4 @@
-"""Columns of a table: which are texts for scorers, and which are numbers."""
+"""Columns of a table that scorers read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
@@ -122,29 +119,6 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
             f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
             "lists the options"
         ) from None
-
-
-def number_column(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
-    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null."""
-    if name not in rows[0]:
-        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
-    values = np.full(len(rows), np.nan)
-    for i, row in enumerate(rows):
-        value = _value(row, i, name)
-        if value not in ("", None):
-            try:
-                values[i] = float(value)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"{name}[{i}] = {value!r} is not a number: give a number or an empty cell"
-                ) from None
-    return values
-
-
-def _value(row: Row, i: int, name: str) -> Any:
-    if name not in row:
-        raise ValueError(f"row {i} has no {name!r}, but the first row has: give it in all rows")
-    return row[name]
 
 
 def _as_string(value: Any, place: str, name: str, column: str) -> str:
