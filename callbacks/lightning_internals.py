@@ -28,12 +28,7 @@ from typing import Any
 import torch
 
 from ctrlreward.extras import import_extra
-from ctrlreward.lightning_package import (
-    Callback,
-    ModelCheckpoint,
-    Trainer,
-    WandbLogger,
-)
+from ctrlreward.lightning_package import Callback, ModelCheckpoint, Trainer, WandbLogger
 
 
 def state_key(callback: Callback, **identity: Any) -> str:

@@ -444,9 +444,4 @@ def _course(rows: Rows, key: str, mode: str) -> Mapping[str, float | None]:
     if not values:
         return dict.fromkeys(("first", "last", "best", "best_step"))
     best = max(range(len(values)), key=lambda i: sign_of(mode) * values[i])
-    return {
-        "first": values[0],
-        "last": values[-1],
-        "best": values[best],
-        "best_step": steps[best],
-    }
+    return {"first": values[0], "last": values[-1], "best": values[best], "best_step": steps[best]}

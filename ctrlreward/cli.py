@@ -25,10 +25,7 @@ COMMANDS = {
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",
     ),
-    "iwf": (
-        "recipes.scoring_models.iwf",
-        "compute inverse word frequencies from a corpus",
-    ),
+    "iwf": ("recipes.scoring_models.iwf", "compute inverse word frequencies from a corpus"),
     "meta-eval": (
         "recipes.papers.meta_eval.command",
         "measure how well scores agree with human ratings",

@@ -290,9 +290,7 @@ def as_reward(given: RewardLike) -> AnyReward:
     return given if isinstance(given, AnyReward) else Reward(given)
 
 
-def _split(
-    components: Components,
-) -> tuple[dict[str, Component], dict[str, float]]:
+def _split(components: Components) -> tuple[dict[str, Component], dict[str, float]]:
     """Return the components and the weights that were given, by name."""
     places: list[tuple[str, str | None, Any]] = [("the reward", None, components)]
     if isinstance(components, Mapping):

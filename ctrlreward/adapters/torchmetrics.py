@@ -98,10 +98,7 @@ class _ScoreSums(_ScoreMetric):
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
     def update(
-        self,
-        data: SamplesLike,
-        ids: Sequence[int] | None = None,
-        **columns: Unpack[SampleKeywords],
+        self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
     ) -> None:
         """Score n samples and add them up; repeated samples are scored once.
         A `MetricCollection` passes the ids of `ScoreOfAll` to all metrics; they are not used.
@@ -206,10 +203,7 @@ class ScoreOfAll(_ScoreMetric):
         return torch.uint8
 
     def update(
-        self,
-        data: SamplesLike,
-        ids: Sequence[int] | None = None,
-        **columns: Unpack[SampleKeywords],
+        self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
     ) -> None:
         """Keep samples until `compute`.
 

@@ -50,11 +50,7 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
 
 def token_log_probs(
-    model: PreTrainedModel,
-    hidden: Tensor,
-    states: Tensor,
-    tokens: Tensor,
-    temperature: float = 1.0,
+    model: PreTrainedModel, hidden: Tensor, states: Tensor, tokens: Tensor, temperature: float = 1.0
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`.
 

@@ -1,10 +1,6 @@
 """Formulas of the papers: numbers in, numbers out."""
 
-from ctrlreward.functional.agreement import (
-    correlate,
-    cv_star,
-    findings_upheld,
-)
+from ctrlreward.functional.agreement import correlate, cv_star, findings_upheld
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
@@ -12,11 +8,7 @@ from ctrlreward.functional.frequency import inverse_document_frequency, inverse_
 from ctrlreward.functional.pareto import non_dominated
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
-from ctrlreward.functional.transfer import (
-    SentenceScores,
-    adjusted_gm,
-    paired_transfer_bootstrap,
-)
+from ctrlreward.functional.transfer import SentenceScores, adjusted_gm, paired_transfer_bootstrap
 
 __all__ = [
     "Estimate",

@@ -178,9 +178,7 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
 
 
 def _copy(
-    tokenizer: PreTrainedTokenizerBase,
-    control: Mapping[str, int],
-    broken: Iterable[str] | None,
+    tokenizer: PreTrainedTokenizerBase, control: Mapping[str, int], broken: Iterable[str] | None
 ) -> Any:
     """Copy a tokenizer, without its vocabulary, as one that reads marks and no control token.
 

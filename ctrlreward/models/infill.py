@@ -37,10 +37,7 @@ class Infiller(Protocol):
 
 
 def load_infiller(
-    model: str,
-    device: str = "cpu",
-    dtype: str | None = None,
-    batch_tokens: int | None = None,
+    model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> Infiller:
     """Load an infiller, shared by all calls with equal arguments.
 

@@ -48,10 +48,7 @@ def encode_pairs(
         return []
     reader = text_reader(tokenizer, chain.from_iterable(pairs))
     batch = reader(
-        [a for a, _ in pairs],
-        [b for _, b in pairs],
-        return_offsets_mapping=True,
-        verbose=False,
+        [a for a, _ in pairs], [b for _, b in pairs], return_offsets_mapping=True, verbose=False
     )
     encoded = [_pair(batch, row) for row in range(len(pairs))]
     for i, pair in enumerate(encoded):

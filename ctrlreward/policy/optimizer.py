@@ -131,10 +131,7 @@ def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: rate(kind, step, warmup, steps)
     )
-    return {
-        "optimizer": optimizer,
-        "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-    }
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
@@ -182,9 +179,7 @@ def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
 
 
 def step_optimizer(
-    module: LightningModule,
-    microbatches: Iterable[dict[str, Tensor]],
-    max_grad_norm: float | None,
+    module: LightningModule, microbatches: Iterable[dict[str, Tensor]], max_grad_norm: float | None
 ) -> dict[str, Tensor]:
     """Make one update with the summed gradients of some microbatches.
 

@@ -150,11 +150,7 @@ class Rollout:
         completions = [self.completions[row] for row in rows.tolist()]
         rows = rows.to(self.ids.device)
         return Rollout(
-            completions,
-            self.ids[rows],
-            self.attention[rows],
-            self.mask[rows],
-            self.ended[rows],
+            completions, self.ids[rows], self.attention[rows], self.mask[rows], self.ended[rows]
         )
 
 
@@ -237,10 +233,7 @@ def _decode(
     tokens: list[Tensor] = []
     done = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
     token = len(rows) / options.max_completion_length  # of each row, as a share of all texts
-    with (
-        packed_products(model, len(rows)) as multiply,
-        part("sampling", len(rows)) as advance,
-    ):
+    with packed_products(model, len(rows)) as multiply, part("sampling", len(rows)) as advance:
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
             (values,) = logits(states)

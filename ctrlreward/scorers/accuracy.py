@@ -42,9 +42,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     """
 
     def __init__(
-        self,
-        model: str | LabelProbabilities | None = None,
-        **options: Unpack[ModelOptions],
+        self, model: str | LabelProbabilities | None = None, **options: Unpack[ModelOptions]
     ) -> None:
         if model is None:
             model = CTRLEval(aspects="attribute_relevance", **options)

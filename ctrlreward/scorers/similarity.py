@@ -41,9 +41,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
     specs = dict.fromkeys(("similarity",), ScoreSpec(True, (-1.0, 1.0)))
 
     def __init__(
-        self,
-        model: str | SentenceEncoder = "minilm-l6",
-        **options: Unpack[ModelOptions],
+        self, model: str | SentenceEncoder = "minilm-l6", **options: Unpack[ModelOptions]
     ) -> None:
         check_loaded(model, SentenceEncoder, "embed")
         super().__init__(model, **options)

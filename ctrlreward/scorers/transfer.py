@@ -18,13 +18,7 @@ from ctrlreward.functional.transfer import (
 )
 from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import (
-    CorpusFold,
-    Scorer,
-    Scores,
-    ScoreSpec,
-    checked_requests,
-)
+from ctrlreward.scorers.base import CorpusFold, Scorer, Scores, ScoreSpec, checked_requests
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.perplexity import TOKENS, Perplexity
 from ctrlreward.scorers.similarity import Similarity

@@ -13,14 +13,7 @@ from typing import Any
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import (
-    Component,
-    CorpusFold,
-    Scorer,
-    Scores,
-    ScoreSpec,
-    check_columns,
-)
+from ctrlreward.scorers.base import Component, CorpusFold, Scorer, Scores, ScoreSpec, check_columns
 from ctrlreward.serving.contract import FoldReply, ScoreReply, ScoresReply, records, to_numbers
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.server_connection import ServerConnection

