@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
@@ -154,12 +154,6 @@ class TextCNNClassifier:
         description = f"{self.name}: {len(rows)} texts"
         values = run_distinct(rows, self.batch_tokens, forward, description)
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
-
-
-def frequent_words(texts: Iterable[str], min_count: int) -> tuple[str, ...]:
-    """Return the words with at least `min_count` occurrences, most frequent first."""
-    counts = Counter(word for text in texts for word in split_words(text))
-    return tuple(word for word, count in counts.most_common() if count >= min_count)
 
 
 def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:

@@ -177,12 +177,6 @@ class LoRA:
     Example:
         >>> LoRA(r=8).scale
         16
-        >>> LoRA(target_modules=["q_proj", "v_proj"], quantization="int4")
-        Traceback (most recent call last):
-        ValueError: lora.quantization = 'int4': give one of nf4, int8 (did you mean 'int8'?)
-        >>> LoRA(rank=8)
-        Traceback (most recent call last):
-        TypeError: LoRA() has no argument 'rank': use r
     """
 
     r: int | None = None

@@ -158,9 +158,6 @@ class Objective:
     Example:
         >>> Objective("dapo").choices.clip
         (0.2, 0.28)
-        >>> Objective("grpoo")
-        Traceback (most recent call last):
-        ValueError: objective.algorithm = 'grpoo': give one of ... (did you mean 'grpo'?)
     """
 
     algorithm: Algorithm = "grpo"

@@ -54,14 +54,6 @@ class OptimizerConfig:
     Example:
         >>> OptimizerConfig(num_iterations=2, minibatches=4).per_rollout
         8
-        >>> OptimizerConfig(learning_rate=1e-5, lr_scheduler_type="cosine").automatic
-        True
-        >>> OptimizerConfig(lr_scheduler_type="cos")
-        Traceback (most recent call last):
-        ValueError: optimizer.lr_scheduler_type = 'cos': give one of ... (did you mean 'cosine'?)
-        >>> OptimizerConfig(epochs=2)
-        Traceback (most recent call last):
-        TypeError: OptimizerConfig() has no argument 'epochs': use num_iterations
     """
 
     num_iterations: int = 1

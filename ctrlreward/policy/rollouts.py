@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ctrlreward.arguments import checked_keywords, positive
@@ -72,9 +71,6 @@ class Generation:
     Example:
         >>> Generation(num_generations=4, chat=True, system="Answer in one sentence.").temperature
         1.0
-        >>> Generation(system="Answer in one sentence.")
-        Traceback (most recent call last):
-        ValueError: generation.system = 'Answer in one sentence.' is part of a chat: ...
     """
 
     num_generations: int = 8
@@ -186,8 +182,8 @@ def sample(
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = [distinct.index(prompt) for prompt in prompts]
-    ids, attention = _encode(model, tokenizer, distinct, special_tokens=not options.chat)
-    end = _end_tokens(model).to(ids.device)
+    ids, attention = encode_prompts(model, tokenizer, distinct, special_tokens=not options.chat)
+    end = end_tokens(model).to(ids.device)
     temperature = options.temperature if temperature is None else temperature
     new = _decode(model, ids, attention, rows, options, temperature, end, tokenizer.pad_token_id)
     new = new.clone()  # inference tensors cannot be saved for a backward pass
@@ -289,31 +285,7 @@ def draw(logits: Tensor) -> Tensor:
     return (block * _BLOCK + torch.searchsorted(inside, share * inside[:, -1:], right=True))[:, 0]
 
 
-def given(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    completions: Sequence[str],
-) -> Rollout:
-    """Return completions that are given, instead of sampled, each with the last end token.
-
-    For a causal model, a space before the first word belongs to the completion.
-    """
-    ids, attention = _encode(model, tokenizer, list(prompts), special_tokens=True)
-    end = int(_end_tokens(model)[-1])
-    reader = text_reader(tokenizer, completions)
-    rows = reader(list(completions), add_special_tokens=False).input_ids
-    ends = [torch.tensor([*row, end]) for row in rows]
-    new = pad_sequence(ends, batch_first=True, padding_value=end).to(model.device)
-    lengths = torch.tensor([len(row) for row in ends], device=model.device)
-    mask = (torch.arange(new.shape[1], device=model.device) < lengths[:, None]).float()
-    ids = torch.cat([ids, new], dim=1)
-    attention = torch.cat([attention, mask.long()], dim=1)
-    done = torch.ones(len(rows), dtype=torch.bool, device=model.device)
-    return Rollout(list(completions), ids, attention, mask, done)
-
-
-def _encode(
+def encode_prompts(
     model: Any, tokenizer: PreTrainedTokenizerBase, prompts: list[str], special_tokens: bool
 ) -> tuple[Tensor, Tensor]:
     """Return padded ids and attention of prompts, which may have marks of control tokens."""
@@ -386,10 +358,11 @@ def add_end_tokens(
             f"generation.stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string "
             "that is a single token"
         )
-    known = _end_tokens(model).tolist()
+    known = end_tokens(model).tolist()
     model.generation_config.eos_token_id = list(dict.fromkeys([*known, *end_of_turn, *ids]))
 
 
-def _end_tokens(model: Any) -> Tensor:
+def end_tokens(model: Any) -> Tensor:
+    """Return the ids of the tokens that end a completion, shape (k,)."""
     end = model.generation_config.eos_token_id
     return torch.tensor([end] if isinstance(end, int) else end or [])

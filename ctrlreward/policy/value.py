@@ -34,9 +34,6 @@ class Critic:
     Example:
         >>> Critic(gae_lambda=1.0, clip=None).gamma
         1.0
-        >>> Critic(gamma=2)
-        Traceback (most recent call last):
-        ValueError: critic.gamma = 2: give a number in [0, 1]
     """
 
     gamma: float = 1.0

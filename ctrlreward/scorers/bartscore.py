@@ -60,8 +60,6 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         >>> scorer = BARTScore("facebook/bart-large-cnn")
         >>> scorer["faithfulness"].spec
         ScoreSpec(higher_is_better=True, range=(-inf, 0.0))
-        >>> list(BARTScore(aspects=["precision", "recall"]).specs)
-        ['precision', 'recall']
     """
 
     def __init__(

@@ -48,8 +48,6 @@ class Perplexity(ModelScorer[CausalLM]):
         >>> scores = scorer.score(["The soup was good.", "Soup the good was."])
         >>> {name: values.shape for name, values in scores.items()}
         {'perplexity': (2,), 'log_likelihood': (2,)}
-        >>> scorer["perplexity"].spec
-        ScoreSpec(higher_is_better=False, range=(1.0, inf))
     """
 
     def __init__(

@@ -29,9 +29,6 @@ class Similarity(ModelScorer[SentenceEncoder]):
         **options: See `ModelOptions`.
 
     Examples:
-        >>> scores = Similarity("minilm-l6").score(["Good soup."], sources="I liked the soup.")
-        >>> scores["similarity"].shape
-        (1,)
         >>> from ctrlreward import WordVectors
         >>> scorer = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> scorer.score(["broth", "soup"], sources="soup")

@@ -48,9 +48,6 @@ class Task:
         >>> task = Task(["<gen_result> It is about the <mask_token>."], words)
         >>> task.labels, len(task.evaluators)
         (('past', 'future'), 2)
-        >>> from ctrlreward import CTRLEval
-        >>> CTRLEval(task=task).score(["I will see."], labels="future", prefixes="I").keys()
-        dict_keys(['coherence', 'consistency', 'attribute_relevance'])
     """
 
     prompts: Sequence[str]
