@@ -15,32 +15,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the types of one package stand for both
-    from pytorch_lightning import Callback, LightningModule, Trainer
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
-    from pytorch_lightning.loggers import Logger, WandbLogger
-    from pytorch_lightning.plugins import TorchCheckpointIO
+    from pytorch_lightning import Callback as Callback
+    from pytorch_lightning import LightningModule as LightningModule
+    from pytorch_lightning import Trainer as Trainer
+    from pytorch_lightning.callbacks import EarlyStopping as EarlyStopping
+    from pytorch_lightning.callbacks import ModelCheckpoint as ModelCheckpoint
+    from pytorch_lightning.callbacks import ProgressBar as ProgressBar
+    from pytorch_lightning.loggers import Logger as Logger
+    from pytorch_lightning.loggers import WandbLogger as WandbLogger
+    from pytorch_lightning.plugins import TorchCheckpointIO as TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
     ProgressBar = TorchCheckpointIO = Trainer = WandbLogger = object
-
-__all__ = [
-    "Callback",
-    "EarlyStopping",
-    "LightningModule",
-    "LightningPackage",
-    "Logger",
-    "ModelCheckpoint",
-    "ProgressBar",
-    "TorchCheckpointIO",
-    "Trainer",
-    "WandbLogger",
-    "callbacks_of",
-    "check_strategy",
-    "is_instance",
-    "misconfigured",
-    "package_of",
-]
-
 
 Kind = TypeVar("Kind")
 

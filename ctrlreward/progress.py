@@ -271,9 +271,6 @@ def phase(title: str) -> AbstractContextManager[object]:
 
     Unlike a count, a phase is announced in a log at once.
 
-    Args:
-        title: A few words, such as "generating 128 texts".
-
     Examples:
         >>> with phase("generating 128 texts"):
         ...     pass

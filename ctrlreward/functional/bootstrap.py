@@ -22,11 +22,6 @@ _PIECE = 2_000_000
 class Estimate(NamedTuple):
     """A statistic and its confidence interval; NaN where undefined.
 
-    Attributes:
-        value: The statistic of the data.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-
     Examples:
         >>> Estimate(value=0.5, low=0.25, high=0.75).low > 0
         True

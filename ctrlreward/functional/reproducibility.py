@@ -126,9 +126,6 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     runs. CV* is relative to the mean, so it is also left out for values on both sides of 0 and
     for values that are all 0. Each omission is reported as a `Gap`.
 
-    Args:
-        tables: One table per run, metric → system → value.
-
     Raises:
         ValueError: There are fewer than two tables, or they have no metric in common.
 

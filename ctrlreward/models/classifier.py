@@ -41,9 +41,6 @@ class Classifier(FrozenModel):
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
         labels: Names of the outputs, in order; None takes `id2label` of the model.
 
-    Attributes:
-        labels: Labels, one per column of `probabilities`.
-
     Raises:
         ValueError: The model has no trained classification head, or the number of labels differs
             from that of the outputs.

@@ -42,9 +42,6 @@ class RemoteReward(AnyReward):
         patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
             to repeat a request, and 3 to reach a server that never replied.
 
-    Attributes:
-        url: Address of the server.
-
     Raises:
         ValueError: The URL is not one of HTTP, a number is not positive, or the file is not JSON.
         TypeError: `expect` is something else.
