@@ -16,17 +16,13 @@ from ctrlreward.lightning_package import (
 class CallbackMixin(Callback):
     """Checks that the package and the strategy are those that the callbacks work with.
 
-    The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps that the
-    weights have made: a validation has one number in every log, file name and checkpoint. Rows of
+    The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
+    validation has one number in every log, file name and checkpoint. Rows of
     `trainer.validate` and `trainer.test` are appended to those of a `HistoryLogger`.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the packages of trainer and callback, and the strategy.
-
-        Raises:
-            MisconfigurationException: The packages differ, or the strategy splits the model.
-        """
+        """Check the packages of trainer and callback, and the strategy."""
         super().setup(trainer, pl_module, stage)
         ours, theirs = package_of(self), package_of(trainer)
         if ours is not theirs:

@@ -12,9 +12,6 @@ def refuse(callback: Callback, error: str) -> None:
     """Raise the error of `mismatch` or `unclear_input`, if there is one, for a callback.
 
     Lightning calls `configure_model` after `setup`, so the second is for `on_fit_start`.
-
-    Raises:
-        MisconfigurationException: There is an error; names the callback and the fix.
     """
     if error:
         raise misconfigured(callback, f"{type(callback).__name__}: {error}")

@@ -33,10 +33,6 @@ class AUC:
             a single one.
         positive: Label of the texts that should score higher.
 
-    Raises:
-        TypeError: `component` is neither a component nor a scorer.
-        ValueError: It is a scorer with several scores.
-
     Examples:
         >>> from ctrlreward import LexiconSentiment, Samples
         >>> judge = AUC(LexiconSentiment()["polarity"], positive="positive")
@@ -84,11 +80,6 @@ def judges_by_name(
     """Return the `judges` of `BeforeAfter`, with a component for those that are scorers.
 
     `scores` are the names of the report's scores, which stand in the same files.
-
-    Raises:
-        TypeError: `judges` is not a mapping, or a value is neither an `AUC` nor a score.
-        ValueError: A judge has the name of a score or of `fail_rate`, or is a scorer with several
-            scores.
     """
     if not isinstance(judges, Mapping):
         raise TypeError(
@@ -132,12 +123,9 @@ def comparison(
 ) -> dict[str, Any]:
     """Return the entries of `summary.json` that compare the sets of texts.
 
-    Args:
-        scores: The report's scores; differences are those of the first one.
-        judges: The report's judges.
-        samples: n samples of the selected policy, for their labels and groups.
-        sets: `"before"`, `"after"` and other texts for the same prompts → score or judge → its
-            score of each text, shape (n,), NaN where it failed.
+    `sets` maps `"before"`, `"after"` and other texts for the same prompts to scores and judges, and
+    these to the score of each text, shape (n,), NaN where it failed. Differences are those of the
+    first of `scores`.
     """
     first = next(iter(scores))
     others = [name for name in sets if name not in ("before", "after")]

@@ -28,12 +28,7 @@ from typing import Any
 import torch
 
 from ctrlreward.extras import import_extra
-from ctrlreward.lightning_package import (
-    Callback,
-    ModelCheckpoint,
-    Trainer,
-    WandbLogger,
-)
+from ctrlreward.lightning_package import Callback, ModelCheckpoint, Trainer, WandbLogger
 
 
 def state_key(callback: Callback, **identity: Any) -> str:
@@ -90,10 +85,7 @@ def prepare_wandb_run(logger: WandbLogger, run_id: str) -> None:
 
 
 class CheckpointStepsMixin(ModelCheckpoint):
-    """`ModelCheckpoint` with the steps of saving under public names.
-
-    Subclasses override `before_saving` and `after_removal`, which run for every checkpoint.
-    """
+    """`ModelCheckpoint` with public names for saving, and hooks that run for every checkpoint."""
 
     def skips_saving(self, trainer: Trainer) -> bool:
         """Return True under `fast_dev_run`, outside of fitting, and if this step is saved."""

@@ -86,16 +86,6 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
 
     A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
     the module those of its components; `reward/total` and `reward/shaped` are better when higher.
-
-    Args:
-        trainer: The trainer, during `setup`.
-        key: Logged key.
-        mode: "max", "min", or None for the declared direction.
-        argument: Name of the argument, for the error.
-
-    Raises:
-        MisconfigurationException: The mode would select the worst value of a score, or is missing
-            for a key whose direction nobody declares.
     """
     scored = _scored_modes(trainer)
     declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)
@@ -154,11 +144,7 @@ def _mode_of(spec: ScoreSpec) -> Mode:
 
 
 def check_timely(trainer: Trainer, callback: Callback, keys: Iterable[str]) -> None:
-    """Raise if checkpoints would be selected by scores of earlier weights.
-
-    Raises:
-        MisconfigurationException: A `GenerationScorer` logs one of the keys a validation late.
-    """
+    """Raise if checkpoints would be selected by scores of earlier weights."""
     for key in keys:
         scorer = find_scorer(trainer, key)
         if scorer is not None and scorer.overlap:

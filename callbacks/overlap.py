@@ -24,11 +24,6 @@ class PendingScores:
     Every rank holds the texts; rank 0 scores them on a background thread. Training draws random
     numbers at the same time from generators that all threads share, so `score`, which gets the step
     of the samples with them, must draw none.
-
-    Attributes:
-        step: `trainer.global_step` when the texts were generated; -1 if nothing is pending.
-        samples: The texts; None if nothing is pending.
-        worker: The background thread of rank 0.
     """
 
     def __init__(self, score: ScoreStep) -> None:

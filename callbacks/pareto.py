@@ -76,8 +76,6 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         >>> Trainer(max_epochs=3, callbacks=[front]).fit(Module())
         >>> front.kept
         {128: (0.75, 25.0), 192: (1.0, 30.0)}
-        >>> front.pruned
-        {64: (0.5, 30.0)}
     """
 
     def __init__(

@@ -111,14 +111,8 @@ class BeforeAfterMixin(CallbackMixin):
             refuses module or samples.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from pytorch_lightning.demos.boring_classes import BoringModel
         >>> from ctrlreward import Samples, Similarity, WordVectors
         >>> from ctrlreward.callbacks import BeforeAfter, GenerationScorer, RewardCheckpoint
-        >>> class Writer(BoringModel):
-        ...     def complete(self, prompts):
-        ...         word = "broth" if self.global_step < 50 else "soup"  # as if it had learnt
-        ...         return [f" {word}" for prompt in prompts]
         >>> content = {"content": Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))}
         >>> held_out = Samples(["A hot", "Some cold"], sources=["soup", "soup"])
         >>> test = Samples(["The best", "The worst"], sources=["soup", "soup"])
@@ -127,19 +121,6 @@ class BeforeAfterMixin(CallbackMixin):
         ...     RewardCheckpoint("score/content"),
         ...     BeforeAfter(content, test),
         ... ]
-        >>> Trainer(max_epochs=1, callbacks=callbacks, default_root_dir="runs/mine").fit(Writer())
-        6 of 8 pairs of texts, evenly spaced, with their content
-        <BLANKLINE>
-        The best
-          untuned    0.600  The best broth
-          selected   1.000  The best soup
-        ...
-                                    before     after
-        content                      0.600     1.000
-        fail_rate                    0.000     0.000
-        content, after - before: +0.400 (95 % interval +0.400 to +0.400)
-        64 steps in ... s; stopped by end of the data
-        best checkpoint: runs/mine/.../step=000064-content=1.000.ckpt
     """
 
     def __init__(
@@ -444,9 +425,4 @@ def _course(rows: Rows, key: str, mode: str) -> Mapping[str, float | None]:
     if not values:
         return dict.fromkeys(("first", "last", "best", "best_step"))
     best = max(range(len(values)), key=lambda i: sign_of(mode) * values[i])
-    return {
-        "first": values[0],
-        "last": values[-1],
-        "best": values[best],
-        "best_step": steps[best],
-    }
+    return {"first": values[0], "last": values[-1], "best": values[best], "best_step": steps[best]}

@@ -18,11 +18,7 @@ _NARROWEST, _WIDEST = 80, 100  # columns
 
 
 def console_table(report: Mapping[str, Any]) -> str:
-    """Return means and judges before, after and of the others side by side, and differences.
-
-    Args:
-        report: Content of `summary.json`, with NaN for null.
-    """
+    """Return means and judges before, after and of the others side by side, and differences."""
     columns = {"before": report["before"], "after": report["after"], **report["others"]}
     judges: Mapping[str, Any] = report["judges"]
     names = [name for name in report["before"] if name != "generations"]
@@ -58,11 +54,8 @@ def text_pairs(
 
     The pairs are evenly spaced over the samples, whatever their scores.
 
-    Args:
-        score: Name of the score that stands beside each text.
-        before: n samples of the untuned policy, and their score, shape (n,).
-        after: The same of the selected policy, for the same prompts.
-        width: Columns; by default those of the terminal, but 80 to 100.
+    `before` and `after` are n samples of the two policies and their score `score`, shape (n,).
+    `width` is that of the terminal by default, but 80 to 100 columns.
     """
     (header, untuned), (_, selected) = (
         sample_table(samples, {score: scores}, _PAIRS) for samples, scores in (before, after)

@@ -38,26 +38,9 @@ class RolloutSamplesMixin(CallbackMixin):
         every_n_batches: Interval in training batches.
         table_rows: Rows of the table, evenly spaced over the rollout.
 
-    Raises:
-        ValueError: A number is not positive.
-        MisconfigurationException: In `setup`: the module has no `last_rollout`.
-
     Examples:
-        >>> from pathlib import Path
-        >>> from pytorch_lightning import Trainer
-        >>> from torch.utils.data import DataLoader
-        >>> from ctrlreward import Perplexity, Reward, Samples
         >>> from ctrlreward.callbacks import RolloutSamples
-        >>> from ctrlreward.policy import Generation, PolicyTuner
-        >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})
-        >>> sampling = Generation(num_generations=2, max_completion_length=8)
-        >>> policy = PolicyTuner("smollm2-135m", reward, generation=sampling)
-        >>> prompts = DataLoader([Samples(["The soup", "The view"]).as_prompts()], batch_size=None)
-        >>> trainer = Trainer(max_steps=1, callbacks=[RolloutSamples()])
-        >>> trainer.fit(policy, prompts)
-        >>> (file,) = (Path(trainer.log_dir) / "samples" / "rollout").iterdir()
-        >>> file.name, len(file.read_text().splitlines())
-        ('step=000001.jsonl', 4)
+        >>> rollouts = RolloutSamples(every_n_batches=50)  # for Trainer(callbacks=[rollouts])
     """
 
     def __init__(self, every_n_batches: int = 10, table_rows: int = 16) -> None:

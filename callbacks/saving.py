@@ -40,11 +40,7 @@ class AdapterExporter(Protocol):
     """
 
     def export_adapter(self, folder: str) -> None:
-        """Write the adapter in `peft` format. Called on rank 0 only.
-
-        Args:
-            folder: Existing, empty folder.
-        """
+        """Write the adapter in `peft` format into an existing, empty folder; called on rank 0."""
         ...
 
 
@@ -135,9 +131,7 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
     def show_kept(self, kept: Mapping[str, float], best: str | None) -> None:
         """Set the attributes in which loggers and reports look up the kept checkpoints.
 
-        Args:
-            kept: Path of each kept checkpoint → its value of `monitor`.
-            best: The best of these paths.
+        `kept` maps their paths to values of `monitor`; `best` is one of the paths.
         """
         # Exact for metrics logged in float32 or float64.
         scores = {path: torch.tensor(kept[path], dtype=torch.float64) for path in kept}

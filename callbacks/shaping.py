@@ -109,24 +109,11 @@ class RewardShapingMixin(CallbackMixin):
             has no KL term for the target.
 
     Examples:
-        >>> from pytorch_lightning import Trainer
-        >>> from torch.utils.data import DataLoader
-        >>> from ctrlreward import Perplexity, Reward, Samples
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
-        >>> from ctrlreward.policy import Generation, PolicyTuner
-        >>> reward = Reward({"fluency": Perplexity()["log_likelihood"]})
-        >>> sampling = Generation(num_generations=2, max_completion_length=8)
-        >>> policy = PolicyTuner("smollm2-135m", reward, generation=sampling)
-        >>> prompts = DataLoader([Samples(["The soup", "The view"]).as_prompts()], batch_size=None)
-        >>> overlong = SoftOverlong(longest=8, cache=2)
+        >>> overlong = SoftOverlong(longest=32, cache=8)
         >>> shaping = RewardShaping(clip=(-10.0, 0.0), overlong=overlong, normalise=True)
-        >>> trainer = Trainer(max_steps=1, callbacks=[shaping])
-        >>> trainer.fit(policy, prompts)
-        >>> shaping.moments.count
-        4
-        >>> sorted(name for name in trainer.callback_metrics if name.startswith("shaping/"))
-        ['shaping/after_clip', 'shaping/after_length', 'shaping/clipped', 'shaping/fail_rate',
-         'shaping/length', 'shaping/running_mean', 'shaping/running_std']
+        >>> shaping.moments  # of the rewards of training, with Trainer(callbacks=[shaping])
+        Moments(count=0, mean=0.0, squares=0.0)
     """
 
     def __init__(

@@ -25,11 +25,7 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 class WeightSchedules:
     """Piecewise linear schedules of the weights of a `Reward`'s components.
 
-    Args:
-        points: Component → pairs of step and weight, by increasing step.
-
-    Raises:
-        ValueError: A component without points, or with steps that do not increase.
+    `points` maps a component to pairs of step and weight, by increasing step.
     """
 
     points: Mapping[str, Sequence[tuple[int, float]]]
@@ -44,12 +40,7 @@ class WeightSchedules:
                 )
 
     def check(self, reward: Reward) -> None:
-        """Raise if the schedules do not fit the reward.
-
-        Raises:
-            ValueError: The reward does not have a component or is not a weighted sum, or a weight
-                rewards the worse direction.
-        """
+        """Raise if the schedules do not fit the reward."""
         for name, points in self.points.items():
             if name not in reward.components:
                 raise ValueError(

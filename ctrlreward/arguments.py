@@ -16,16 +16,7 @@ Mode: TypeAlias = Literal["max", "min"]
 
 
 def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
-    """Return a name if it is known.
-
-    Args:
-        argument: Name of the argument, for the error.
-        given: The value to check.
-        known: The names that it may have.
-
-    Raises:
-        ValueError: The value is none of them; lists them, the most similar one apart.
-    """
+    """Return a name if it is known."""
     names = list(known)
     for name in names:
         if name == given:
@@ -36,17 +27,7 @@ def one_of(argument: str, given: object, known: Iterable[Name]) -> Name:
 
 
 def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) -> tuple[Name, ...]:
-    """Return one or more known names as a tuple; a string is one name, or `"all"`.
-
-    Args:
-        argument: Name of the argument, for the error.
-        given: A name, or a sequence of them.
-        known: The names that may be given.
-
-    Raises:
-        ValueError: There is no name, a name twice, or one that is unknown; lists those that are
-            known.
-    """
+    """Return one or more known names as a tuple; a string is one name, or `"all"`."""
     names = list(known)
     if given == "all":
         return tuple(names)
@@ -63,11 +44,6 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
     """Return the hint of an error: the known name that is most similar to what was given.
 
-    Args:
-        given: What was given.
-        known: The names that exist.
-        show: Writes the similar name as the user would type it.
-
     Returns:
         The hint with a space before it; empty if no name is similar.
     """
@@ -76,17 +52,7 @@ def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], obje
 
 
 def check_direction(argument: str, direction: str) -> None:
-    """Raise a ValueError unless the direction is "max" or "min".
-
-    Args:
-        argument: Name of the argument in the message.
-        direction: Value given by the user.
-
-    Examples:
-        >>> check_direction("mode", "higher")
-        Traceback (most recent call last):
-        ValueError: mode = 'higher': give 'max' if higher is better, 'min' if lower is better
-    """
+    """Raise a ValueError unless the direction is "max" or "min"."""
     if direction not in ("max", "min"):
         raise ValueError(
             f"{argument} = {direction!r}: give 'max' if higher is better, 'min' if lower is better"
@@ -94,12 +60,7 @@ def check_direction(argument: str, direction: str) -> None:
 
 
 def sign_of(direction: str) -> float:
-    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min".
-
-    Examples:
-        >>> sign_of("max"), sign_of("min")
-        (1.0, -1.0)
-    """
+    """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min"."""
     return 1.0 if direction == "max" else -1.0
 
 
@@ -107,12 +68,7 @@ Number = TypeVar("Number", int, float, int | None, float | None)
 
 
 def positive(argument: str, given: Number) -> Number:
-    """Return a number that is positive, or None.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is 0 or less.
-    """
+    """Return a number that is positive, or None."""
     if not isinstance(given, int | float | None):
         raise TypeError(f"{argument} = {given!r} is a {type(given).__name__}: give a number")
     if given is not None and not given > 0:
@@ -126,17 +82,6 @@ def checked_keywords(**instead: str) -> Callable[[Target], Target]:
     Args:
         instead: Old keywords and those of other libraries; for each, what to type in its place.
             It may take `**options: Unpack[SomeTypedDict]`.
-
-    Examples:
-        >>> @checked_keywords(rank="r")
-        ... class Adapter:
-        ...     def __init__(self, r=16, dropout=0.0): ...
-        >>> Adapter(rank=8)
-        Traceback (most recent call last):
-        TypeError: Adapter() has no argument 'rank': use r
-        >>> Adapter(dropuot=0.1)
-        Traceback (most recent call last):
-        TypeError: Adapter() has no argument 'dropuot', only r, dropout (did you mean 'dropout'?)
     """
 
     def decorate(target: Target) -> Target:

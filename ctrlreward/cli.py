@@ -15,14 +15,17 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 # Each command is a module with `run(arguments)`, which is imported only when it is used. Those of
-# `recipes.papers` are named nowhere else in the library.
+# `recipes` are named nowhere else in the library.
 COMMANDS = {
     "train": ("commands.train", "run a training job from a YAML file"),
     "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
-    "trajectories": ("commands.trajectories", "show style transfer over training, run by run"),
-    "iwf": ("commands.iwf", "compute inverse word frequencies from a corpus"),
+    "trajectories": (
+        "recipes.style_transfer.trajectories",
+        "show style transfer over training, run by run",
+    ),
+    "iwf": ("recipes.scoring_models.iwf", "compute inverse word frequencies from a corpus"),
     "meta-eval": (
         "recipes.papers.meta_eval.command",
         "measure how well scores agree with human ratings",
@@ -52,14 +55,7 @@ USAGE = "\n".join(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command.
-
-    Args:
-        arguments: The command and its options; None takes them from `sys.argv`.
-
-    Raises:
-        SystemExit: With status 2 after an unknown command or a wrong option.
-    """
+    """Run a command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments:
         print(USAGE, file=sys.stderr)

@@ -38,9 +38,6 @@ class TextGenerator(Protocol):
         Called in eval mode without gradients, with all prompts at once: split them into batches
         that fit in memory.
 
-        Args:
-            prompts: Any number of model inputs.
-
         Returns:
             One completion per prompt, in order and without the prompt. Prompt and completion are
             concatenated as they are, so a space between them belongs to the completion.

@@ -32,9 +32,6 @@ def import_extra(module: str, user: str) -> Any:
     Args:
         module: Full name, such as `"matplotlib.figure"`; its package is one of `EXTRA_OF`.
         user: Subject of the error message, such as `"a figure"`.
-
-    Raises:
-        ImportError: The package is not installed. The message has the command that installs it.
     """
     try:
         return import_module(module)

@@ -16,10 +16,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write or replace a file atomically; create its folders.
 
     The content goes to a temporary file beside it, is synced to disk, and is then renamed.
-
-    Args:
-        path: The file.
-        content: Bytes, or text, which is encoded as UTF-8 with its line ends unchanged.
     """
     with whole_file(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
@@ -30,9 +26,6 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a file to write in parts, which appears or replaces the old one at the end, or never.
 
     See `write_whole`.
-
-    Args:
-        path: The file; its folders are created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
@@ -52,9 +45,6 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     An existing folder stays if filling raises or the process is killed. If it is killed between the
     last two renames, the old folder is found beside `path` as `.NAME.replaced`.
-
-    Args:
-        path: The folder; its parents are created.
     """
     unfinished, replaced = _beside(path, "unfinished"), _beside(path, "replaced")
     for leftover in (unfinished, replaced):  # of a run that was killed
@@ -102,12 +92,7 @@ class JsonLog:
         self.identity = None if identity is None else json.loads(json.dumps(identity))
 
     def read(self) -> list[Any]:
-        """Return all complete records without the identity; none where the file is missing.
-
-        Raises:
-            ValueError: The log was started with another identity (names what differs), or the file
-                is not a log.
-        """
+        """Return all complete records without the identity; none where the file is missing."""
         if not self.path.is_file():
             return []
         content = self.path.read_bytes()

@@ -32,9 +32,6 @@ def items_named(name: ItemName) -> Iterator[None]:
     """Rename the items of samples in errors that are raised inside, and in warnings.
 
     Warnings are renamed if their logger is an `item_logger`, or their handler has an `ItemFilter`.
-
-    Args:
-        name: Maps a column of `Samples` and an index to a name.
     """
     token = _NAMES.set((name, *_NAMES.get()))
     try:

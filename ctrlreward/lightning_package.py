@@ -15,44 +15,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the types of one package stand for both
-    from pytorch_lightning import Callback, LightningModule, Trainer
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
-    from pytorch_lightning.loggers import Logger, WandbLogger
-    from pytorch_lightning.plugins import TorchCheckpointIO
+    from pytorch_lightning import Callback as Callback
+    from pytorch_lightning import LightningModule as LightningModule
+    from pytorch_lightning import Trainer as Trainer
+    from pytorch_lightning.callbacks import EarlyStopping as EarlyStopping
+    from pytorch_lightning.callbacks import ModelCheckpoint as ModelCheckpoint
+    from pytorch_lightning.callbacks import ProgressBar as ProgressBar
+    from pytorch_lightning.loggers import Logger as Logger
+    from pytorch_lightning.loggers import WandbLogger as WandbLogger
+    from pytorch_lightning.plugins import TorchCheckpointIO as TorchCheckpointIO
 else:
     Callback = EarlyStopping = LightningModule = Logger = ModelCheckpoint = object
     ProgressBar = TorchCheckpointIO = Trainer = WandbLogger = object
-
-__all__ = [
-    "Callback",
-    "EarlyStopping",
-    "LightningModule",
-    "LightningPackage",
-    "Logger",
-    "ModelCheckpoint",
-    "ProgressBar",
-    "TorchCheckpointIO",
-    "Trainer",
-    "WandbLogger",
-    "callbacks_of",
-    "check_strategy",
-    "is_instance",
-    "misconfigured",
-    "package_of",
-]
-
 
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
 class LightningPackage:
-    """One of the two packages.
-
-    Attributes:
-        name: Name of the package.
-        ours: Package with the callbacks of this project for it.
-    """
+    """One of the two packages."""
 
     name: str
     ours: str
@@ -75,11 +56,7 @@ PACKAGES = (
 
 
 def package_of(instance: object) -> LightningPackage:
-    """Return the package of a trainer, module, callback or logger.
-
-    Raises:
-        TypeError: The object is of neither package.
-    """
+    """Return the package of a trainer, module, callback or logger."""
     kind = type(instance)
     for base in kind.__mro__:
         for package in PACKAGES:
@@ -124,9 +101,6 @@ def check_strategy(trainer: Trainer) -> None:
     generate, all ranks would have to run every layer the same number of times, whereas the texts of
     each rank end at a length of their own. Adapters and checkpoints, which rank 0 writes alone,
     would have to be gathered first. Lightning runs FSDP and DeepSpeed on GPUs only.
-
-    Raises:
-        MisconfigurationException: They do not; names the strategy to use instead.
     """
     if any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING):
         raise misconfigured(

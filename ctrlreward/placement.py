@@ -48,9 +48,6 @@ class Worker:
     """One background thread that runs calls in order, without gradients.
 
     The thread starts with the first call and again after `close`.
-
-    Args:
-        name: Prefix of the thread's name.
     """
 
     def __init__(self, name: str = "ctrlreward") -> None:
@@ -83,11 +80,7 @@ class Worker:
         return self._executor.submit(torch.no_grad()(call), *arguments)
 
     def close(self, cancel: bool = False) -> None:
-        """Wait for the running call and end the thread.
-
-        Args:
-            cancel: Drop queued calls instead of waiting for them.
-        """
+        """Wait for the running call and end the thread."""
         if self._executor is not None:
             self._executor.shutdown(wait=True, cancel_futures=cancel)
             self._executor = None

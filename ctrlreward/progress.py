@@ -83,11 +83,7 @@ class Count:
 
 
 class Phase:
-    """Work without a count, such as loading a model.
-
-    Args:
-        title: A few words that name the phase.
-    """
+    """Work without a count, such as loading a model."""
 
     share = None
 
@@ -275,9 +271,6 @@ def phase(title: str) -> AbstractContextManager[object]:
 
     Unlike a count, a phase is announced in a log at once.
 
-    Args:
-        title: A few words, such as "generating 128 texts".
-
     Examples:
         >>> with phase("generating 128 texts"):
         ...     pass
@@ -296,12 +289,7 @@ def _in_main_thread() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in the two largest units of hours, minutes and seconds.
-
-    Examples:
-        >>> [duration(seconds) for seconds in (8.4, 75, 7300)]
-        ['8 s', '1 min 15 s', '2 h 1 min']
-    """
+    """Return seconds in the two largest units of hours, minutes and seconds."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"

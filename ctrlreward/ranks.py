@@ -31,10 +31,6 @@ def on_every_rank(work: Callable[[], Result]) -> list[Result]:
 
     Args:
         work: A function with a picklable result.
-
-    Raises:
-        Exception: The exception of `work`, on a rank where it failed.
-        RuntimeError: On the other ranks, with the message of the failed rank.
     """
     _, ranks = rank_and_ranks()
     if ranks == 1:
@@ -53,10 +49,6 @@ def fail_together(work: Callable[[], Result]) -> Result:
     """Call `work` on every rank and return this rank's own result, or raise on all ranks.
 
     A collective: every rank must call it. The result may be anything, as it is not sent.
-
-    Raises:
-        Exception: The exception of `work`, on a rank where it failed.
-        RuntimeError: On the other ranks, with the message of the failed rank.
     """
     own: list[Result] = []
     on_every_rank(lambda: own.append(work()))
@@ -71,10 +63,6 @@ def on_rank_zero(work: Callable[[], Result]) -> Result:
 
     Args:
         work: A function with a picklable result.
-
-    Raises:
-        Exception: On rank 0, the exception of `work`.
-        RuntimeError: On the other ranks, with the message of rank 0.
     """
     rank, ranks = rank_and_ranks()
     if ranks == 1:

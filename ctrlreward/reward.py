@@ -87,11 +87,9 @@ class RewardBatch:
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
 
-    Attributes:
-        components: The components by name; `reward["relevance"]` is one.
-        weights: The weight of each component of a weighted reward; None with other aggregates.
-        thresholds: t1 to t4 of `"gm"`; None with other aggregates.
-        accuracy_score: The score that is the accuracy of `"gm"`; None with other aggregates.
+    `components` are by name; `reward["relevance"]` is one. `weights` are those of a weighted
+    reward, `thresholds` (t1 to t4) and `accuracy_score` those of `"gm"`; None with other
+    aggregates.
     """
 
     components: Mapping[str, Component]
@@ -103,11 +101,7 @@ class AnyReward(ABC):
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> RewardBatch:
-        """Score samples in the calling thread.
-
-        Args:
-            samples: n samples, in any form that `as_samples` converts.
-            columns: Columns of the samples to add or replace: `labels="positive"`.
+        """Score samples, as `as_samples` converts them with `columns`, in the calling thread.
 
         Raises:
             Exception: Any exception of a scorer, or of `as_samples`.
@@ -188,9 +182,6 @@ class Reward(AnyReward):
         ...     return [-float(len(text)) for text in texts]
         >>> Reward(brevity)(["Good soup."]).total  # as is Reward({"brevity": brevity})
         array([-10.])
-        >>> squared = Reward({"content": content}, aggregate=lambda scores: scores["content"] ** 2)
-        >>> squared(["broth"], sources=["soup"]).total.round(2)
-        array([0.36])
         >>> from ctrlreward import Accuracy, CTRLEval
         >>> style = Accuracy(CTRLEval(task="sentiment"))["label_probability"]
         >>> parts = {"style": style, "content": content, "fluency": Perplexity()["perplexity"]}
@@ -265,11 +256,7 @@ class Reward(AnyReward):
             scorer.release()
 
     def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
-        """Return the rewards of samples whose scores are known; see `RewardBatch`.
-
-        Raises:
-            ValueError: The aggregate does not return one value per sample.
-        """
+        """Return the rewards of samples whose scores are known; see `RewardBatch`."""
         n = len(next(iter(components.values())))
         total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (n,):
@@ -294,13 +281,6 @@ RewardLike: TypeAlias = AnyReward | Components
 def as_reward(given: RewardLike) -> AnyReward:
     """Return a reward as it is, or `Reward(given)`.
 
-    Args:
-        given: A reward, or what `Reward` takes for its components.
-
-    Raises:
-        TypeError: As in `Reward`.
-        ValueError: As in `Reward`.
-
     Examples:
         >>> def brevity(texts):
         ...     return [-float(len(text)) for text in texts]
@@ -310,9 +290,7 @@ def as_reward(given: RewardLike) -> AnyReward:
     return given if isinstance(given, AnyReward) else Reward(given)
 
 
-def _split(
-    components: Components,
-) -> tuple[dict[str, Component], dict[str, float]]:
+def _split(components: Components) -> tuple[dict[str, Component], dict[str, float]]:
     """Return the components and the weights that were given, by name."""
     places: list[tuple[str, str | None, Any]] = [("the reward", None, components)]
     if isinstance(components, Mapping):
@@ -354,11 +332,7 @@ def lowest(scores: Mapping[str, Scores]) -> Scores:
 
 
 def check_direction(name: str, component: Component, weight: float) -> None:
-    """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed.
-
-    Raises:
-        ValueError: The weight is negative and higher is better, or positive and lower is better.
-    """
+    """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed."""
     better = "higher" if component.spec.higher_is_better else "lower"
     if (weight if better == "higher" else -weight) < 0:
         raise ValueError(

@@ -33,10 +33,7 @@ COLUMN_OF = {**{name: name for name in JSON_KEYS}, **{key: name for name, key in
 class MissingColumn(ValueError):
     """Samples lack a column that something needs.
 
-    Args:
-        column: Name of the column.
-        reader: Name of what needs it.
-        present: The columns that the samples have.
+    `reader` is the name of what needs the column, `present` the columns that the samples have.
     """
 
     def __init__(self, column: str, reader: str, present: Iterable[str]) -> None:
@@ -56,12 +53,7 @@ def columns_from_records(
 ) -> dict[str, Any]:
     """Return the columns of one or more records.
 
-    Args:
-        records: One mapping per sample, with the key `text`; other keys are ignored.
-        name: Names the record at an index in errors.
-
-    Raises:
-        ValueError: A record has no text, or lacks a key that another one has.
+    Other keys than columns are ignored. `name` names the record at an index in errors.
     """
     keys = [*JSON_KEYS, *JSON_KEYS.values()]
     for i, record in enumerate(records):
@@ -141,8 +133,7 @@ class SampleKeywords(TypedDict, total=False):
 
     A column has a plural and a singular name; one string or integer stands for all samples.
 
-    Attributes:
-        label_map: Label in the data → label of the scorer, `{0: "negative", 1: "positive"}`.
+    `label_map` maps a label in the data to that of the scorer: `{0: "negative", 1: "positive"}`.
     """
 
     texts: Column
@@ -317,14 +308,8 @@ class Samples:
     def label_indices(self, known: Sequence[str], reader: str, owner: str) -> list[int]:
         """Return the index of each label among those known.
 
-        Args:
-            known: The labels that there are.
-            reader: Name of what needs the labels.
-            owner: Name of what has the known labels (`"the classifier"`).
-
-        Raises:
-            MissingColumn: There are no labels.
-            ValueError: A label is not one of those known.
+        `reader` needs the labels, `owner` (`"the classifier"`) has the known ones; both are for
+        errors.
         """
         if self.labels is None:
             raise MissingColumn("labels", reader, self.columns())
@@ -372,11 +357,7 @@ class Samples:
         )
 
     def completed(self, completions: Sequence[str]) -> Samples:
-        """Return the samples with texts replaced by prefix + completion.
-
-        Raises:
-            ValueError: The number of completions is wrong, or the column `prefixes` is absent.
-        """
+        """Return the samples with texts replaced by prefix + completion."""
         prefixes = self.require("prefixes", "Samples.completed")
         if len(completions) != len(prefixes):
             raise ValueError(
@@ -427,11 +408,7 @@ class Samples:
 
     @staticmethod
     def concat(parts: Iterable[Samples]) -> Samples:
-        """Concatenate samples in order.
-
-        Raises:
-            ValueError: The parts don't have the same columns, or there are no parts.
-        """
+        """Concatenate samples in order."""
         parts = list(parts)
         if not parts:
             raise ValueError("Samples.concat got no parts: give at least one Samples")
@@ -456,12 +433,7 @@ class Samples:
 
     @staticmethod
     def from_jsonl(path: str | PathLike[str]) -> Samples:
-        """Read records in the format of `to_jsonl`, ignoring other keys.
-
-        Raises:
-            ValueError: A line is not a JSON object with `text`, or not all lines have the same
-                columns.
-        """
+        """Read records in the format of `to_jsonl`, ignoring other keys."""
         with open(path, encoding="utf-8") as file:
             lines = file.readlines()  # str.splitlines would also split at U+2028 within a text
         records = []
@@ -495,9 +467,6 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
             `datasets.Dataset`. Columns and keys may have the plural or the singular name; those
             that `Samples` doesn't have are ignored. None if the texts are a keyword.
         columns: Columns to add or replace, and a map of the labels; see `SampleKeywords`.
-
-    Returns:
-        n samples, in the order of the data. `Samples` without `columns` are returned as they are.
 
     Raises:
         TypeError: The data is of another type, an item is not a string, or a keyword is not a

@@ -231,7 +231,8 @@ MISSING = {
         "sentence_splitter = 'nltk' needs nltk",
     ),
     "agreement": (
-        "from ctrlreward.functional import fleiss_kappa; fleiss_kappa([['a', 'b']])",
+        "from ctrlreward.recipes.papers.meta_eval.rater_agreement import fleiss_kappa;"
+        "fleiss_kappa([['a', 'b']])",
         "Fleiss' κ needs statsmodels",
     ),
     "parquet": (

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from ctrlreward import Accuracy, Reward, RewardBatch, Samples, Similarity, WordVectors
 from ctrlreward.functional.transfer import adjusted_gm
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
+from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 from ctrlreward.reward import as_reward
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec
 

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 import ctrlreward as cr
 from ctrlreward import callbacks, functional, lightning, policy, scorers, selection, serving
 from ctrlreward.adapters import openrlhf, torchmetrics, trainer_options, trainer_routes, trl, verl
-from ctrlreward.plots.evaluators import bar_chart
 from ctrlreward.plots.highlight import highlight
+from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
 
 Floats = npt.NDArray[np.float64]
@@ -489,8 +489,6 @@ def formulas() -> None:
     assert functional.distinct_n([[1, 2], [1, 2]], n=1) == 0.5
     assert functional.distinct_by_group([[1, 2], [1, 1]], 1, ["a", "b"]) == {"a": 1.0, "b": 0.5}
     assert functional.findings_upheld({"A": 0.5, "B": 0.6}, {"A": 0.4, "B": 0.6}).share == 1
-    assert functional.fleiss_kappa([["good", "good"], ["bad", "bad"]]) == 1
-    assert functional.krippendorff_alpha([[1, 1], [2, 2]], level="ordinal") == 1
     idf: dict[str, float] = functional.inverse_document_frequency([["cold", "soup"], ["soup"]])
     cr.WordVectors({"soup": np.array([1.0, 0.0])}, idf)
     weights: Floats = functional.inverse_frequency([1, 2], sentences=2)
@@ -502,10 +500,6 @@ def formulas() -> None:
     ranked: float = functional.auc([0.9, 0.2], [True, False])
     gain = functional.paired_auc_bootstrap([0.1, 0.1], [0.2, 0.3], [False, True], ["a", "b"])
     assert (ranked, gain.value) == (1.0, 0.5)
-    better, worse = functional.pairwise_preferences([5, 3], items=["a", "a"])
-    three = np.array([[0.9, 0.9, 50.0], [0.5, 0.9, 50.0]])
-    assert functional.pairwise_agreement(three[better], three[worse]).agreed == 1
-    assert functional.fit_gm(three[better], three[worse], seed=1).agreement.agreed == 1
 
 
 def mistakes() -> None:
@@ -529,7 +523,6 @@ def mistakes() -> None:
     lightning.Objective("gpro")  # type: ignore[arg-type]
     trl.as_reward_funcs(3)  # type: ignore[arg-type]
     selection.StopRule("score/content", mode="maximum")  # type: ignore[arg-type]
-    functional.krippendorff_alpha([[1, 2]], level="ordered")  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -14,12 +14,7 @@ _FILLED_IN = ("texts", "prompts")
 
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the mapping from columns of `Samples` to the trainer's column names.
-
-    Raises:
-        TypeError: It is not a mapping.
-        ValueError: A key is not a column of `Samples`, or is one that is filled in anyway.
-    """
+    """Return the mapping from columns of `Samples` to the trainer's column names."""
     if columns is not None and not isinstance(columns, Mapping):
         raise TypeError(
             f"columns = {shortened(columns)} is a {type(columns).__name__}: give {{column of "
@@ -43,12 +38,7 @@ def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_pointwise(reward: AnyReward, caller: str) -> None:
-    """Raise a ValueError if a component depends on several samples, for trainers that pass one.
-
-    Args:
-        reward: The reward to check.
-        caller: Name of the reward function, for the message.
-    """
+    """Raise a ValueError if a component depends on several samples, for trainers that pass one."""
     for name, component in reward.components.items():
         if not component.scorer.pointwise:
             raise ValueError(
@@ -61,10 +51,8 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise a ValueError if a sample's result could not be represented as the trainer needs it.
 
-    Args:
-        reward: The reward to check; none of its components may have the name of a key.
-        failed_score: Score of a failed sample, as the user sets it; must be finite.
-        keys: Keys of each result besides the components.
+    None of the reward's components may have one of `keys`, which a result has besides them, and
+    `failed_score` must be finite.
     """
     if not math.isfinite(failed_score):
         raise ValueError(
@@ -89,16 +77,8 @@ def build_samples(
     Each text is prefix + completion if `prefixes` is mapped, else the completion alone. `groups`
     are the prompts unless they are mapped.
 
-    Args:
-        completions: n generated texts, without their prompts.
-        prompts: n prompts, also available for mapping as the column `"prompt"`; None if the
-            trainer doesn't pass them.
-        table: The trainer's columns, n items each.
-        columns: Column of `Samples` → name in the table.
-
-    Raises:
-        ValueError: A name is not in the table.
-        TypeError: An item is not a string.
+    `prompts` are also available for mapping as the column `"prompt"`; None if the trainer doesn't
+    pass them. `columns` maps columns of `Samples` to names in the table.
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
     for name, source in columns.items():
@@ -120,13 +100,8 @@ def build_samples(
 def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
     r"""Return a text as it is, or the texts of a chat's messages joined by `"\n"`.
 
-    Args:
-        chat: A text, or messages with `role` and `content`. Content is a text, a list of parts of
-            which the text parts count, or None (a bare tool call).
-        role: Role whose messages to keep; None keeps all.
-
-    Raises:
-        TypeError: A message is not a mapping.
+    Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
+    `role` is the role whose messages to keep; None keeps all.
     """
     if isinstance(chat, str):
         return chat

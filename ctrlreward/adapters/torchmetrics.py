@@ -98,17 +98,10 @@ class _ScoreSums(_ScoreMetric):
         self.add_state("scorer_id", torch.tensor(_scorer_ids[scorer]), dist_reduce_fx="max")
 
     def update(
-        self,
-        data: SamplesLike,
-        ids: Sequence[int] | None = None,
-        **columns: Unpack[SampleKeywords],
+        self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
     ) -> None:
         """Score n samples and add them up; repeated samples are scored once.
-
-        Args:
-            data: The samples, in any form that `as_samples` takes.
-            ids: Not used; a `MetricCollection` passes the ids of `ScoreOfAll` to all metrics.
-            columns: Columns of `Samples` to add, as in `as_samples`.
+        A `MetricCollection` passes the ids of `ScoreOfAll` to all metrics; they are not used.
         """
         samples = as_samples(data, **columns)
         scorer = self.component.scorer
@@ -154,12 +147,7 @@ class ScoreMean(_ScoreSums):
 class FailRate(_ScoreSums):
     """Share of the samples for which a score is NaN, in [0, 1]; NaN without samples.
 
-    Args:
-        component: A score that depends on one sample alone, `ctrleval["coherence"]`; or a scorer
-            with a single score.
-
-    Raises:
-        ValueError: The score depends on several samples, or the scorer has several scores.
+        component: As in `ScoreMean`.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
@@ -215,10 +203,7 @@ class ScoreOfAll(_ScoreMetric):
         return torch.uint8
 
     def update(
-        self,
-        data: SamplesLike,
-        ids: Sequence[int] | None = None,
-        **columns: Unpack[SampleKeywords],
+        self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
     ) -> None:
         """Keep samples until `compute`.
 
@@ -229,9 +214,6 @@ class ScoreOfAll(_ScoreMetric):
                 order, and those that a sampler repeats count once. Without, they are scored rank
                 by rank.
             columns: Columns of `Samples` to add, as in `as_samples`.
-
-        Raises:
-            ValueError: The number of ids is not the number of samples.
         """
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):

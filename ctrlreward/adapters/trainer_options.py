@@ -56,11 +56,7 @@ class TemplateMarkers:
         one_of("response_at", self.response_at, ("first", "last"))
 
     def split(self, text: str) -> tuple[str, str]:
-        """Return prompt and response.
-
-        Raises:
-            ValueError: A marker is not in the text.
-        """
+        """Return prompt and response."""
         if self.response_start not in text:
             raise ValueError(
                 f"{shortened(text)} has no {self.response_start!r}: give the text that your chat "
@@ -144,10 +140,8 @@ class TrainerRoutes:
     def check(self, reward: Reward) -> None:
         """Raise if the routes can't serve a reward; loads no model.
 
-        Raises:
-            ValueError: A score depends on several samples, a component has the name of a key of
-                the replies, `failed_score` is not finite, or a column that a component needs is
-                neither mapped nor constant.
+        `failed_score` has to be finite, scores pointwise, and the columns that components need
+        mapped or constant. No component may have the name of a key of the replies.
         """
         check_pointwise(reward, "a route of a trainer")
         check_failed_score(reward, self.failed_score, ["failed", "total"])
@@ -173,12 +167,7 @@ class TrainerRoutes:
     def samples(
         self, completions: Sequence[str], prompts: Sequence[str], labels: Sequence[Any] | None
     ) -> Samples:
-        """Return the samples of n completions, without special tokens in the completions.
-
-        Raises:
-            ValueError: A column is mapped to labels, and there are none.
-            TypeError: It is, and a label is not a text.
-        """
+        """Return the samples of n completions, without special tokens in the completions."""
         if self.labelled and labels is None:
             raise ValueError(
                 f"columns maps {', '.join(self.labelled)} to 'label', but the request "

@@ -37,10 +37,9 @@ _NOT_COLUMNS = ("completion_ids", "environments", "log_extra", "log_metric", "tr
 class ComponentFuncs(NamedTuple):
     """Reward functions of single components, and the weights that combine them.
 
-    Attributes:
-        functions: One function per component, with the component's name, for `reward_funcs`.
-        weights: For `GRPOConfig(reward_weights=...)`. Without them TRL weights all functions by 1,
-            which rewards the wrong direction of a score that is better when lower.
+    `functions` has one per component, with the component's name, for `reward_funcs`; `weights` are
+    for `GRPOConfig(reward_weights=...)`. Without them TRL weights all functions by 1, which rewards
+    the wrong direction of a score that is better when lower.
 
     Examples:
         >>> from ctrlreward import Perplexity, Reward

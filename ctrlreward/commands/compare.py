@@ -45,12 +45,8 @@ _MAX_SYSTEMS = 20
 class Comparison:
     """Agreement of two or more runs.
 
-    Attributes:
-        runs: The runs, in the user's order.
-        studies: Agreement in each study that all runs have.
-        curves: Correlation of each metric over the steps that all runs logged; empty if a run has
-            no steps.
-        missing: Studies that at least one run lacks.
+    `runs` are in the user's order; `curves` correlate each metric over the steps that all runs
+    logged, and are empty if a run has no steps; `missing` are studies that at least one run lacks.
     """
 
     runs: Sequence[Run]
@@ -73,15 +69,7 @@ def run(arguments: list[str]) -> None:
 
 
 def compare_runs(runs: Sequence[Run], patterns: Sequence[str] = ("*",)) -> Comparison:
-    """Compare runs study by study and curve by curve.
-
-    Args:
-        runs: Two or more.
-        patterns: Metrics to compare, as patterns of file names: `score/*`.
-
-    Raises:
-        ValueError: The runs have no study in common, or a study has no metric in common.
-    """
+    """Compare runs study by study and curve by curve."""
     all_studies = list(dict.fromkeys(study for run in runs for study in run.studies))
     shared = [study for study in all_studies if all(study in run.studies for run in runs)]
     if not shared:

@@ -41,10 +41,7 @@ COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 class ConfigFile:
     """A YAML file, with the lines of its keys.
 
-    Attributes:
-        path: The file, as it was given.
-        content: Its keys and values.
-        lines: Line by the keys that lead there; those of a list are "0", "1", ….
+    `lines` has the line of each key, by the keys that lead there; those of a list are "0", "1", ….
     """
 
     path: str
@@ -80,12 +77,7 @@ class ConfigFile:
 
 
 def read_config(path: str | Path) -> ConfigFile:
-    """Read a YAML file.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: It is not YAML, or not a mapping.
-    """
+    """Read a YAML file."""
     if not Path(path).is_file():
         raise OSError(f"there is no file {path}")
     try:
@@ -108,12 +100,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
     yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
 
-    Returns:
-        The arguments, and all files in the order in which they apply.
-
-    Raises:
-        OSError: There is no such file.
-        ValueError: A file is not YAML, or extends itself.
+    Returns the arguments, and all files in the order in which they apply.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -136,10 +123,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
 
 
 def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
-    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model.
-
-    That is what can be checked without the classes.
-    """
+    """Raise a ValueError for a wrong key, option of the trainer, or short name of a model."""
     for file in files:
         for key, value in file.content.items():
             if key not in (*_KEYS, _EXTENDS):
@@ -176,13 +160,8 @@ def check_models(file: ConfigFile) -> None:
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
     """Read the reward of a YAML file.
 
-    Returns:
-        `class_path` and `init_args` of the reward, or `components` and its other arguments, and the
-        file.
-
-    Raises:
-        ValueError: The file is not YAML, has no reward, or has a wrong key.
-        OSError: It can't be read.
+    Returns the block, `class_path` and `init_args` or `components` and its other arguments, and the
+    file.
     """
     file = read_config(path)
     check_models(file)
@@ -252,8 +231,7 @@ def trainer_options() -> tuple[str, ...]:
 def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
     """Replace each string of nested dictionaries, namespaces and lists, in place.
 
-    Returns:
-        The configuration, or the new string if it is one.
+    Returns the configuration, or the new string if it is one.
     """
     if isinstance(config, str):
         return replaced(config)
@@ -267,11 +245,7 @@ def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
 
 
 def fill_in_run_folder(config: Any, folder: str) -> Any:
-    """Replace `${trainer.default_root_dir}` in each string, so that one option moves a whole run.
-
-    Raises:
-        ValueError: A string names another value.
-    """
+    """Replace `${trainer.default_root_dir}` in each string: one option moves a whole run."""
 
     def filled_in(text: str) -> str:
         filled = text.replace(_PLACE, folder)

@@ -56,10 +56,6 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
 
     These are `default_root_dir` and the folder of a `HistoryLogger`. The last run is moved aside
     from each unless it is resumed.
-
-    Raises:
-        ValueError: Another process holds a folder; names both. Or see `move_last_run_aside`.
-        OSError: A folder can't be written or moved.
     """
     with ExitStack() as held:
         for folder in _folders(trainer):
@@ -89,10 +85,7 @@ def _hold(folder: Path) -> Iterator[None]:
 
 
 def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
-    """Move the last run aside from each folder that the trainer's run will write.
-
-    Yields each folder that was moved, and its new path. See `move_last_run_aside`.
-    """
+    """Move aside the last run of each folder that the run will write; yield both paths."""
     root = Path(trainer.default_root_dir)
     written = {path.resolve() for path in _histories(trainer)}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -115,17 +108,7 @@ def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | N
     `checkpoints`, and with nothing but what runs write. A folder without a run is left as it is,
     and so is one with only `checkpoints` of a run beside other files.
 
-    Args:
-        folder: `default_root_dir` of the run that is about to start.
-        written: Further names of files and folders that the run writes there.
-
-    Returns:
-        The new path; None if nothing was renamed.
-
-    Raises:
-        ValueError: The folder holds a run and other files, or is the working directory or one of
-            its parents, and the new run would replace files of the last one.
-        OSError: The folder can't be renamed.
+    `written` are further names that the run writes there. Returns the new path, or None.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):

@@ -36,10 +36,6 @@ class RewardReplica:
     """Replica of a served reward, which Ray Serve starts, checks and replaces.
 
     It counts as started when its models are loaded; until then it gets no request.
-
-    Args:
-        served: Recipe of the application.
-        threads: Threads of PyTorch.
     """
 
     def __init__(self, served: ServedReward, threads: int) -> None:
@@ -59,11 +55,7 @@ class RewardReplica:
         return self._reward_app
 
     async def check_health(self) -> None:
-        """Wait for the models, and raise unless requests are accepted.
-
-        Raises:
-            NotReady: The models could not be loaded, or the replica is ending.
-        """
+        """Wait for the models, and raise unless requests are accepted."""
         await self._reward_app.state.loading
         self._reward_app.state.requests.check_ready()
 
@@ -75,22 +67,7 @@ def serve_on_ray(
 
     Prints the address when all replicas run, and a line for each replica that starts or ends.
 
-    Args:
-        served: Recipe of the application; local files that it names must be on all nodes.
-        host: Address to listen at, on the cluster's head.
-        port: Port to listen at.
-        replicas: Replicas at the start; the fewest if `options.max_replicas` is given.
-        grace: Seconds in which accepted requests are finished at the end.
-        options: Cluster, resources and load.
-
-    Returns:
-        False if the models can't be loaded; the cause is printed.
-
-    Raises:
-        ValueError: The port is 0, the machine lacks the resources, `max_replicas` is below
-            `replicas`, or the cluster serves a reward already.
-        ConnectionError: There is no cluster at the address.
-        ImportError: ray is not installed.
+    Returns False if the models can't be loaded; the cause is printed.
     """
     if options.max_replicas is not None and options.max_replicas < replicas:
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")

@@ -56,11 +56,7 @@ SCORERS_HINT = (
 
 
 def run(arguments: list[str]) -> None:
-    """Score a file, or resume an interrupted run.
-
-    Raises:
-        SystemExit: With status 2 after an error of the user, 130 after an interruption.
-    """
+    """Score a file, or resume an interrupted run."""
     arguments = gather_words([_singular(argument) for argument in arguments], LISTS)
     try:
         _check(arguments)

@@ -45,17 +45,7 @@ _NOT_IDENTITY = ("device", "batch_tokens")
 
 
 def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
-    """Score a file, or resume an interrupted run.
-
-    Args:
-        arguments: Options and positional arguments, as `gather_words` returns them.
-        usage: See `command_parser`; so are the others.
-        description: The same.
-        examples: The same.
-
-    Raises:
-        SystemExit: With status 2 after an error of the user, 130 after an interruption.
-    """
+    """Score a file, or resume an interrupted run."""
     parser = command_parser("ctrlreward score", usage, description, examples)
     parser.add_argument("--config", action="config", help="YAML file with options")
     parser.add_function_arguments(score_file, as_group=False, as_positional=True, skip={"identity"})
@@ -115,12 +105,6 @@ def score_file(
         engine: Workers are processes of this machine, or actors of Ray.
         ray: The cluster, and CPUs and GPUs of an actor.
         identity: Configuration of the scorers, which a resumed run must share.
-
-    Raises:
-        ValueError: A row can't be scored, or a value not be written (names it); two scores, or a
-            score and a column of the input, have the same name; the run can't be resumed because
-            the columns or the scorers have changed; the output exists and does not belong to this
-            input; or another process is writing it.
     """
     for name, number in (("chunk", chunk), ("workers", workers), ("threads", threads)):
         if number is not None and number < 1:
@@ -229,9 +213,6 @@ def _resume(
     """Keep the scores of an unfinished run whose rows have not changed, and delete the others.
 
     The manifest is replaced last: what a kill leaves is compared with the old one again.
-
-    Raises:
-        ValueError: The settings have changed; names which.
     """
     settings = json.loads(json.dumps(manifest.settings))
     differing = [name for name in settings if started.settings.get(name) != settings[name]]
@@ -264,15 +245,8 @@ def name_components(
 ) -> dict[str, Component]:
     """Return all scores of some scorers by name, or those that the columns allow.
 
-    Args:
-        scorers: One or more.
-        names: One per scorer, for keys such as `"small.coherence"`; None uses the scores' own
-            names.
-        samples: Samples with the columns that will be scored; None takes all scores.
-
-    Raises:
-        ValueError: There are no scorers, not one distinct name per scorer, or two scores have the
-            same name.
+    `names` has one per scorer, for keys such as `"small.coherence"`; None uses the scores' own
+    names.
     """
     if not scorers:
         raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")
@@ -304,11 +278,7 @@ def _identity(configuration: Any) -> Any:
 
 @contextmanager
 def _output_lock(output: Path) -> Iterator[None]:
-    """Keep other processes of this machine from scoring into the same output.
-
-    Raises:
-        ValueError: Another process holds the lock.
-    """
+    """Keep other processes of this machine from scoring into the same output."""
     path = output.with_name(f".{output.name}.lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
@@ -329,14 +299,7 @@ def _output_lock(output: Path) -> Iterator[None]:
 def _require_complete(
     output: Location, shape: TableShape, rows: RowStream, components: Mapping[str, Component]
 ) -> None:
-    """Raise if an existing output lacks scores or was made from another input.
-
-    Args:
-        output: The existing file.
-        shape: Columns of the output without the scores.
-        rows: The input.
-        components: The scores that the output must have.
-    """
+    """Raise if an existing output lacks scores or was made from another input."""
     found = RowStream(output)
     first = next(iter(found))
     problems = [f"no {name}" for name in components if name not in first]

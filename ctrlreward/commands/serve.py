@@ -57,9 +57,6 @@ class RayServeOptions:
             as many as one batch has texts, or more. Ray's own default, 5, keeps batches at 5.
         max_queued_requests: Most requests that wait for a replica; above it the reply is 503. -1
             for no limit.
-
-    Raises:
-        ValueError: A number is out of its range.
     """
 
     address: str | None = None
@@ -84,11 +81,7 @@ class RayServeOptions:
 
 
 def run(arguments: list[str]) -> None:
-    """Serve until a SIGTERM or an interruption, which finish what has been accepted.
-
-    Raises:
-        SystemExit: With status 2 after an error of the user, 1 if the models can't be loaded.
-    """
+    """Serve until a SIGTERM or an interruption, which finish what has been accepted."""
     try:
         _check(arguments)
         # From here on, PyTorch is imported.
@@ -104,12 +97,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _check(arguments: list[str]) -> None:
-    """Check the names of options, and the file, before PyTorch is imported.
-
-    Raises:
-        ValueError: An option does not exist, or the file has no reward.
-        OSError: There is no such file.
-    """
+    """Check the names of options, and the file, before PyTorch is imported."""
     known = list(signature(serve).parameters)
     for argument in arguments:
         name = argument[2:].partition("=")[0].partition(".")[0]
@@ -154,12 +142,6 @@ def serve(
             address.
         replicas: Copies of the reward, each with its own queue and models. More than one needs Ray.
         ray: Cluster, resources of a replica, and how many requests it takes.
-
-    Raises:
-        ValueError: The file has no reward, a limit is not positive, the token file is empty, or
-            replicas are asked for without Ray.
-        OSError: A file can't be read, or the port is taken.
-        ImportError: fastapi, uvicorn or prometheus-client is not installed; or ray.
     """
     for module in ("fastapi", "uvicorn", "prometheus_client"):
         import_extra(module, "ctrlreward serve")

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 class ServedReward:
     """Recipe of a served reward: plain data, which may travel to other machines.
 
-    Args:
-        block: The reward, as `read_reward` returns it.
-        device: Device of all scorers; None leaves each where the block says.
-        options: Limits of the server.
-        trainers: Options of the trainers' routes; None leaves these routes out.
+    `block` is the reward, as `read_reward` returns it; a device of None leaves each scorer where
+    the block says, and `trainers` of None leaves their routes out.
     """
 
     block: Mapping[str, Any]
@@ -55,12 +52,7 @@ class ServedReward:
 
 
 def build_reward(path: Path, device: str | None = None) -> Reward:
-    """Return the reward of a YAML file; see `serve`.
-
-    Raises:
-        ValueError: The file is not YAML, has no reward, or has a wrong class or argument.
-        OSError: It can't be read.
-    """
+    """Return the reward of a YAML file; see `serve`."""
     block, file = read_reward(path)
     return reward_of(block, device, file)
 

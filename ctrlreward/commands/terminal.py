@@ -21,12 +21,7 @@ def user_errors(parser: ArgumentParser) -> Iterator[None]:
 
 
 def plain_console(width: int | None = None, stderr: bool = False) -> Console:
-    """Return a console that prints names such as `acc[train]` and `x:a:` without markup.
-
-    Args:
-        width: Columns; None takes the terminal's width.
-        stderr: Print to standard error.
-    """
+    """Return a console that prints names such as `acc[train]` and `x:a:` without markup."""
     return Console(width=width, stderr=stderr, markup=False, emoji=False, highlight=False)
 
 

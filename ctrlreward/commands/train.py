@@ -12,12 +12,7 @@ _EXAMPLE = Path(configs.__path__[0]) / "controlled_generation" / "sentiment_smol
 
 
 def run(arguments: list[str]) -> None:
-    """Run a training job.
-
-    Raises:
-        SystemExit: With status 2 after a mistake in a file or an option, 143 after a SIGTERM, where
-            Lightning alone would exit with 0.
-    """
+    """Run a training job."""
     if not arguments:
         print(f"error: give a configuration: ctrlreward train {_EXAMPLE}", file=sys.stderr)
         raise SystemExit(2)

@@ -126,13 +126,7 @@ class TrainCLI(LightningCLI):
 
 
 def build(arguments: Sequence[str]) -> TrainCLI:
-    """Build trainer, model and data from the arguments of `ctrlreward train` without training.
-
-    Raises:
-        OSError: A file does not exist.
-        ValueError: A file is not YAML, or has a wrong key or name.
-        SystemExit: With status 2 after a mistake that the parser finds.
-    """
+    """Build trainer, model and data from the arguments of `ctrlreward train` without training."""
     if not arguments[0].startswith("-"):
         arguments = ["--config", *arguments]
     parsed, files = with_extended(arguments)

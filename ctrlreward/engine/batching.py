@@ -40,9 +40,6 @@ def token_budget(model: PreTrainedModel, batch_tokens: int | None) -> int:
 
     The default fits the cache of a CPU, or a quarter of the free memory of an accelerator, at eight
     activations per token of the width of the model's widest layer.
-
-    Raises:
-        ValueError: The budget is not positive.
     """
     if batch_tokens is not None:
         return positive("batch_tokens", batch_tokens)
@@ -91,14 +88,9 @@ def run_batched(
 
     Args:
         lengths: Number of tokens of each item.
-        batch_tokens: Largest number of tokens of a padded batch, rows × longest row. A longer item
-            makes a batch of its own.
-        forward: Takes indices into `lengths` and returns one result each, in that order. Runs in
-            inference mode.
+        batch_tokens: Most tokens of a padded batch; a longer item makes one of its own.
+        forward: Takes indices into `lengths` and returns one result each, in inference mode.
         description: Label of the progress bar.
-
-    Raises:
-        torch.OutOfMemoryError: A single item does not fit into the device's memory.
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}
@@ -133,11 +125,6 @@ def pack(
     """Pack items into batches under the token budget, longest first.
 
     A new batch starts also where the padding would cost more than another forward pass.
-
-    Args:
-        lengths: Number of tokens of each item.
-        batch_tokens: Token budget of a batch.
-        items: Indices of the items to pack; None packs all.
     """
     batches: list[list[int]] = []
     longest, padding = 0, 0
@@ -157,17 +144,7 @@ def run_distinct(
     forward: Callable[[list[Ids]], Sequence[Result]],
     description: str,
 ) -> list[Result]:
-    """Run rows of token ids in batches, computing equal rows once.
-
-    Args:
-        rows: Token ids of each item.
-        batch_tokens: See `run_batched`.
-        forward: Takes some of the rows and returns one result each, in that order.
-        description: Label of the progress bar.
-
-    Returns:
-        One result per row, in the given order; equal rows share one.
-    """
+    """Run rows of token ids in batches, equal ones once; return a result per row, in order."""
     indices: dict[Ids, int] = {}
     inverse = [indices.setdefault(row, len(indices)) for row in rows]
     distinct = list(indices)

@@ -33,13 +33,7 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
     The layer itself runs on zero rows, since even one token's logits would read all its weights.
 
-    Args:
-        model: The model.
-        inputs: Its inputs, and options such as `use_cache`.
-
-    Returns:
-        Hidden states of shape (rows, tokens, width), and what the model returned (with its cache,
-        for example), where `logits` is empty.
+    The hidden states have shape (rows, tokens, width), and `logits` of the output is empty.
     """
     captured: list[Tensor] = []
 
@@ -56,11 +50,7 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
 
 def token_log_probs(
-    model: PreTrainedModel,
-    hidden: Tensor,
-    states: Tensor,
-    tokens: Tensor,
-    temperature: float = 1.0,
+    model: PreTrainedModel, hidden: Tensor, states: Tensor, tokens: Tensor, temperature: float = 1.0
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`.
 
@@ -68,15 +58,8 @@ def token_log_probs(
     once, and none of a state that is not in `states`. A block of logits that does not fit into the
     device's memory is halved.
 
-    Args:
-        model: The model that computed the hidden states.
-        hidden: Shape (states, width).
-        states: Indices into `hidden`, shape (k,), on its device or the CPU.
-        tokens: Token ids, shape (k,), on either.
-        temperature: Divisor of the logits.
-
-    Returns:
-        Natural log-probabilities, float32, shape (k,).
+    `hidden` has shape (states, width); `states` and `tokens`, shape (k,), may be on the CPU. Logits
+    are divided by `temperature`. Natural log-probabilities, float32, shape (k,).
     """
     used, states = states.unique(return_inverse=True)
     if len(used) < len(hidden):
@@ -114,12 +97,9 @@ def _gather(
 ) -> Tensor:
     """Return the log-probability of `tokens[k]` in row `states[k]` of logits.
 
-    Args:
-        blocks: Logits of consecutive parts of the vocabulary, each of shape (rows, words).
-        rows: Number of rows of each block.
-        edges: First word of each block, and the size of the vocabulary.
-        states: Shape (k,).
-        tokens: Shape (k,).
+    `blocks` are logits of consecutive parts of the vocabulary, each of shape (rows, words), and
+    `edges` has the first word of each, and the size of the vocabulary. `states` and `tokens` have
+    shape (k,).
     """
     tokens, order = tokens.sort()
     cuts = torch.searchsorted(tokens, torch.tensor(edges, device=tokens.device)).tolist()
@@ -134,11 +114,7 @@ def _gather(
 
 
 def check_output_layer(model: PreTrainedModel) -> None:
-    """Check that `token_log_probs` computes the logits that the model itself returns.
-
-    Raises:
-        ValueError: The model transforms its logits after the output layer in an unknown way.
-    """
+    """Check that `token_log_probs` computes the logits that the model itself returns."""
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
@@ -163,11 +139,8 @@ def logit_blocks(
     Includes the transformations that models apply after the layer: a bias (BART, PEGASUS), a scale
     (Cohere, Granite), a soft cap (Gemma).
 
-    Args:
-        model: The model that computed the hidden states.
-        words: Number of words of each block but the last; None: the vocabulary as one block.
-        temperature: Divisor of the logits.
-        multiply: Computes the layer's product from states, weights and bias.
+    A block has `words` words, or the vocabulary. Logits are divided by `temperature`; `multiply`
+    computes the layer's product from states, weights and bias.
     """
     layer, config = model.get_output_embeddings(), model.config
     # A PeftModel has the buffer under a longer name.

@@ -38,9 +38,6 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
     """Run generators side by side and merge their requests to one model into one call.
 
     Waits for a model that another thread is using.
-
-    Returns:
-        The result of each generator, in the given order.
     """
     results: dict[int, Result] = {}
     pending: dict[int, Request] = {}

@@ -1,25 +1,14 @@
 """Formulas of the papers: numbers in, numbers out."""
 
-from ctrlreward.functional.agreement import (
-    correlate,
-    cv_star,
-    findings_upheld,
-    fleiss_kappa,
-    krippendorff_alpha,
-)
+from ctrlreward.functional.agreement import correlate, cv_star, findings_upheld
 from ctrlreward.functional.bootstrap import Estimate, paired_bootstrap
 from ctrlreward.functional.calibration import label_bias
 from ctrlreward.functional.diversity import distinct_by_group, distinct_n
 from ctrlreward.functional.frequency import inverse_document_frequency, inverse_frequency
 from ctrlreward.functional.pareto import non_dominated
-from ctrlreward.functional.preferences import fit_gm, pairwise_agreement, pairwise_preferences
 from ctrlreward.functional.ranking import auc, paired_auc_bootstrap
 from ctrlreward.functional.reproducibility import compare_tables
-from ctrlreward.functional.transfer import (
-    SentenceScores,
-    adjusted_gm,
-    paired_transfer_bootstrap,
-)
+from ctrlreward.functional.transfer import SentenceScores, adjusted_gm, paired_transfer_bootstrap
 
 __all__ = [
     "Estimate",
@@ -32,16 +21,11 @@ __all__ = [
     "distinct_by_group",
     "distinct_n",
     "findings_upheld",
-    "fit_gm",
-    "fleiss_kappa",
     "inverse_document_frequency",
     "inverse_frequency",
-    "krippendorff_alpha",
     "label_bias",
     "non_dominated",
     "paired_auc_bootstrap",
     "paired_bootstrap",
     "paired_transfer_bootstrap",
-    "pairwise_agreement",
-    "pairwise_preferences",
 ]

@@ -22,11 +22,6 @@ _PIECE = 2_000_000
 class Estimate(NamedTuple):
     """A statistic and its confidence interval; NaN where undefined.
 
-    Attributes:
-        value: The statistic of the data.
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-
     Examples:
         >>> Estimate(value=0.5, low=0.25, high=0.75).low > 0
         True
@@ -89,10 +84,6 @@ def clustered_sides(
 ) -> tuple[list[Floats], Ints]:
     """Return the scores of both sides, and the cluster of each row, numbered from 0, shape (n,).
 
-    Raises:
-        ValueError: The lengths differ, a side has no valid score or an infinite one, or there are
-            fewer than two clusters.
-
     Examples:
         >>> sides, members = clustered_sides([1, 2, 3], [4, 5, 6], ["soup", "dog", "soup"])
         >>> members
@@ -136,9 +127,6 @@ def bootstrap(
 
     Returns:
         By name; all NaN where the statistic of the data is.
-
-    Raises:
-        ValueError: `confidence` or `resamples` is out of range.
 
     Examples:
         >>> values = np.array([1.0, 1.0, 3.0])
@@ -189,12 +177,8 @@ def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
 def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
     """Yield how often each draw contains each row, a block of draws at a time.
 
-    Args:
-        draws: Number of times that a draw contains a cluster, shape (draws, clusters).
-        members: Cluster of each row, shape (n,).
-
-    Yields:
-        Shape (block of draws, n).
+    `draws` says how often a draw contains a cluster, shape (draws, clusters), and `members` has the
+    cluster of each row, shape (n,). A block has shape (draws of the block, n).
 
     Examples:
         >>> next(row_weights(draws=np.array([[2, 0]]), members=np.array([0, 1, 0])))

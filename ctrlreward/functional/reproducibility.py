@@ -28,10 +28,7 @@ Table: TypeAlias = Mapping[str, Column]  # metric → system → value
 class Gap(NamedTuple):
     """A value that was left out of a comparison.
 
-    Attributes:
-        metric: Name of the metric.
-        system: Name of the system.
-        reason: Why it was left out, in words.
+    `metric` and `system` of the value, and the `reason` in words.
 
     Examples:
         >>> compare_tables([{"sim": {"A": 0.5, "B": 0.6}}, {"sim": {"A": 0.5}}]).gaps
@@ -129,9 +126,6 @@ def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     runs. CV* is relative to the mean, so it is also left out for values on both sides of 0 and
     for values that are all 0. Each omission is reported as a `Gap`.
 
-    Args:
-        tables: One table per run, metric → system → value.
-
     Raises:
         ValueError: There are fewer than two tables, or they have no metric in common.
 
@@ -204,9 +198,7 @@ def _compare_metric(
 ) -> tuple[list[Column], MetricAgreement]:
     """Compare one metric of all runs; add to `gaps` what is left out.
 
-    Returns:
-        The columns, restricted to the systems with a finite value in every run, and their
-        agreement.
+    Columns are restricted to the systems with a finite value in every run.
     """
     kept, spread = [], {}
     for system in dict.fromkeys(system for column in columns for system in column):

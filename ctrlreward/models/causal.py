@@ -32,11 +32,8 @@ from ctrlreward.models.tokenization import start_token, warn_truncated
 class PrefixTree(NamedTuple):
     """Token sequences merged into one row.
 
-    Attributes:
-        ids: Token id of each node, parents before children, shape (nodes,).
-        parents: Index of each node's parent, -1 at the roots, shape (nodes,).
-        paths: For each sequence of the tree its index among all sequences, and the nodes of its
-            tokens.
+    `ids` and `parents` have shape (nodes,); parents come before children and are -1 at the roots.
+    `paths` has each sequence's index among all, and the nodes of its tokens.
     """
 
     ids: list[int]
@@ -51,11 +48,9 @@ def build_prefix_trees(sequences: Sequence[Sequence[int]], max_unshared: int) ->
     predecessor where that saves at least a quarter of its tokens; otherwise a row of its own is
     cheaper than attention over the nodes that it does not share.
 
-    Args:
-        sequences: Token ids; may repeat, may be empty.
-        max_unshared: Largest number of nodes in the tree that a joining sequence does not share,
-            so that no tree has more nodes than these plus its longest sequence. With 0 each tree is
-            a plain row, shared only by sequences that are equal to it or a prefix of it.
+    Of the nodes of a tree, a joining sequence leaves at most `max_unshared` unshared, so that no
+    tree has more than these plus its longest sequence. With 0 each tree is a plain row, shared only
+    by sequences that are equal to it or a prefix of it.
     """
     trees: list[PrefixTree] = []
     previous: Sequence[int] = ()

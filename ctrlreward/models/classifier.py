@@ -41,9 +41,6 @@ class Classifier(FrozenModel):
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
         labels: Names of the outputs, in order; None takes `id2label` of the model.
 
-    Attributes:
-        labels: Labels, one per column of `probabilities`.
-
     Raises:
         ValueError: The model has no trained classification head, or the number of labels differs
             from that of the outputs.
@@ -85,30 +82,14 @@ class Classifier(FrozenModel):
 def load_classifier(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> LabelProbabilities:
-    """Load a frozen classifier of the kind that `model_type` in its `config.json` names.
-
-    Args:
-        model: Folder written by the text_cnn recipe, or a model that `Classifier` takes.
-        device: As in `FrozenModel`, like the next two.
-        dtype: See `FrozenModel`.
-        batch_tokens: See `FrozenModel`.
-
-    Raises:
-        ValueError: The model cannot be loaded; see `Classifier` and `TextCNNClassifier`.
-        OSError: The hub cannot be reached.
-    """
+    """Load a frozen classifier of the kind that `model_type` in its `config.json` names."""
     if _text_cnn_config(model) is not None:
         return TextCNNClassifier(model, device, dtype, batch_tokens)
     return Classifier(model, device, dtype, batch_tokens)
 
 
 def classifier_labels(model: str) -> tuple[str, ...]:
-    """Return the labels of the classifier that `load_classifier` would load, from its config alone.
-
-    Raises:
-        ValueError: The model is not a classifier.
-        OSError: The hub cannot be reached.
-    """
+    """Return the labels of what `load_classifier` would load, from its config alone."""
     if (config := _text_cnn_config(model)) is not None:
         return tuple(config["labels"])
     return _labels(model, load_config(model), None)

@@ -62,13 +62,6 @@ def text_reader(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> Any
     It is the given tokenizer, unless a text has a character that a control token begins with. The
     one that is returned then reads every text without control tokens as the given one does, and a
     control token in a text as a published tokenizer reads any other string.
-
-    Args:
-        tokenizer: Tokenizer of a model, which is left as it is.
-        texts: All texts that the result will read.
-
-    Raises:
-        ValueError: A text contains a control token that the tokenizer cannot spell.
     """
     readers = _CACHE.get(tokenizer) or _build(tokenizer)
     suspects, marked = [], False
@@ -103,16 +96,6 @@ def rendered_chat(
     """Return a conversation as a chat template puts it, with marks for the template's tokens.
 
     Control tokens in the messages stay text, so that a message cannot end its turn.
-
-    Args:
-        tokenizer: Has the template.
-        messages: Role and content of each turn.
-        variables: Further variables of the template.
-        add_generation_prompt: Whether the start of an answer follows.
-
-    Raises:
-        TemplateError: The template refuses the conversation.
-        ValueError: It has no such template, or cuts or changes a control token in a message.
     """
     control = control_tokens(tokenizer)
     literals = _any_of(control)
@@ -146,13 +129,10 @@ def rendered_chat(
 class _Readers(NamedTuple):
     """Copies of a tokenizer that share its vocabulary.
 
-    Attributes:
-        first: Characters that the control tokens begin with, and that of marks.
-        first_or_similar: These, and those that a normalizer may turn into them.
-        for_marks: Reads marks, for texts without the first characters of control tokens.
-        for_any: Reads all texts.
-        of_marks: Id of each mark to that of its control token.
-        unspelled: Control tokens that `for_any` still reads as such.
+    `first` are the characters that control tokens and marks begin with, `first_or_similar` also
+    those that a normalizer may turn into them. `for_marks` reads marks in texts without `first`,
+    `for_any` all texts. `of_marks` maps the id of a mark to its control token's. `unspelled` are
+    control tokens that `for_any` still reads as such.
     """
 
     first: str
@@ -198,16 +178,11 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
 
 
 def _copy(
-    tokenizer: PreTrainedTokenizerBase,
-    control: Mapping[str, int],
-    broken: Iterable[str] | None,
+    tokenizer: PreTrainedTokenizerBase, control: Mapping[str, int], broken: Iterable[str] | None
 ) -> Any:
     """Copy a tokenizer, without its vocabulary, as one that reads marks and no control token.
 
-    Args:
-        tokenizer: The tokenizer.
-        control: Its control tokens.
-        broken: Strings to split after their first character, since the vocabulary has them.
+    `broken` are strings to split after their first character, since the vocabulary has them.
     """
     reader: Any = copy.copy(tokenizer)
     reader.split_special_tokens = True

@@ -68,11 +68,7 @@ class InverseFrequency:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str]) -> InverseFrequency:
-        """Read the published format: one weight per line, in the order of token ids.
-
-        Raises:
-            ValueError: A line is not a valid weight.
-        """
+        """Read the published format: one weight per line, in the order of token ids."""
         weights = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             try:
@@ -89,9 +85,7 @@ class InverseFrequency:
     ) -> InverseFrequency:
         """Count the sentences in which each token occurs.
 
-        Args:
-            sentences: Sentences of a corpus, which are streamed and may exceed memory.
-            tokenizer: Tokenizer of the scoring model.
+        Sentences are streamed and may exceed memory.
 
         Raises:
             TypeError: `sentences` is a single string.
@@ -155,11 +149,7 @@ class InverseFrequency:
     def require(self, vocabulary: int) -> InverseFrequency:
         """Return these weights if they fit a vocabulary.
 
-        Args:
-            vocabulary: Size of the scoring model's vocabulary, `len(tokenizer)`.
-
-        Raises:
-            ValueError: There is not one weight per token.
+        `vocabulary` is `len(tokenizer)` of the scoring model.
         """
         if len(self.weights) != vocabulary:
             raise ValueError(
@@ -172,7 +162,6 @@ class InverseFrequency:
     def sentence_weight(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> float:
         """Return the largest weight among the tokens: NISF before normalisation (§3.2).
 
-        Args:
-            ids: Token ids of the sentence; without any the weight is 0.0.
+        Without ids the weight is 0.0.
         """
         return float(self.weights[np.asarray(ids, dtype=np.int64)].max(initial=0.0))

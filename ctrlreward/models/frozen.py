@@ -22,16 +22,6 @@ class FrozenModel:
         device: Device of the model.
         dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
         batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-
-    Attributes:
-        name: Name of the model.
-        model: The model.
-        tokenizer: Its tokenizer.
-        max_tokens: Longest input in tokens, special tokens included.
-
-    Raises:
-        ValueError: The model is of another kind, or its checkpoint lacks weights.
-        OSError: The hub cannot be reached.
     """
 
     auto_class: ClassVar[AutoClass]
@@ -64,10 +54,8 @@ class FrozenModel:
     ) -> list[Row]:
         """Return the result of `read` for each text; equal texts are read once.
 
-        Args:
-            texts: Texts; longer ones than the model's context are truncated, with a warning.
-            name: Names the text at an index in warnings.
-            read: Returns a result per row of the model's output and of the attention mask.
+        Texts longer than the model's context are truncated, with a warning that calls them
+        `name(i)`. `read` returns a result per row of the model's output and of the attention mask.
         """
 
         def forward(rows: list[Ids]) -> list[Row]:

@@ -30,13 +30,9 @@ UNITS: tuple[Unit, ...] = get_args(Unit)
 class EncodedPair(NamedTuple):
     """Text pair (a, b) as the model reads it.
 
-    Attributes:
-        ids: Token ids, special tokens included.
-        types: Token type ids, for models that take them; else empty.
-        places: Indices in `ids` of the tokens of each unit of a.
-        spans: Character span of each of these units in a, end exclusive.
-        has_b: Whether b has a token.
-        dropped: Truncated tokens of a and of b.
+    `types` are token type ids, empty for models without them. `places` are the indices in `ids` of
+    the tokens of each unit of a, `spans` the units' character spans in a, end exclusive. `has_b` is
+    False if b has no token, and `dropped` has the truncated tokens of a and of b.
     """
 
     ids: Ids
@@ -58,13 +54,6 @@ def encode_pairs(
 
     A pair that exceeds the limit loses the end of b; if a alone leaves no room for b, the longer of
     the two is truncated. `warn_truncated_pairs` logs both.
-
-    Args:
-        tokenizer: Fast tokenizer of the model.
-        pairs: Text pairs.
-        limit: Longest input of the model in tokens, special tokens included.
-        unit: Unit of a.
-        b_first: True for a model that reads b before a.
     """
     if not pairs:
         return []
@@ -93,13 +82,7 @@ def encode_pairs(
 
 
 def warn_truncated_pairs(pairs: Sequence[Pair], encoded: Sequence[EncodedPair], limit: int) -> None:
-    """Log one warning for all pairs with a truncated a, and one for those with b truncated alone.
-
-    Args:
-        pairs: Text pairs.
-        encoded: Result of `encode_pairs`.
-        limit: Longest input of the model in tokens.
-    """
+    """Log one warning for all pairs with a truncated a, one for all with b truncated alone."""
     cut = [i for i, pair in enumerate(encoded) if pair.dropped[0]]
     without_end = [i for i, pair in enumerate(encoded) if pair.dropped[1] and not pair.dropped[0]]
     for consequence, indices in (

@@ -31,10 +31,7 @@ def conditional_log_probs(
     summarization. Every token of the target's encoding is predicted, the special tokens that the
     tokenizer adds included. Equal sources are encoded once.
 
-    Args:
-        model: Encoder-decoder; its mask plays no part.
-        sources: n texts by the names that warnings of truncation give them (`"sources[3]"`).
-        targets: n texts by name, in the order of their sources.
+    `sources` and `targets` are n texts by the names that warnings give them (`"sources[3]"`).
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)
@@ -79,9 +76,6 @@ class Seq2SeqInfiller(FrozenModel):
 
     Each distinct masked text is encoded once. Targets share a decoder row where the input of one is
     a prefix of another's: all one-token words are scored by a single decoder step.
-
-    Raises:
-        ValueError: The mask of the model's family is unknown.
     """
 
     auto_class = AutoModelForSeq2SeqLM

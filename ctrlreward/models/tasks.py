@@ -31,9 +31,8 @@ class Blank(NamedTuple):
         right: The pattern after the blank.
         targets: Candidate fillings.
         ends: Whether the end token counts as part of each target.
-        closing: For a prompt about a text: the part of `right` that completes the prompt (`"."`,
-            `" news."`). None where the filling is part of the text itself.
-        joined: Whether the targets carry the space that separates them from `left`, or none.
+        closing: In a prompt about a text, the part of `right` that completes it (`"."`).
+        joined: Whether the targets carry the space that separates them from `left`.
     """
 
     left: str
@@ -47,9 +46,7 @@ class Blank(NamedTuple):
 class TokenScores(NamedTuple):
     """Tokens of a target and their log-probabilities.
 
-    Attributes:
-        ids: Token ids, int64, shape (tokens,).
-        log_probs: Natural log-probability of each token, float64, shape (tokens,).
+    `ids` are int64 and `log_probs`, natural, float64, both of shape (tokens,).
     """
 
     ids: npt.NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
@@ -43,10 +43,6 @@ class TextCNNConfig:
         widths: Filter widths in words.
         filters: Number of filters of each width.
         dropout: Dropout rate of the features, 0 to 1.
-
-    Raises:
-        ValueError: A label or word is repeated, there are fewer than two labels, or a size is not
-            positive.
     """
 
     words: tuple[str, ...]
@@ -99,9 +95,8 @@ class TextCNN(nn.Module):
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         """Return logits, shape (rows, labels).
 
-        Args:
-            ids: Padded results of `TextCNNConfig.encode`, shape (rows, longest).
-            mask: 1 for the encoded words, 0 for the padding after them, same shape.
+        `ids` are padded results of `TextCNNConfig.encode` and `mask` is 0 on the padding, both of
+        shape (rows, longest).
         """
         vectors = self.embedding(ids)
         features = []
@@ -118,17 +113,8 @@ class TextCNN(nn.Module):
 class TextCNNClassifier:
     """Frozen, trained `TextCNN`.
 
-    Args:
-        folder: Folder written by `save_text_cnn`.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Word budget of one forward pass, padding included; None is 8192.
-
-    Attributes:
-        labels: Labels, one per column of `probabilities`.
-
-    Raises:
-        ValueError: The folder does not hold a trained `TextCNN`.
+    Arguments are those of `FrozenModel`, with words in place of tokens. `labels` has one per column
+    of `probabilities`.
     """
 
     def __init__(
@@ -170,12 +156,6 @@ class TextCNNClassifier:
         return np.array(values, dtype=np.float64).reshape(-1, len(self.labels))
 
 
-def frequent_words(texts: Iterable[str], min_count: int) -> tuple[str, ...]:
-    """Return the words with at least `min_count` occurrences, most frequent first."""
-    counts = Counter(word for text in texts for word in split_words(text))
-    return tuple(word for word, count in counts.most_common() if count >= min_count)
-
-
 def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
     """Write `model.safetensors` and `config.json`; create the folder if needed."""
     path = Path(folder).expanduser()
@@ -186,11 +166,7 @@ def save_text_cnn(model: TextCNN, folder: str | PathLike[str]) -> None:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """Read a `config.json`, of transformers or of `save_text_cnn`.
-
-    Raises:
-        ValueError: The file is missing or is not a JSON object.
-    """
+    """Read a `config.json`, of transformers or of `save_text_cnn`."""
     if not file.is_file():
         raise ValueError(f"{file} is missing: give a folder written by the text_cnn recipe")
     try:

@@ -48,12 +48,6 @@ def encode_texts(
     """Return the token ids of each text, special tokens included.
 
     A control token in a text is text (`text_reader`).
-
-    Args:
-        tokenizer: Tokenizer of the model.
-        texts: Texts of any length.
-        limit: Longest encoding in tokens; longer texts are truncated, with one warning for all.
-        name: Names the text at an index in the warning.
     """
     if not texts:
         return []
@@ -78,10 +72,8 @@ def first_tokens(
 ) -> list[str]:
     """Return each text up to its first `limit` tokens.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        texts: Texts of any length; one warning names the longest of those that are cut.
-        limit: Tokens to keep, special tokens not included; None keeps all.
+    `limit` leaves special tokens out; None keeps all. One warning names the longest text that is
+    cut.
     """
     kept = list(texts)
     if limit is None:
@@ -110,12 +102,8 @@ def warn_truncated(
 ) -> None:
     """Log one warning for all items that exceed a model's context.
 
-    Args:
-        items: Name of the items in the warning (`"continuations"`).
-        lengths: Number of tokens of each.
-        limit: Longest input of the model; 0 or None if it is unlimited.
-        dropped: Name of the dropped part in the warning.
-        reader: Name of the part of the model that reads the items.
+    `items` names them (`"continuations"`), `dropped` the part that is cut, `reader` the part of the
+    model that reads them. A limit of 0 or None is none.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:

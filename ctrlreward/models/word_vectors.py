@@ -33,9 +33,7 @@ _ROUNDING = 1e-9
 class WordMatrix(Mapping[str, Matrix]):
     """Vectors of many words in one array, which may be mapped from a file.
 
-    Args:
-        words: Distinct words, in the order of the rows.
-        matrix: Their vectors, float32 of shape (words, width), finite.
+    `words` are distinct, in the order of the rows of `matrix`, float32 of shape (words, width).
     """
 
     def __init__(self, words: Iterable[str], matrix: Matrix) -> None:
@@ -242,13 +240,8 @@ class WordVectors:
 
         Words without a vector are skipped. After `centred`, see there.
 
-        Args:
-            texts: Texts to embed.
-            name: Names the text at an index in warnings.
-
-        Returns:
-            Float64, shape (texts, width); NaN, with a warning, for a text in which no word has a
-            vector and a weight above 0, or that is the centre.
+        NaN, with a warning, for a text in which no word has a vector and a weight above 0, or that
+        is the centre. Float64, shape (texts, width).
         """
         units = np.full((len(texts), self.width), np.nan)
         for i, text in enumerate(texts):

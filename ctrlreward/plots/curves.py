@@ -36,10 +36,6 @@ def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
 
     Of several values at one step, such as those of a validation and of a later test, the last one
     counts.
-
-    Args:
-        history: Rows of a `HistoryLogger`'s `metrics.jsonl`, each with `step`.
-        name: Logged key, such as `"score/coherence"`.
     """
     points = {row["step"]: row[name] for row in history if row.get(name) is not None}
     return sorted(points), [points[step] for step in sorted(points)]
@@ -54,9 +50,6 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
             what they know: values before and after training, better directions, the kept step and
             the constraints.
         path: The PNG. Defaults to `curves.png` in the folder.
-
-    Returns:
-        The path of the PNG.
 
     Raises:
         FileNotFoundError: The folder has neither file.
@@ -77,14 +70,6 @@ def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
     the kept step, and the values that the constraints exclude; one per judge, with its value before
     and after; one for the reward of training rollouts; one for KL and entropy. A run that is not of
     a policy, and whose report names no scores, has a panel per logged key.
-
-    Args:
-        history: Rows of a `HistoryLogger`'s `metrics.jsonl`.
-        report: Content of the `summary.json` of `BeforeAfter` or `RunReport`; may be empty.
-        path: The PNG.
-
-    Raises:
-        ImportError: matplotlib is not installed.
     """
     draw: list[Callable[[Any], None]] = [
         *(
@@ -121,15 +106,8 @@ def draw_front(
     The front of two metrics is drawn as a line. With more metrics each panel is a projection, and
     its points are not connected.
 
-    Args:
-        names: Names of the k metrics, k ≥ 2.
-        kept: Step of each checkpoint on the Pareto front → its k values.
-        pruned: Step of each dominated checkpoint → its k values.
-        path: The PNG.
-        modes: Better direction of each metric, "max" or "min", for the arrows of the axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
+    `kept` and `pruned` map the step of a checkpoint to its values of the k ≥ 2 metrics; `modes`,
+    "max" or "min", are for the arrows of the axes.
     """
     labels = [arrowed(name, mode) for name, mode in zip_longest(names, modes or ())]
     pairs = list(combinations(range(len(names)), 2))
@@ -294,15 +272,7 @@ def _draw_drift(panel: Any, history: Rows) -> None:
 
 
 def _smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
-    """Return the exponential moving average with bias correction, as in Adam.
-
-    Args:
-        values: n values.
-        weight: Weight of the past in [0, 1).
-
-    Returns:
-        n averages; a constant series stays as it is.
-    """
+    """Return the exponential moving average with bias correction, as in Adam."""
     smoothed, average = [], 0.0
     for i, value in enumerate(values, 1):
         average = weight * average + (1 - weight) * value

@@ -23,11 +23,7 @@ SERIES = (FIRST, SECOND, "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", 
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches, which needs no display.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Return an empty figure of a size in inches, which needs no display."""
     matplotlib = import_extra("matplotlib.figure", "a figure")
     return matplotlib.Figure(figsize=(width, height), layout="constrained")
 
@@ -41,16 +37,7 @@ def finish_panel(
     legend: bool = False,
     grid: Literal["both", "x"] = "both",
 ) -> None:
-    """Add title, axis labels and grid to a panel (matplotlib `Axes`) that has its data.
-
-    Args:
-        panel: The panel.
-        title: Shown at the left; may be empty.
-        x_label: Label of the x axis.
-        y_label: Label of the y axis; None keeps the current one.
-        legend: Whether to show a legend of the labelled artists.
-        grid: Axes with grid lines.
-    """
+    """Add title, axis labels and grid to a panel (matplotlib `Axes`) that has its data."""
     panel.set_title(title, fontsize=10, color=TEXT, loc="left")
     panel.set_xlabel(x_label, fontsize=8, color=TEXT)
     if y_label is not None:

@@ -35,12 +35,6 @@ class AdaptedModuleMixin(LightningModule):
     The random numbers of a batch follow from the seed of the run (`seed_everything`, or
     `torch.manual_seed`; random without one), the rank, the epoch and the batch. The seed is in the
     checkpoint, so a resumed run samples what an uninterrupted one would have sampled.
-
-    Args:
-        model: Local folder, Hugging Face id or short name of the base model.
-        generation: How prompts are completed.
-        optimizer: Optimizer, and whether cores are shared with a reward.
-        lora: The adapter, and the precision of the base weights.
     """
 
     policy: PeftModel  # set by configure_model, as the next one
@@ -75,12 +69,7 @@ class AdaptedModuleMixin(LightningModule):
         self._training_device = self.trainer.strategy.root_device
 
     def configure_model(self) -> None:
-        """Load the base model with its adapter, and its tokenizer; only once.
-
-        Raises:
-            ValueError: An option does not fit the model; see `LoRA` and `Generation`.
-            ImportError: The base weights are to be quantised, without bitsandbytes.
-        """
+        """Load the base model with its adapter, and its tokenizer; only once."""
         if "policy" not in dict(self.named_children()):
             self._load()
 
@@ -95,11 +84,7 @@ class AdaptedModuleMixin(LightningModule):
         self.policy, self.tokenizer = policy, tokenizer
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW on all that is trained, with its learning-rate schedule.
-
-        Raises:
-            MisconfigurationException: The schedule needs a number of steps that is unknown.
-        """
+        """Return AdamW on all that is trained, with its learning-rate schedule."""
         return adamw(self, self.optimizer)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:

@@ -28,9 +28,6 @@ def model_texts(
     In a chat a string is one user message, after the system message if there is one; a conversation
     may have its own system message. The template's start of an answer follows, and its control
     tokens have marks (`rendered_chat`).
-
-    Raises:
-        ValueError: A prompt is a conversation, and there is no chat template to make a text of it.
     """
     if options.chat:
         return [_rendered(tokenizer, options, _messages(options, prompt)) for prompt in prompts]
@@ -46,11 +43,7 @@ def model_texts(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: str) -> list[int]:
-    """Return the special token that ends an answer in the chat template, if it has one.
-
-    Raises:
-        ValueError: The tokenizer has no chat template, or it refuses or drops the system message.
-    """
+    """Return the special token that ends an answer in the chat template, if it has one."""
     if tokenizer.chat_template is None:
         raise ValueError(
             f"generation.chat = True, but the tokenizer of model = {model!r} has no chat template: "
@@ -76,11 +69,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, options: Generation, model: 
 
 
 def check_beginnings(prompts: Samples) -> None:
-    """Raise if a text begins with its own prompt, which is the user's message.
-
-    Raises:
-        ValueError: Names the first such text.
-    """
+    """Raise if a text begins with its own prompt, which is the user's message."""
     for prompt, beginning in zip(prompts.prompts or (), prompts.prefixes or (), strict=True):
         if beginning and prompt == beginning:
             raise ValueError(

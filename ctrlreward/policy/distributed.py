@@ -1,9 +1,8 @@
 """Collectives of the training step: statistics and token counts over all ranks.
 
-Each rank samples, scores and learns from its own prompts, and gradients are averaged. Batch
-statistics are computed over the batches of all ranks here, so that two ranks learn the same as one
-rank would from both batches. Every rank has to make each of these calls; with a single rank they
-are local.
+Each rank learns from its own prompts, and gradients are averaged. With these statistics two ranks
+learn the same as one rank would from both batches. Every rank has to make each of these calls;
+with a single rank they are local.
 """
 
 from __future__ import annotations
@@ -17,11 +16,7 @@ from ctrlreward.ranks import on_every_rank, rank_and_ranks
 def gather_values(values: Tensor) -> tuple[Tensor, slice]:
     """Concatenate the values of all ranks, in rank order.
 
-    Args:
-        values: This rank's values, shape (n,); n may differ between ranks.
-
-    Returns:
-        The values of all ranks, without gradients, and the slice that holds this rank's own.
+    Values have no gradients. Also return the slice that holds this rank's own.
     """
     arrays = on_every_rank(lambda: values.detach().cpu().numpy())
     start = sum(len(array) for array in arrays[: rank_and_ranks()[0]])

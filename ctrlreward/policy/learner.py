@@ -29,14 +29,6 @@ class Learner:
     """A policy with its objective, independent of the trainer.
 
     With several ranks every rank has to make the same calls.
-
-    Args:
-        policy: The language model with its adapter.
-        value_head: Reads the policy's hidden states; None if no values are needed.
-        objective: The algorithm.
-        critic: Options of the value head.
-        optimizer: How rollouts are split into updates.
-        generation: How completions were sampled.
     """
 
     policy: PeftModel
@@ -102,13 +94,8 @@ class Learner:
 
         They sum to those of the update: weights of tokens are computed for the whole of it.
 
-        Args:
-            experience: The update's completions.
-            beta: Weight of the KL term.
-
-        Yields:
-            See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
-            gradient reaches the adapter too, and `value_loss` is that loss without gradients.
+        See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
+        gradient reaches the adapter too, and `value_loss` is that loss without gradients.
         """
         choices, options, n = self.objective.choices, self.generation, len(experience.mask)
         weights = loss_weights(choices, experience, options.max_completion_length)

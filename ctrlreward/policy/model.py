@@ -40,14 +40,7 @@ Quantization: TypeAlias = Literal["nf4", "int8"]
 def load_base(
     model: str, dtype: str | None, quantization: Quantization | None, device: str
 ) -> PreTrainedModel:
-    """Load the base model of `load_policy`, without dropout and with plain generation.
-
-    Args:
-        model: As in `load_policy`.
-        dtype: As in `pick_dtype`; that of the computations if the weights are quantised.
-        quantization: See `LoRA`.
-        device: As in `load_policy`.
-    """
+    """Load the base model of `load_policy`, without dropout and with plain generation."""
     torch_dtype = pick_dtype(dtype, device)
     config = _quantization_config(quantization, torch_dtype)
     plain = _without_dropout(load_config(model))
@@ -122,11 +115,7 @@ def _plain_generation_config(model: str, base: PreTrainedModel) -> GenerationCon
 
 
 def checkpoint_gradients(model: str, policy: PeftModel) -> None:
-    """Recompute each layer's activations in the backward pass instead of keeping them.
-
-    Raises:
-        ValueError: The model's implementation in transformers has no gradient checkpointing.
-    """
+    """Recompute each layer's activations in the backward pass instead of keeping them."""
     base: Any = policy.get_base_model()
     if not base.supports_gradient_checkpointing:
         raise ValueError(
@@ -188,12 +177,6 @@ class LoRA:
     Example:
         >>> LoRA(r=8).scale
         16
-        >>> LoRA(target_modules=["q_proj", "v_proj"], quantization="int4")
-        Traceback (most recent call last):
-        ValueError: lora.quantization = 'int4': give one of nf4, int8 (did you mean 'int8'?)
-        >>> LoRA(rank=8)
-        Traceback (most recent call last):
-        TypeError: LoRA() has no argument 'rank': use r
     """
 
     r: int | None = None
@@ -226,9 +209,6 @@ def check_config(config: LoraConfig) -> None:
     An adapter has to be low-rank weights alone, which are 0 without training and independent of
     the prompts: checkpoints and exports hold nothing else, and without them the policy has to be
     its own reference.
-
-    Raises:
-        ValueError: Names the option.
     """
     plain = LoraConfig()
     for name in sorted({field.name for field in fields(config)} - _HONOURED):
@@ -248,18 +228,8 @@ def check_config(config: LoraConfig) -> None:
 def load_policy(model: str, lora: LoRA | LoraConfig, device: str) -> PeftModel:
     """Load a causal or encoder-decoder language model with a new or a trained LoRA adapter.
 
-    Args:
-        model: Local folder, Hugging Face id or short name.
-        lora: The adapter, and dtype and quantisation of the base weights; or peft's configuration
-            of a new adapter, with the defaults of dtype and quantisation.
-        device: Device that the model will run on, as in torch. Quantised weights are loaded to it,
-            others to the CPU.
-
-    Raises:
-        ValueError: An encoder-decoder does not define the token that its decoder starts with; a
-            target is not a linear layer of the model; the adapter cannot be read, is not for this
-            model, or contradicts the other options.
-        ImportError: bitsandbytes is needed and not installed.
+    `lora` may be peft's configuration of a new adapter, with the defaults of dtype and
+    quantisation. Quantised weights are loaded to the device, others to the CPU.
     """
     options = LoRA() if isinstance(lora, LoraConfig) else lora
     base = load_base(model, options.dtype, options.quantization, device)

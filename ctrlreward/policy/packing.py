@@ -29,13 +29,8 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 def pack(weight: Tensor, rows: int) -> Product | None:
     """Return the product with a packed copy of a weight; None where packing gains nothing.
 
-    Args:
-        weight: Shape (outputs, width), without gradients.
-        rows: Number of rows of the products.
-
-    Returns:
-        A function from hidden states of shape (rows, width), and a bias of shape (outputs,) or
-        None, to shape (rows, outputs).
+    `rows` is the number of rows of the products. The function takes hidden states of shape (rows,
+    width) and a bias of shape (outputs,) or None.
     """
     if weight.device.type != "cpu":
         return None
@@ -85,12 +80,7 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
     in the memory of before: to map 430 MB anew took 0.1 to 0.6 s of a rollout of 2.5 s
     (SmolLM2-135M, 32 rows).
 
-    Args:
-        model: The policy, in eval mode.
-        rows: Number of rows of a decoding step.
-
-    Yields:
-        The product of the output layer, with the arguments of `torch.nn.functional.linear`.
+    Yields the product of the output layer, with the arguments of `torch.nn.functional.linear`.
     """
     weights_in_all = sum(parameter.numel() for parameter in model.parameters())
     if weights_in_all > _MOST_WEIGHTS or torch.is_autocast_enabled("cpu"):

@@ -44,10 +44,6 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
             columns of `Samples` in the singular or the plural.
         answers: Whether completions are texts of their own (of a chat, or of an encoder-decoder):
             strings are then prompts whose texts begin with "", else they are what texts begin with.
-
-    Raises:
-        TypeError: The batch, or a prompt, is of another type.
-        ValueError: The batch is empty or has no prompts, or `Samples` rejects the columns.
     """
     if isinstance(batch, Samples):
         columns: dict[str, Any] = dict(batch.columns())

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from ctrlreward.arguments import checked_keywords, positive
@@ -72,9 +71,6 @@ class Generation:
     Example:
         >>> Generation(num_generations=4, chat=True, system="Answer in one sentence.").temperature
         1.0
-        >>> Generation(system="Answer in one sentence.")
-        Traceback (most recent call last):
-        ValueError: generation.system = 'Answer in one sentence.' is part of a chat: ...
     """
 
     num_generations: int = 8
@@ -150,11 +146,7 @@ class Rollout:
         completions = [self.completions[row] for row in rows.tolist()]
         rows = rows.to(self.ids.device)
         return Rollout(
-            completions,
-            self.ids[rows],
-            self.attention[rows],
-            self.mask[rows],
-            self.ended[rows],
+            completions, self.ids[rows], self.attention[rows], self.mask[rows], self.ended[rows]
         )
 
 
@@ -183,21 +175,15 @@ def sample(
     Without truncation (`top_p`, `top_k`, `min_p`), `log_probs` are the log-probabilities that the
     tokens were sampled with.
 
-    Args:
-        model: A causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share
-            no type. Its generation config has the end tokens and the decoder's start token, and
-            no setting that changes the distribution.
-        tokenizer: The model's tokenizer.
-        prompts: n prompts, which a causal model continues or an encoder reads. Control tokens in
-            them are text, except for those that have marks (`chat.model_texts`).
-        options: Lengths, truncation, and whether a chat template has put special tokens into the
-            prompts.
-        temperature: Sampling temperature; 0 decodes greedily. None: that of the options.
+    `model` is a causal or encoder-decoder `PreTrainedModel`, or a `PeftModel` on one; they share no
+    type. Its generation config has the end tokens and the decoder's start token, and no setting
+    that changes the distribution. Control tokens in prompts are text, except for those that have
+    marks (`chat.model_texts`). The temperature 0 decodes greedily; None is that of the options.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = [distinct.index(prompt) for prompt in prompts]
-    ids, attention = _encode(model, tokenizer, distinct, special_tokens=not options.chat)
-    end = _end_tokens(model).to(ids.device)
+    ids, attention = encode_prompts(model, tokenizer, distinct, special_tokens=not options.chat)
+    end = end_tokens(model).to(ids.device)
     temperature = options.temperature if temperature is None else temperature
     new = _decode(model, ids, attention, rows, options, temperature, end, tokenizer.pad_token_id)
     new = new.clone()  # inference tensors cannot be saved for a backward pass
@@ -224,15 +210,7 @@ def _decode(
 ) -> Tensor:
     """Return new tokens, inference tensor of shape (n, new); `padding` after an end token.
 
-    Args:
-        model: As in `sample`, like `options` and `temperature`.
-        ids: Distinct prompts, shape (prompts, length).
-        attention: 1 where `ids` is not padding, shape (prompts, length).
-        rows: Prompt of each of n rows.
-        options: Longest completion and truncation.
-        temperature: 0 decodes greedily.
-        end: Tokens that end a row.
-        padding: Token after the end.
+    Row i continues the prompt `ids[rows[i]]`; the temperature 0 decodes greedily.
     """
     row_of = torch.tensor(rows, device=ids.device)
     positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
@@ -251,10 +229,7 @@ def _decode(
     tokens: list[Tensor] = []
     done = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
     token = len(rows) / options.max_completion_length  # of each row, as a share of all texts
-    with (
-        packed_products(model, len(rows)) as multiply,
-        part("sampling", len(rows)) as advance,
-    ):
+    with packed_products(model, len(rows)) as multiply, part("sampling", len(rows)) as advance:
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
             (values,) = logits(states)
@@ -285,15 +260,8 @@ def draw(logits: Tensor) -> Tensor:
     probabilities in float64. One cumulative sum over 49,152 words took 21 ms for 128 rows (two
     cores, AVX2), a tenth of a token.
 
-    Args:
-        logits: Shape (n, vocabulary). Overwritten: to map new memory of their size takes longer
-            than the exponentials.
-
-    Returns:
-        Tokens, shape (n,).
-
-    Raises:
-        RuntimeError: A row has a NaN, or an infinite probability.
+    `logits`, shape (n, vocabulary), are overwritten: to map new memory of their size takes longer
+    than the exponentials.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
@@ -317,36 +285,7 @@ def draw(logits: Tensor) -> Tensor:
     return (block * _BLOCK + torch.searchsorted(inside, share * inside[:, -1:], right=True))[:, 0]
 
 
-def given(
-    model: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    completions: Sequence[str],
-) -> Rollout:
-    """Return completions that are given, instead of sampled, each with the last end token.
-
-    Args:
-        model: As in `sample`.
-        tokenizer: The model's tokenizer.
-        prompts: n prompts.
-        completions: A completion of each. For a causal model, a space before the first word belongs
-            to it.
-    """
-    ids, attention = _encode(model, tokenizer, list(prompts), special_tokens=True)
-    end = int(_end_tokens(model)[-1])
-    reader = text_reader(tokenizer, completions)
-    rows = reader(list(completions), add_special_tokens=False).input_ids
-    ends = [torch.tensor([*row, end]) for row in rows]
-    new = pad_sequence(ends, batch_first=True, padding_value=end).to(model.device)
-    lengths = torch.tensor([len(row) for row in ends], device=model.device)
-    mask = (torch.arange(new.shape[1], device=model.device) < lengths[:, None]).float()
-    ids = torch.cat([ids, new], dim=1)
-    attention = torch.cat([attention, mask.long()], dim=1)
-    done = torch.ones(len(rows), dtype=torch.bool, device=model.device)
-    return Rollout(list(completions), ids, attention, mask, done)
-
-
-def _encode(
+def encode_prompts(
     model: Any, tokenizer: PreTrainedTokenizerBase, prompts: list[str], special_tokens: bool
 ) -> tuple[Tensor, Tensor]:
     """Return padded ids and attention of prompts, which may have marks of control tokens."""
@@ -405,32 +344,25 @@ def policy_output(
 
 
 def token_positions(attention: Tensor) -> Tensor:
-    """Return the position of each token in its row, padding not counted.
-
-    Args:
-        attention: 1 where there is a token, shape (n, length).
-    """
+    """Return the position of each token in its row, padding not counted."""
     return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def add_end_tokens(
     model: Any, tokenizer: PreTrainedTokenizerBase, stop: str | None, end_of_turn: Sequence[int]
 ) -> None:
-    """Add a stop string, and the tokens that end a turn, to the tokens that end completions.
-
-    Raises:
-        ValueError: The stop string is not a single token.
-    """
+    """Add a stop string, and the tokens that end a turn, to the tokens that end completions."""
     ids = [] if stop is None else tokenizer.encode(stop, add_special_tokens=False)
     if stop is not None and len(ids) != 1:
         raise ValueError(
             f"generation.stop = {stop!r} is {len(ids)} tokens of this tokenizer: give a string "
             "that is a single token"
         )
-    known = _end_tokens(model).tolist()
+    known = end_tokens(model).tolist()
     model.generation_config.eos_token_id = list(dict.fromkeys([*known, *end_of_turn, *ids]))
 
 
-def _end_tokens(model: Any) -> Tensor:
+def end_tokens(model: Any) -> Tensor:
+    """Return the ids of the tokens that end a completion, shape (k,)."""
     end = model.generation_config.eos_token_id
     return torch.tensor([end] if isinstance(end, int) else end or [])

@@ -71,11 +71,8 @@ def instead() -> dict[str, str]:
 class PendingRollout(NamedTuple):
     """A rollout whose rewards may still be computing.
 
-    Attributes:
-        samples: The n texts, with all columns.
-        rollout: The completions' tokens.
-        wait_for_scores: Returns the rewards, or raises the scorer's exception.
-        seconds: Duration of sampling.
+    `samples` have all columns; `wait_for_scores` returns the rewards, or raises the scorer's
+    exception; `seconds` is the duration of sampling.
     """
 
     samples: Samples
@@ -87,11 +84,8 @@ class PendingRollout(NamedTuple):
 class PendingExperience(NamedTuple):
     """A step's experience before its rewards have arrived.
 
-    Attributes:
-        sampled: The completions to learn from.
-        greedy: The greedy completion of each prompt, if that is the baseline.
-        output: Outputs of the policy that sampled; None if the policy cannot change before the
-            rewards arrive.
+    `greedy` are the greedy completions, if they are the baseline. `output` is of the policy that
+    sampled; None if the policy cannot change before the rewards arrive.
     """
 
     sampled: PendingRollout
@@ -250,11 +244,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def train_dataloader(self) -> Any:
-        """Raise an error that says how to give prompts; a trainer's dataloader comes first.
-
-        Raises:
-            MisconfigurationException: Always.
-        """
+        """Raise an error that says how to give prompts; a trainer's dataloader comes first."""
         raise misconfigured(
             self,
             "there are no prompts to train on: use trainer.fit(tuner, DataLoader(prompts, "
@@ -262,11 +252,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         )
 
     def on_train_start(self) -> None:
-        """Check that the trainer iterates over prompts, not over the letters of one.
-
-        Raises:
-            MisconfigurationException: It was given strings in place of a dataloader.
-        """
+        """Check that the trainer iterates over prompts, not over the letters of one."""
         given = self.trainer.train_dataloader
         if any(isinstance(leaf, str) for leaf in tree_leaves(given)):
             raise misconfigured(
@@ -319,16 +305,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
         waited: float,
         seconds: float,
     ) -> None:
-        """Log the metrics of a step.
-
-        Args:
-            sampled: This rank's rollout.
-            of_all_ranks: Rewards of all ranks.
-            rewards: This rank's rewards that it learns from, shape (n,).
-            terms: Terms of the loss.
-            waited: Seconds that the step waited for the rewards.
-            seconds: Duration of the step.
-        """
+        """Log the metrics of a step."""
         values = {f"reward/{name}": value for name, value in of_all_ranks.statistics().items()}
         if self.shape_rewards is not None:
             shaped, _ = gather_values(rewards)
@@ -389,13 +366,7 @@ class PolicyTunerMixin(AdaptedModuleMixin):
     def _start(
         self, prompts: Samples, inputs: Sequence[Prompt], temperature: float | None = None
     ) -> PendingRollout:
-        """Sample a completion of each prompt; with overlap, let the worker score it now.
-
-        Args:
-            prompts: n samples with prompts.
-            inputs: The n prompts as the policy reads them.
-            temperature: As in `rollouts.sample`.
-        """
+        """Sample a completion of each prompt; with overlap, let the worker score it now."""
         started = time.perf_counter()
         rollout = self._sample(inputs, temperature)
         seconds = time.perf_counter() - started

@@ -34,9 +34,6 @@ class Critic:
     Example:
         >>> Critic(gae_lambda=1.0, clip=None).gamma
         1.0
-        >>> Critic(gamma=2)
-        Traceback (most recent call last):
-        ValueError: critic.gamma = 2: give a number in [0, 1]
     """
 
     gamma: float = 1.0
@@ -58,9 +55,6 @@ class ValueHead(nn.Module):
 
     The head is float32 and predicts 0 until it has been trained. Its gradient reaches the hidden
     states.
-
-    Args:
-        width: Size of the hidden states.
     """
 
     def __init__(self, width: int) -> None:
@@ -79,10 +73,7 @@ class ValueHead(nn.Module):
 class Estimates:
     """Values at sampling and the returns that they should predict.
 
-    Attributes:
-        values: Predictions at sampling, shape (n, tokens).
-        returns: Targets, shape (n, tokens).
-        mask: 1 on the tokens whose value is trained, shape (n, tokens).
+    All have shape (n, tokens); `mask` is 1 on the tokens whose value is trained.
     """
 
     values: Tensor
@@ -99,17 +90,9 @@ def estimate_advantages(
 ) -> tuple[Tensor, Estimates]:
     """Compute the advantage and the return of each token; the reward is given at the last token.
 
-    Args:
-        critic: Provides gamma and lambda.
-        rewards: One per completion, NaN if it failed, shape (n,). The tokens of a failed
-            completion get advantage 0 and are excluded from whitening and from the value loss.
-        values: Predictions at sampling, shape (n, tokens).
-        mask: 1 on the completions' tokens, shape (n, tokens).
-        whiten: Whether to scale advantages to mean 0 and standard deviation 1. Returns are never
-            scaled.
-
-    Returns:
-        Advantages, shape (n, tokens), and the estimates.
+    The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded from
+    whitening and from the value loss. Advantages are whitened to mean 0 and standard deviation 1,
+    if at all; returns never are. Rewards have shape (n,), all others (n, tokens).
     """
     valid = mask * ~rewards.isnan()[:, None]
     at_end = formulas.rewards_at_end(torch.nan_to_num(rewards), mask)

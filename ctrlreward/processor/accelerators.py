@@ -30,9 +30,6 @@ def scoring_stream(device: str | None) -> AbstractContextManager[object]:
 
     There is one stream per device: torch keeps the memory that was freed in a stream for that
     stream, so with a new one each time up to 32 batches' worth stayed reserved.
-
-    Args:
-        device: Device as in torch; None and the CPU have no stream.
     """
     place = torch.device(device or "cpu")
     module = _module(place)

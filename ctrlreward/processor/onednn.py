@@ -27,16 +27,7 @@ _ROWS = 128
 
 
 def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `torch.nn.functional.linear`, by oneDNN where that is faster and needs no gradient.
-
-    Args:
-        hidden: Shape (…, width).
-        weight: Shape (outputs, width).
-        bias: Shape (outputs,).
-
-    Returns:
-        Shape (…, outputs).
-    """
+    """Compute `torch.nn.functional.linear`, by oneDNN where faster and without gradients."""
     rows = hidden.numel() // hidden.shape[-1]
     operands = [hidden, weight, *([] if bias is None else [bias])]
     is_float32 = all(tensor.dtype == torch.float32 for tensor in operands)

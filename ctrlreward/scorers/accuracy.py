@@ -41,8 +41,6 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         >>> scores = scorer.score(["The soup was good.", "Cold soup."], labels="POSITIVE")
         >>> {name: values.shape for name, values in scores.items()}
         {'accuracy': (2,), 'label_probability': (2,)}
-        >>> Accuracy().labels  # without a trained classifier
-        ('negative', 'positive')
     """
 
     def __init__(

@@ -31,9 +31,7 @@ _ASSIGNMENT = re.compile(r"(?:^|\s+)([^\s=]+)=")
 class MeanAndDeviation(NamedTuple):
     """Mean and standard deviation over combinations of target labels.
 
-    Attributes:
-        mean: 0 to 1, higher is better.
-        deviation: Population standard deviation (divisor n).
+    Mean in [0, 1], higher is better; population standard deviation (divisor n).
     """
 
     mean: float
@@ -146,12 +144,7 @@ class AttributeClassifier(CompositeScorer):
         accuracy. Their published evaluation averages the probability of the target label, which
         is `score="label_probability"`.
 
-        Args:
-            samples: All texts of one system.
-            score: `"accuracy"`, the share of correct decisions, or `"label_probability"`.
-
-        Raises:
-            ValueError: See the method `score`; or the argument `score` is unknown.
+        `score` is `"accuracy"`, the share of correct decisions, or `"label_probability"`.
         """
         one_of("score", score, _NAMES)
         samples = as_samples(samples)
@@ -236,9 +229,7 @@ class AttributeClassifier(CompositeScorer):
 def attribute_label(targets: Mapping[str, str | None]) -> str:
     """Return the label of a sample with these attributes: `"sentiment=negative topic=world"`.
 
-    Args:
-        targets: Attribute → target label; None for an attribute that is not controlled, which is
-            left out.
+    None is a label that is not controlled, which is left out.
 
     Examples:
         >>> attribute_label({"sentiment": "negative", "tense": None, "topic": "world"})

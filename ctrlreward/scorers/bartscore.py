@@ -60,8 +60,6 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         >>> scorer = BARTScore("facebook/bart-large-cnn")
         >>> scorer["faithfulness"].spec
         ScoreSpec(higher_is_better=True, range=(-inf, 0.0))
-        >>> list(BARTScore(aspects=["precision", "recall"]).specs)
-        ['precision', 'recall']
     """
 
     def __init__(
@@ -89,12 +87,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
         }
 
     def build_model(self, name: str) -> Seq2SeqInfiller:
-        """Load the encoder-decoder, or share it with the scorers that have loaded it.
-
-        Raises:
-            ValueError: The model is not an encoder-decoder.
-            OSError: There is no such model here, and the hub cannot be reached.
-        """
+        """Load the encoder-decoder, or share it with the scorers that have loaded it."""
         try:
             config = load_config(name)
         except OSError as error:

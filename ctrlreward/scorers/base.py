@@ -42,9 +42,8 @@ def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
 
     A text of white space only is empty. A warning names each sample that is left out.
 
-    Args:
-        name: Name of the score that is NaN, for the warning (`"perplexity"`).
-        columns: Columns of equal length, by their names in `Samples`.
+    `name` is the score that is NaN, for the warning (`"perplexity"`); columns are named as in
+    `Samples`.
     """
     kept = []
     for i, row in enumerate(zip(*columns.values(), strict=True)):
@@ -147,11 +146,8 @@ class Scorer(ABC):
 
         A sample fails if its text is not valid Unicode or its score is infinite, with a warning.
 
-        Args:
-            samples: n samples, in any form that `as_samples` converts: a list of texts, records,
-                a DataFrame, …
-            columns: Columns of the samples to add or replace: `labels="positive"`; or other
-                keywords of `as_samples`.
+        `samples` may have any form that `as_samples` converts; `columns` are added to them or
+        replace theirs, `labels="positive"`.
 
         Raises:
             TypeError: The data is of another type, or a keyword is not a column of `Samples`.
@@ -174,13 +170,7 @@ class Scorer(ABC):
         A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
         fail; NaN if none counts. `GenerationScorer` logs the same.
 
-        Args:
-            samples: As in `score`.
-            columns: As in `score`.
-
-        Raises:
-            TypeError: See `score`.
-            ValueError: See `score`.
+        Arguments are those of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -224,8 +214,7 @@ class Scorer(ABC):
         may be returned, too. Written as a generator, it yields the requests to its model, which are
         merged with the requests of other scorers to the same model (`engine.sharing`).
 
-        Args:
-            samples: n samples; a pointwise scorer gets no sample twice.
+        A pointwise scorer gets no sample twice.
         """
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
@@ -233,8 +222,7 @@ class Scorer(ABC):
 
         Override it so that a run fails before it has loaded a model or generated a text.
 
-        Args:
-            names: The scores that are wanted, None for all.
+        `names` are the scores that are wanted, None for all.
         """
         return {}
 
@@ -244,12 +232,7 @@ class Scorer(ABC):
         Override it so that a run over a corpus fails before it has scored a text. Load no weights
         here.
 
-        Args:
-            samples: n samples.
-            names: The scores that are wanted, None for all.
-
-        Raises:
-            ValueError: A column that a score needs is absent, or an item of it is wrong.
+        `names` are the scores that are wanted, None for all.
         """
         for column, reader in self.required_columns(names).items():
             if getattr(samples, column) is None:
@@ -297,11 +280,7 @@ class Scorer(ABC):
             return object.__getattribute__(self, name)  # raises the error again
 
     def __getitem__(self, name: str) -> Component:
-        """Return one score as a component of a `Reward` or a callback.
-
-        Raises:
-            KeyError: The scorer has no score of that name; the message lists its scores.
-        """
+        """Return one score as a component; a KeyError lists the scores that exist."""
         if name not in self.specs:
             raise KeyError(
                 f"{type(self).__name__} has no score {name!r}; it has {', '.join(self.specs)}"
@@ -347,9 +326,6 @@ def checked_requests(
 
     Samples whose text is not valid Unicode are scored as empty texts, so that the others keep their
     places in warnings and errors: a tokenizer would fail on the whole batch.
-
-    Returns:
-        The scores in `names`, as `checked_scores` returns them; NaN for invalid Unicode.
     """
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():
@@ -373,17 +349,6 @@ def checked_scores(
     """Return what a scorer has computed as float64 arrays of shape (n,), whoever wrote it.
 
     None and infinite scores become NaN, the latter with a warning.
-
-    Args:
-        scorer: The scorer.
-        samples: The n samples that it was given.
-        returned: What its `score_samples` returned.
-        names: The scores that are wanted.
-
-    Raises:
-        TypeError: It is not a mapping, or a score is not a number.
-        ValueError: A score is absent, has another shape than (n,), or lies outside its range by
-            more than the rounding of bfloat16.
     """
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
@@ -445,10 +410,6 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     Each scorer runs once, for all of its components. A pointwise scorer gets each distinct sample
     once. Requests of several scorers to the same model are merged into one call. A scorer that
     another thread is running is waited for.
-
-    Raises:
-        MissingColumn: The samples lack a column that a component needs.
-        ValueError: A scorer does not return one value per sample.
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
@@ -492,22 +453,14 @@ def _named(
 
 
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
-    """Raise if samples lack a column that a component needs.
-
-    Raises:
-        MissingColumn: Names the scorer and the column.
-    """
+    """Raise if samples lack a column that a component needs."""
     for component in components.values():
         for column, reader in component.scorer.required_columns([component.name]).items():
             samples.require(column, reader)
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:
-    """Raise what scoring would raise about samples; loads no weights.
-
-    Raises:
-        ValueError: See `Scorer.check_samples`.
-    """
+    """Raise what scoring would raise about samples; loads no weights."""
     for scorer in dict.fromkeys(component.scorer for component in components.values()):
         names = [c.name for c in components.values() if c.scorer is scorer]
         scorer.check_samples(samples, names)

@@ -94,11 +94,7 @@ class FunctionScorer(Scorer):
         return {column: self.name for column in required if column not in ("texts", "prompts")}
 
     def score_samples(self, samples: Samples) -> dict[str, Any]:
-        """Return what the function returns, by its name.
-
-        Raises:
-            MissingColumn: The function needs a column that is absent.
-        """
+        """Return what the function returns, by its name."""
         parameters = self._parameters()
         if next(iter(parameters), None) == "samples":
             return {self.name: self.function(samples)}
@@ -144,9 +140,7 @@ def _is_required(parameter: Parameter) -> bool:
 def as_component(name: str, given: object) -> Component:
     """Return a component as it is, or the score of a scorer that has a single one.
 
-    Args:
-        name: Name of the argument, for errors (`"components['fluency']"`).
-        given: `scorer["coherence"]`, a scorer, or a function as `FunctionScorer` takes it.
+    `name` is that of the argument, for errors (`"components['fluency']"`).
 
     Raises:
         ValueError: The scorer has several scores; lists them.

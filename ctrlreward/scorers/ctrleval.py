@@ -86,12 +86,8 @@ class Explanation:
 def to_records(explained: Sequence[Mapping[str, Explanation]]) -> list[dict[str, Any]]:
     """Convert the result of `CTRLEval.explain` to one record per sample and aspect.
 
-    Args:
-        explained: For each sample, its explanations by aspect.
-
-    Returns:
-        Records for JSON or a table with `sample` (its index), `aspect`, `score` (None for NaN)
-        and `evaluators`, a list of records with the fields of `PatternScore`.
+    A record has `sample` (its index), `aspect`, `score` (None for NaN) and `evaluators`, a list of
+    records with the fields of `PatternScore`.
     """
     return [
         {"sample": index, **asdict(found), "score": finite_or_none(found.score)}
@@ -126,12 +122,7 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
 
 
 def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
-    """Return one blank per prompt that contains the text, with all its words as candidates.
-
-    Args:
-        text: Text to be put into the prompts.
-        evaluators: Prompts with their verbalizers, grouped by prompt.
-    """
+    """Return one blank per prompt that contains the text, with all its words as candidates."""
     blanks = []
     for prompt, group in groupby(evaluators, key=lambda e: e.prompt):
         # Split before inserting the text, which may itself contain the names of the slots.
@@ -162,12 +153,8 @@ AspectName: TypeAlias = Literal["coherence", "consistency", "attribute_relevance
 class Evaluated(NamedTuple):
     """Pattern evaluators of one text for one aspect; none where there is nothing to score.
 
-    Attributes:
-        sample: Index of the text.
-        aspect: Name of the aspect.
-        blanks: What the model filled: a blank per evaluator, in attribute relevance per prompt.
-        scores: Score of each evaluator, shape (evaluators,).
-        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
+    `blanks` are what the model filled: one per evaluator, in attribute relevance one per prompt.
+    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
     """
 
     sample: int
@@ -285,11 +272,7 @@ class CTRLEval(ModelScorer[Infiller]):
 
     @cached_property
     def iwf(self) -> InverseFrequency:
-        """Weights of coherence and consistency.
-
-        Raises:
-            ValueError: The table does not fit the model's vocabulary.
-        """
+        """Weights of coherence and consistency."""
         tokenizer = self.loaded_model.tokenizer
         if self._iwf is None:
             return InverseFrequency.from_wordfreq(tokenizer)
@@ -331,18 +314,9 @@ class CTRLEval(ModelScorer[Infiller]):
     ) -> list[dict[str, Explanation]]:
         """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
 
-        `scorers.ctrleval.to_records` converts the result to plain data;
-        `plots.evaluators.bar_chart` draws one explanation.
+        `scorers.ctrleval.to_records` converts the result to plain data.
 
-        Args:
-            samples: As in `score`.
-            columns: As in `score`.
-
-        Returns:
-            For each sample, the chosen aspects by name, with the same scores as `score`.
-
-        Raises:
-            ValueError: See `score`.
+        Arguments are those of `score`. Returns the chosen aspects of each sample by name.
         """
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)

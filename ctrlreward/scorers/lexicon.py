@@ -84,11 +84,7 @@ class LexiconSentiment(Scorer):
             self._signs(samples)
 
     def load(self) -> None:
-        """Read the lexicon now instead of at the first `score`.
-
-        Raises:
-            ImportError: The package is not installed.
-        """
+        """Read the lexicon now instead of at the first `score`."""
         _ = self.analyzer
 
     def score_samples(

@@ -61,9 +61,9 @@ class ModelScorer(Scorer, Generic[Model]):
         model: Local folder, Hugging Face id or short name; or a loaded model, if the subclass
             accepts one. A model that is itself a scorer is loaded, moved and released with this
             one. Any other object stays on its device and is not released.
-        device: Device of a named model, as in torch.
-        dtype: Data type of the weights; None picks by device, `"fastest"` by processor.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
+        device: See `ModelOptions`, as for the others.
+        dtype: The same.
+        batch_tokens: The same.
 
     Examples:
         >>> from transformers import PreTrainedTokenizerBase
@@ -108,11 +108,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     @abstractmethod
     def build_model(self, name: str) -> Model:
-        """Load a named model with this scorer's device, dtype and token budget.
-
-        Args:
-            name: Local folder, Hugging Face id or short name.
-        """
+        """Load a named model with this scorer's device, dtype and token budget."""
 
     @cached_property
     def loaded_model(self) -> Model:
@@ -162,16 +158,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
 
 def check_loaded(model: object, kind: type, *members: str) -> None:
-    """Raise unless a model is a name, or an object of a protocol.
-
-    Args:
-        model: What was given.
-        kind: The protocol.
-        members: Names of what it asks for.
-
-    Raises:
-        TypeError: It is neither.
-    """
+    """Raise unless a model is a name, or an object of a protocol."""
     if not isinstance(model, str | PathLike | kind):
         raise TypeError(
             f"model = {shortened(model)} is a {type(model).__name__}, must be a folder, a Hugging "

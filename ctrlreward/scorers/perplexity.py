@@ -48,8 +48,6 @@ class Perplexity(ModelScorer[CausalLM]):
         >>> scores = scorer.score(["The soup was good.", "Soup the good was."])
         >>> {name: values.shape for name, values in scores.items()}
         {'perplexity': (2,), 'log_likelihood': (2,)}
-        >>> scorer["perplexity"].spec
-        ScoreSpec(higher_is_better=False, range=(1.0, inf))
     """
 
     def __init__(
@@ -118,17 +116,9 @@ def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
     Longer texts weigh more, unlike in a mean of perplexities, and one unlikely sentence does not
     dominate.
 
-    Args:
-        log_likelihood: Mean token log-probability of each text, shape (n,), 0 or less.
-        tokens: Number of tokens of each text, shape (n,); texts of 0 or NaN tokens are left out.
-
-    Returns:
-        1 or more, lower is better; NaN if no text has a token.
-
-    Examples:
-        >>> half, tenth = np.log([0.5, 0.1])
-        >>> round(pooled_perplexity(np.array([half, tenth]), np.array([3, 1])), 3)  # 80 ^ (1/4)
-        2.991
+    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
+    number, which is 0 or NaN for texts to leave out. 1 or more, lower is better; NaN without
+    tokens.
     """
     read = tokens > 0
     if not read.any():

@@ -19,8 +19,8 @@ Cell: TypeAlias = str | float | None
 def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scores]) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
-    The file is written atomically and synced to disk. `Samples.from_jsonl` reads it too. NaN and
-    infinite scores are null, as JSON has no such numbers. Each of `scores` has shape (n,).
+    The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
+    (n,). `Samples.from_jsonl` reads the file too.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []

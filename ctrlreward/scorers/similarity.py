@@ -29,9 +29,6 @@ class Similarity(ModelScorer[SentenceEncoder]):
         **options: See `ModelOptions`.
 
     Examples:
-        >>> scores = Similarity("minilm-l6").score(["Good soup."], sources="I liked the soup.")
-        >>> scores["similarity"].shape
-        (1,)
         >>> from ctrlreward import WordVectors
         >>> scorer = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
         >>> scorer.score(["broth", "soup"], sources="soup")
@@ -41,9 +38,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
     specs = dict.fromkeys(("similarity",), ScoreSpec(True, (-1.0, 1.0)))
 
     def __init__(
-        self,
-        model: str | SentenceEncoder = "minilm-l6",
-        **options: Unpack[ModelOptions],
+        self, model: str | SentenceEncoder = "minilm-l6", **options: Unpack[ModelOptions]
     ) -> None:
         check_loaded(model, SentenceEncoder, "embed")
         super().__init__(model, **options)

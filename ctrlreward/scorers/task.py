@@ -22,9 +22,7 @@ _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"
 class Evaluator(NamedTuple):
     """A prompt and a verbalizer.
 
-    Attributes:
-        prompt: Prompt with the slots of the text and the word.
-        words: One word or phrase per label, in the order of the task's labels.
+    `words` has one word or phrase per label, in the order of the task's labels.
     """
 
     prompt: str
@@ -50,9 +48,6 @@ class Task:
         >>> task = Task(["<gen_result> It is about the <mask_token>."], words)
         >>> task.labels, len(task.evaluators)
         (('past', 'future'), 2)
-        >>> from ctrlreward import CTRLEval
-        >>> CTRLEval(task=task).score(["I will see."], labels="future", prefixes="I").keys()
-        dict_keys(['coherence', 'consistency', 'attribute_relevance'])
     """
 
     prompts: Sequence[str]
@@ -94,12 +89,8 @@ class Task:
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
         """Return a random subset of the evaluators, in their order.
 
-        Args:
-            count: Number of evaluators. For one seed, a smaller subset is part of a larger one.
-            seed: Seed of the draw; no other random state is read or changed.
-
-        Raises:
-            ValueError: The task has fewer evaluators.
+        For one seed, a smaller subset is part of a larger one. No other random state is read or
+        changed.
         """
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):
@@ -143,10 +134,8 @@ class Task:
     def from_published(prompts: str | PathLike[str], verbalizers: str | PathLike[str]) -> Task:
         """Load a task in the published format.
 
-        Args:
-            prompts: File with one prompt per line.
-            verbalizers: File with the labels in the first line and one verbalizer per further
-                line, separated by tabs.
+        `prompts` has one prompt per line, `verbalizers` the labels in the first line and one
+        verbalizer per further line, separated by tabs.
         """
         lines, table = (
             [line.strip() for line in Path(path).read_text("utf-8").splitlines() if line]
@@ -158,15 +147,7 @@ class Task:
 
 
 def require_texts(name: str, values: object) -> Sequence[str]:
-    """Return a list of non-empty strings, or raise an error that names the one that is not.
-
-    Args:
-        name: Name of the list, for the error.
-        values: The list to check.
-
-    Raises:
-        ValueError: It is not a list, or an item is not a string with text.
-    """
+    """Return a list of non-empty strings, or raise an error that names the one that is not."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{name} = {values!r}: give a list of strings")
     for i, value in enumerate(values):

@@ -46,14 +46,8 @@ def create_app(
 ) -> FastAPI:
     """Return the application that serves a reward; its lifespan loads the models and drains.
 
-    Args:
-        reward: The reward; its scorers are on their devices.
-        options: Limits.
-        routers: Further routes, such as those of trainers. Their handlers score with
-            `await request.app.state.requests.score(samples)`.
-
-    Returns:
-        An ASGI application with `state.reward` and `state.requests`, a `RequestQueue`.
+    Handlers of further routes score with `await request.app.state.requests.score(samples)`. The
+    application has `state.reward` and `state.requests`, a `RequestQueue`.
     """
     app = FastAPI(
         title="ctrlreward",

@@ -120,9 +120,6 @@ def tolerant_scores(
 
     The samples are bisected until those that raise are alone. Scores that depend on other samples
     are computed on all that do not raise.
-
-    Raises:
-        Exception: An error of a scorer itself, with every sample.
     """
     errors: dict[int, Exception] = {}
     pieces: list[tuple[list[int], dict[str, Scores]]] = []

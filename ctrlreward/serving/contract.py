@@ -159,11 +159,7 @@ class ScoreReply(Message):
     seconds: Number
 
     def to_batch(self, names: Sequence[str], n: int) -> RewardBatch:
-        """Return the rewards of n samples, with these components in this order.
-
-        Raises:
-            ValueError: The reply does not have n results with these components.
-        """
+        """Return the rewards of n samples, with these components in this order."""
         if len(self.results) != n:
             raise ValueError(f"{len(self.results)} results for {n} samples")
         for i, result in enumerate(self.results):
@@ -186,11 +182,7 @@ class ScoresReply(Message):
     scores: dict[str, list[Number]]
 
     def to_scores(self, names: Sequence[str], n: int) -> dict[str, Scores]:
-        """Return the scores, float64 arrays of shape (n,) by name.
-
-        Raises:
-            ValueError: The reply has other names, or not n scores of one.
-        """
+        """Return the scores, float64 arrays of shape (n,) by name."""
         found = {name: len(values) for name, values in self.scores.items()}
         if found != dict.fromkeys(names, n):
             raise ValueError(f"scores = {found}: {n} of each of {', '.join(names)} are expected")
@@ -207,9 +199,8 @@ class FoldReply(Message):
 class ScoredRequest:
     """The rewards of one request of n samples.
 
-    Attributes:
-        batch: The rewards; a sample with an error is NaN throughout.
-        errors: Index of each sample that made a scorer raise → message of the scorer.
+    `batch` is NaN throughout for a sample with an error; `errors` has the message of the scorer by
+    index.
     """
 
     batch: RewardBatch
@@ -284,9 +275,8 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 class Refusal(Exception):
     """A request that is not scored.
 
-    Attributes:
-        status: HTTP status of the reply.
-        retry_after: Seconds after which the client may ask again; None where that is no use.
+    `status` is the HTTP status of the reply; `retry_after`, in seconds, is None where that is no
+    use.
     """
 
     status = 500

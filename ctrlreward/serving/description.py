@@ -26,15 +26,6 @@ def describe(reward: Reward) -> dict[str, Any]:
         parts); `components` (name → id of its scorer, and score); `aggregate`, `weights`,
         `thresholds`, `accuracy_score` as `Reward` has them; `fingerprint` (dotted key → value) and
         `fingerprint_id`.
-
-    Examples:
-        >>> from ctrlreward import Reward, Similarity, WordVectors
-        >>> content = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-        >>> described = describe(Reward({"content": (content, 2.0)}))
-        >>> described["components"], described["weights"]
-        ({'content': {'scorer': '0', 'score': 'similarity'}}, {'content': 2.0})
-        >>> differences(described, describe(Reward({"content": (content, 0.5)})))
-        ['weights.content: expected 2.0, found 0.5']
     """
     scorers = scorers_by_id(reward)
     ids = {scorer: id_ for id_, scorer in scorers.items()}

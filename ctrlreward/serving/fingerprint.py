@@ -43,10 +43,6 @@ def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, P
     commit; local files are read whole. Functions count by their name, what they close over and
     their defaults: the version of this package stands for its own code, and users' code is theirs
     to keep equal.
-
-    Args:
-        scorers: The scorers by id.
-        aggregate: Name of an aggregate, or the function.
     """
     found: dict[str, Plain] = {}
     for id_, scorer in scorers.items():

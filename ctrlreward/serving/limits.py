@@ -43,9 +43,6 @@ class QueueOptions:
             requests were there a moment ago: a lone one is scored at once.
         waiting_characters: Most characters to hold; a request above it is refused (429).
         waiting_requests: Most requests to hold.
-
-    Raises:
-        ValueError: One of them is not positive; `window` may be 0.
     """
 
     batch_characters: int = 65_536
@@ -71,9 +68,6 @@ class ServeOptions:
         body_seconds: Longest time for a body to arrive (408).
         token: Bearer token that requests must have, except to /health, /ready and the pages about
             the routes; None for no token.
-
-    Raises:
-        ValueError: A limit is not positive, or the token is empty or not ASCII.
     """
 
     queue: QueueOptions = field(default_factory=QueueOptions)
@@ -97,11 +91,8 @@ class LimitsMiddleware:
     route is held up by a slow client. If the client hangs up, the route's task is cancelled. An
     error of a route is logged by type and place only: its message may quote a text.
 
-    Args:
-        app: The application.
-        options: The limits.
-        headers: Returns headers to add to each reply.
-        replied: Receives route and status of each reply.
+    `headers` returns headers to add to each reply; `replied` receives route and status of each
+    reply.
     """
 
     def __init__(

@@ -13,14 +13,7 @@ from typing import Any
 from ctrlreward.placement import Worker
 from ctrlreward.reward import AccuracyScore, AnyReward, Reward, RewardBatch, Thresholds
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.base import (
-    Component,
-    CorpusFold,
-    Scorer,
-    Scores,
-    ScoreSpec,
-    check_columns,
-)
+from ctrlreward.scorers.base import Component, CorpusFold, Scorer, Scores, ScoreSpec, check_columns
 from ctrlreward.serving.contract import FoldReply, ScoreReply, ScoresReply, records, to_numbers
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.server_connection import ServerConnection
@@ -48,9 +41,6 @@ class RemoteReward(AnyReward):
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
             to repeat a request, and 3 to reach a server that never replied.
-
-    Attributes:
-        url: Address of the server.
 
     Raises:
         ValueError: The URL is not one of HTTP, a number is not positive, or the file is not JSON.
@@ -142,10 +132,6 @@ class RemoteScorer(Scorer):
     """A scorer of a server: its scores, directions, ranges and corpus scores, and no device here.
 
     `RemoteReward` makes them: `remote["relevance"].scorer`.
-
-    Args:
-        connection: Connection to the server.
-        id_: Id of the scorer on the server.
     """
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
@@ -191,12 +177,7 @@ class RemoteScorer(Scorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Ask the server for the scores, or those of them in `names`, each float64 of shape (n,).
-
-        Raises:
-            ValueError: The server's scorer rejects the samples.
-            ServerLost: The server does not answer.
-        """
+        """Ask the server for the scores, or those in `names`, each float64 of shape (n,)."""
         wanted = sorted(self.specs if names is None else names)
         body = {"samples": records(samples), "names": wanted}
         reply = self.connection.post(f"/scorers/{self.id}/score", body)

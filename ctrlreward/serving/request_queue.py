@@ -35,15 +35,8 @@ class RequestQueue:
     Scores that depend on other samples are computed on one request alone. A batch that makes a
     scorer raise is scored again request by request, so that only the culprit fails.
 
-    Args:
-        reward: The reward that scores.
-        options: Sizes of batches and queue.
-        metrics: Receives what is measured.
-
-    Attributes:
-        reward: The reward.
-        scorers: Its scorers by id: `"0"`, `"1"`, … in the order of the components.
-        state: `"loading"`, `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
+    `scorers` are by id, `"0"`, `"1"`, … in the order of the components. `state` is `"loading"`,
+    `"ready"`, `"failed"` (models could not be loaded) or `"draining"`.
     """
 
     def __init__(
@@ -72,8 +65,7 @@ class RequestQueue:
     async def start(self, load: Callable[[], object] | None = None) -> None:
         """Load the models on the scoring thread, and score from then on.
 
-        Args:
-            load: Loads them; None for `reward.load`. Its error sets the state to `"failed"`.
+        An error of `load`, or else `reward.load`, sets the state to `"failed"`.
         """
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -105,16 +97,8 @@ class RequestQueue:
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
         """Score a request with the reward; cancelling takes it out of the queue.
 
-        Args:
-            samples: n samples.
-            strict: A sample that makes a scorer raise fails the whole request, as in-process;
-                otherwise only that sample fails.
-
-        Raises:
-            NotReady: The models are being loaded, or the server is ending.
-            QueueFull: Too much is waiting.
-            RejectedSamples: A column is missing, or a scorer rejects a sample and `strict`.
-            ScorerFailed: A scorer or the aggregate fails by itself.
+        If `strict`, a sample that makes a scorer raise fails the whole request, as in-process;
+        otherwise only that sample fails.
         """
         reward = self.reward
         return await self._result(

@@ -62,12 +62,7 @@ class ServerConnection:
     that the original was connected to. A request is also repeated if a proxy before the server has
     lost the one that held it.
 
-    Args:
-        url: As in `RemoteReward`; so are the others.
-        token: The same.
-        timeout: The same.
-        patience: The same.
-        expect: Description that the server's must agree with, or a part of one; None for any.
+    Arguments are those of `RemoteReward`; `expect` is a description, or a part of one.
     """
 
     def __init__(
@@ -117,14 +112,7 @@ class ServerConnection:
         return found
 
     def post(self, path: str, body: object) -> Any:
-        """Send a body and return the value of the reply.
-
-        Raises:
-            ValueError: The server rejects the samples, with the message of its scorer.
-            ServerLost: No reply in time.
-            OtherReward: The server now has another reward.
-            ServerError: Any other refusal or failure.
-        """
+        """Send a body and return the value of the reply."""
         expected = self.description["fingerprint_id"]
         return self._json(self._send("POST", path, dumps(body), expected))
 

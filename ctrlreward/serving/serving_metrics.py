@@ -11,12 +11,7 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class ServingMetrics:
-    """Counters of one server, in a registry of its own.
-
-    Args:
-        waiting_characters: Returns the characters that are waiting or being scored.
-        ready: True while requests are accepted.
-    """
+    """Counters of one server, in a registry of its own."""
 
     def __init__(self, waiting_characters: Callable[[], float], ready: Callable[[], bool]) -> None:
         registry = self._registry = CollectorRegistry()

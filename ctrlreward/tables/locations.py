@@ -16,18 +16,7 @@ from ctrlreward.tables.parsing import no_such_file
 class Location:
     """A file or folder, which need not exist.
 
-    Args:
-        address: Local path, or URL such as `s3://bucket/texts.jsonl`.
-        shown: Name for messages; None shows the address.
-
-    Attributes:
-        path: The local path; None for a URL.
-        name: Last part of the path.
-        suffix: End of the name from its last dot on; "" without one.
-
-    Raises:
-        ValueError: fsspec does not know the protocol.
-        ImportError: The protocol needs another package; names it.
+    The address is a local path or a URL; `shown` is its name in messages.
     """
 
     def __init__(self, address: str | Path, shown: str | None = None) -> None:
@@ -74,11 +63,7 @@ class Location:
         return sorted(PurePosixPath(e["name"]).name for e in entries if e["type"] == "file")
 
     def open(self) -> BinaryIO:
-        """Open a file for reading.
-
-        Raises:
-            FileNotFoundError: There is no such file; names the most similar one.
-        """
+        """Open a file for reading."""
         if not self.exists():
             raise self.missing()
         return cast(BinaryIO, self._system.open(self._inner, "rb"))

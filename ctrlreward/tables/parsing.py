@@ -18,12 +18,7 @@ _LONGEST_CELL = 2**31 - 1  # characters; the csv module's default is shorter tha
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        FileNotFoundError: There is no such file; see `no_such_file`.
-        ValueError: It is a folder.
-    """
+    """Return the content of a file."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give a file")
     if not path.exists():
@@ -39,11 +34,7 @@ def no_such_file(path: Path) -> FileNotFoundError:
 
 
 def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
-    """Decode a UTF-8 file, or a part of it that starts at a line; drop a byte order mark.
-
-    Raises:
-        ValueError: The content is not UTF-8; names the line.
-    """
+    """Decode a UTF-8 file, or a part of it that starts at a line; drop a byte order mark."""
     try:
         return content.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -53,18 +44,8 @@ def decode_utf8(content: bytes, path: Path | str, line: int = 1) -> str:
         ) from None
 
 
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line numbers from 1 and lines without their line ends."""
-    for number, line in enumerate(io.StringIO(text, newline=None), 1):
-        yield number, line.rstrip("\n")
-
-
 def parse_json(text: str, path: Path | str, first_line: int = 1) -> Any:
-    """Parse one JSON value, which starts at a line of a file.
-
-    Raises:
-        ValueError: The text is not JSON; names the line.
-    """
+    """Parse one JSON value, which starts at a line of a file."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -79,12 +60,7 @@ def parse_csv(text: str, path: Path) -> tuple[list[str], list[CsvRow]]:
 
 
 def read_csv(lines: Iterable[str], path: Path | str) -> tuple[list[str], Iterator[CsvRow]]:
-    """Read the header of a CSV file, and its rows one by one; blank lines are skipped.
-
-    Raises:
-        ValueError: The header repeats a column, a row has more or fewer cells than the header, or
-            the text is not CSV; names the line.
-    """
+    """Read the header of a CSV file, and its rows one by one; blank lines are skipped."""
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.reader(lines, strict=True)
     records = _records(reader, path)

@@ -18,10 +18,8 @@ Row: TypeAlias = dict[str, Any]  # cells by column name
 class PlacedRow(NamedTuple):
     """A row and where it is.
 
-    Attributes:
-        file: Number of its file in `RowStream.files`.
-        place: Its file and last line, `reviews.jsonl:417`; in Parquet, its number from 1.
-        cells: The row.
+    `file` is its number in `RowStream.files`, `place` its file and last line, `reviews.jsonl:417`;
+    in Parquet, its number from 1.
     """
 
     file: int
@@ -35,18 +33,7 @@ SUFFIXES = (".jsonl", ".csv", ".parquet")
 class RowStream:
     """Rows of a table, read anew by each iteration; memory does not grow with their number.
 
-    Args:
-        source: A file, or a folder with files of one format, whose rows follow one another in the
-            order of the files' names.
-
-    Attributes:
-        files: The files in order.
-        suffix: Their format, one of `SUFFIXES`.
-
-    Raises:
-        FileNotFoundError: There is no such file or folder.
-        ValueError: The suffix is unknown, or the folder has no table or tables of several formats.
-        ImportError: The format is Parquet, and pyarrow is not installed.
+    A folder has files of one format, whose rows follow one another in the order of their names.
     """
 
     def __init__(self, source: Location) -> None:
@@ -61,12 +48,7 @@ class RowStream:
         return str(self.source)
 
     def __iter__(self) -> Iterator[Row]:
-        """Yield all rows; the values of a CSV file are strings.
-
-        Raises:
-            ValueError: A file has no rows, is malformed (names the line), or has other columns
-                than the first one.
-        """
+        """Yield all rows; the values of a CSV file are strings."""
         for row in self.placed():
             yield row.cells
 
@@ -88,13 +70,7 @@ class RowStream:
 
 
 def open_rows(source: Location, target: Location) -> RowStream:
-    """Return the rows of an input whose scores go to another file or folder.
-
-    Raises:
-        ValueError: The files are given in the wrong order, are one file, or can't be written; or
-            an output has an unknown suffix.
-        ImportError: The input or output is Parquet, and pyarrow is not installed.
-    """
+    """Return the rows of an input whose scores go to another file or folder."""
     if not source.exists():
         if not target.exists() or target.is_folder():
             raise source.missing()
@@ -112,12 +88,7 @@ def open_rows(source: Location, target: Location) -> RowStream:
 
 
 def check_suffix(path: Path | Location) -> None:
-    """Raise if a file's format is unknown or can't be read and written here.
-
-    Raises:
-        ValueError: The suffix is not one of `SUFFIXES`.
-        ImportError: It is Parquet, and pyarrow is not installed.
-    """
+    """Raise if a file's format is unknown or can't be read and written here."""
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} ends in {path.suffix!r}: give {', '.join(SUFFIXES)}")
     if path.suffix == ".parquet":
@@ -139,11 +110,7 @@ def parse_rows(content: bytes, path: Path) -> list[Row]:
 
 
 def read_table(file: BinaryIO, path: str, suffix: str) -> Iterator[tuple[int, Row]]:
-    """Yield line and cells of each row of a file; the values of a CSV file are strings.
-
-    Raises:
-        ValueError: The file has no rows, or it is malformed; names the line.
-    """
+    """Yield line and cells of each row of a file; the values of a CSV file are strings."""
     rows: Iterator[tuple[int, Row]]
     if suffix == ".parquet":
         rows = enumerate(_parquet_rows(file, path), 1)

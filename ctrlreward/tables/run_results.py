@@ -86,11 +86,8 @@ _STUDY = "study"
 class Run:
     """Results of one run.
 
-    Attributes:
-        name: The path as the user gave it.
-        studies: Study → metric → system → value. A logged run is one study with one system; its
-            values are the last logged ones.
-        curves: Metric → step → value; empty if the run has no steps.
+    `studies` maps study → metric → system → value; a logged run is one study with one system and
+    its last values. `curves` maps metric → step → value, and is empty if the run has no steps.
     """
 
     name: str
@@ -112,11 +109,6 @@ def read_run(
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
         system_columns: Columns of a CSV file that together name the system of a row.
         metric_columns: Columns of a long CSV file that together name the metric of a row.
-
-    Raises:
-        FileNotFoundError: There is no such file or folder.
-        ValueError: The content is malformed; names the file, and the line if there is one.
-        ImportError: It is a W&B folder, and wandb is not installed.
     """
     path, selection = _split_selection(name)
     if path.is_dir():
@@ -263,11 +255,7 @@ def _split_selection(name: str) -> tuple[Path, dict[str, str]]:
 
 
 def _read_selected_rows(path: Path, selection: Mapping[str, str]) -> tuple[list[str], list[CsvRow]]:
-    """Read the header of a CSV file and the rows that have the selected values, by column.
-
-    Raises:
-        ValueError: The file is not CSV, lacks a column of the selection, or no row matches.
-    """
+    """Read the header of a CSV file and the rows that have the selected values, by column."""
     header, rows = parse_csv(decode_utf8(path.read_bytes(), path), path)
     for column in selection:
         _require_column(path, header, column)
@@ -292,17 +280,9 @@ def _to_studies(
     one system, and each column that names neither system nor study is a metric. A column `study`
     is optional in both.
 
-    Args:
-        path: The file, for errors.
-        header: Its columns.
-        rows: Its rows.
-        system_columns: Columns whose cells, joined by spaces, name the system. The default
-            `("system",)` may be missing; the system is then `SINGLE_SYSTEM`.
-        metric_columns: Columns of a long file whose cells, joined by spaces, name the metric.
-
-    Raises:
-        ValueError: A column is missing, a value is not a number, or two rows have values for the
-            same study, metric and system.
+    `system_columns` and `metric_columns` (of a long file) have the cells that name the system and
+    the metric, joined by spaces. The default `("system",)` may be missing: it is then
+    `SINGLE_SYSTEM`.
     """
     if tuple(system_columns) == ("system",) and "system" not in header:
         system_columns = ()

@@ -1,4 +1,4 @@
-"""Columns of a table: which are texts for scorers, and which are numbers."""
+"""Columns of a table that scorers read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ctrlreward.items import ItemPlaces, items_named
 from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
@@ -57,18 +54,8 @@ def to_samples(
     A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
     so do its scores.
 
-    Args:
-        rows: Rows of a table, or some that follow one another.
-        columns: The columns to read.
-        places: Where each row is, for errors; None counts them from 0.
-        present: Columns of the table; None takes those of the first of these rows.
-        label_map: Label in the table → label of the scorers; None takes them as they are.
-
-    Raises:
-        ValueError: The text column or a renamed column is missing (lists the file's columns), a
-            row lacks a column that the first row has or has one that the first row lacks, a text
-            does not start with its prefix, or a label is not in `label_map`; names the row.
-        TypeError: A value is not a string, nor an integer label or group; names the row.
+    `places` name each row in errors; None counts them from 0. `present` are the columns of the
+    table, None those of the first row. `label_map` maps labels in the table to the scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
@@ -107,11 +94,7 @@ def to_samples(
 
 
 def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
-    """Return the columns that scorers read, of those present: column of `Samples` → its name.
-
-    Raises:
-        ValueError: The text column or a renamed column is missing; lists those of the table.
-    """
+    """Return the columns that scorers read, of those present: column of `Samples` → its name."""
     read = {}
     for key, name in vars(columns).items():
         if name in present:
@@ -139,34 +122,6 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
             f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
             "lists the options"
         ) from None
-
-
-def number_column(rows: Sequence[Row], name: str) -> npt.NDArray[np.float64]:
-    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null.
-
-    Raises:
-        ValueError: The column is missing (lists the file's columns), or a row lacks it or has
-            a value that is not a number (names the row).
-    """
-    if name not in rows[0]:
-        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
-    values = np.full(len(rows), np.nan)
-    for i, row in enumerate(rows):
-        value = _value(row, i, name)
-        if value not in ("", None):
-            try:
-                values[i] = float(value)
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"{name}[{i}] = {value!r} is not a number: give a number or an empty cell"
-                ) from None
-    return values
-
-
-def _value(row: Row, i: int, name: str) -> Any:
-    if name not in row:
-        raise ValueError(f"row {i} has no {name!r}, but the first row has: give it in all rows")
-    return row[name]
 
 
 def _as_string(value: Any, place: str, name: str, column: str) -> str:

@@ -25,12 +25,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 class TableShape:
     """Columns of a table that is to be written in parts, gathered from all of its rows before.
 
-    Args:
-        suffix: The format, one of `SUFFIXES`.
-
-    Attributes:
-        names: The columns in the order of their first occurrence.
-        types: Type of each column of a Parquet file.
+    `types` has the type of each column of a Parquet file.
     """
 
     def __init__(self, suffix: str) -> None:
@@ -39,12 +34,7 @@ class TableShape:
         self.types: dict[str, Any] = {}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add the next rows.
-
-        Raises:
-            ValueError: The format can't hold a value or a column: values of several types in
-                Parquet; dates or infinity in JSON.
-        """
+        """Add the next rows."""
         for row in rows:
             if row.keys() != self.names.keys():
                 self.names.update(dict.fromkeys(row))
@@ -80,11 +70,6 @@ class TableWriter:
     NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON
     in the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, is written as its
     escape: `\ud800`, which JSON reads back, and which is six characters elsewhere.
-
-    Args:
-        file: File to write to.
-        shape: The columns.
-        scores: Names of the scores.
     """
 
     def __init__(self, file: BinaryIO, shape: TableShape, scores: Sequence[str]) -> None:
@@ -136,10 +121,7 @@ class TableWriter:
 
 
 def encode_rows(
-    suffix: str,
-    rows: Sequence[Row],
-    scores: Mapping[str, Scores],
-    shape: TableShape | None = None,
+    suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores], shape: TableShape | None = None
 ) -> bytes:
     """Encode n rows and scores of shape (n,) by name in memory; see `TableWriter`.
 

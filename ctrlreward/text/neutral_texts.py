@@ -28,11 +28,6 @@ def neutral_texts() -> tuple[str, ...]:
     A sentence is text as people write it, but it has a subject. Random words have none (Fei et
     al., ACL 2023, https://arxiv.org/abs/2305.19148), but no one writes so. A mean over both depends
     less on either.
-
-    Examples:
-        >>> texts = neutral_texts()
-        >>> len(texts), texts[6]
-        (16, 'She asked him what he meant, and he said that he would explain it later.')
     """
     known = [word for word in wordfreq.top_n_list("en", _WORDS) if word.isalpha()]
     # Python guarantees the sequence of random(), but not the algorithm of choice or sample.

@@ -30,9 +30,6 @@ def split_sentences(text: str) -> list[str]:
     are the text up to whitespace. On the texts of the CTRLEval paper the result equals that of
     NLTK, which produced the published numbers, and no trained data is needed.
 
-    Args:
-        text: Any text; may be empty.
-
     Returns:
         Stripped sentences, none of them empty; an empty list for empty or blank text.
     """
@@ -57,10 +54,6 @@ def find_splitter(
               space between sentences is missing;
             - `"nltk"`: NLTK's Punkt, which the CTRLEval paper used; its data is a separate
               download (`python -m nltk.downloader punkt_tab`).
-
-    Raises:
-        ValueError: The name is unknown.
-        ImportError: The library is not installed.
     """
     if callable(splitter):
         return splitter

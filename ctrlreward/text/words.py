@@ -15,10 +15,6 @@ def separate_words(text: str) -> str:
 
     Contractions are split as in the Penn Treebank (`did n't`, `it 's`). A text that is already so
     stays as it is, up to its white space and abbreviations with dots.
-
-    Examples:
-        >>> separate_words("It’s great, but they didn't take $3.50!")
-        "it 's great , but they did n't take $3.50 !"
     """
     separated = _MARKS.sub(r" \g<0> ", text.lower().replace("’", "'"))
     separated = _NEGATION.sub(" n't", separated)

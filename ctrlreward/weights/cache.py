@@ -25,13 +25,6 @@ def build_once(key: str, build: Callable[[Path], None]) -> Path:
 
     `build` fills a temporary folder that is then renamed, so that the folder is complete or absent.
     Concurrent processes wait for the first one.
-
-    Args:
-        key: The folder's name.
-        build: Writes the files into the given folder.
-
-    Raises:
-        OSError: The cache folder is not writable.
     """
     folder = cache_folder() / key
     if folder.is_dir():

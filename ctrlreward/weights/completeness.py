@@ -23,16 +23,9 @@ def check_complete(
     Weights that are tied to others count as loaded. Weights of a checkpoint that belong to no layer
     of a numbered stack, such as another head, are left aside.
 
-    Args:
-        model: Name of the model.
-        loaded: The model.
-        report: `output_loading_info` of `from_pretrained`, which was told to ignore mismatched
-            sizes.
-        kind: Kind of model to give instead.
-        unused: Matches the names of weights that nothing reads, which may be missing.
-
-    Raises:
-        ValueError: Names the weights.
+    `report` is the `output_loading_info` of `from_pretrained`, which was told to ignore mismatched
+    sizes; `kind` is what to give instead, and `unused` matches names of weights that may be
+    missing.
     """
     missing = [key for key in report["missing_keys"] if not (unused and unused.search(key))]
     shapes = [

@@ -25,10 +25,6 @@ def pick_dtype(dtype: str | None, device: str) -> torch.dtype:
             the CPU it is bfloat16 if the processor has instructions for it, which are two to four
             times as fast as float32 (emulated bfloat16 runs at a seventh of the speed).
         device: Device that the model will run on, as in torch (`"cpu"`, `"cuda:1"`).
-
-    Raises:
-        ValueError: The dtype is unknown (lists the known ones), the device is unknown, or no CUDA
-            device is available.
     """
     try:
         kind = torch.device(device).type

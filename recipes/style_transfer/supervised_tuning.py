@@ -11,12 +11,14 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ctrlreward.files import whole_folder
+from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.policy.adapted_module import AdaptedModuleMixin
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.optimizer import OptimizerConfig
-from ctrlreward.policy.rollouts import Generation, given, log_probs
+from ctrlreward.policy.rollouts import Generation, Rollout, encode_prompts, end_tokens, log_probs
 from ctrlreward.recipes.style_transfer.pseudo_pairs import PseudoPairs
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
@@ -55,7 +57,7 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
         self.policy.train()
         prompts = batch.require("prompts", "SupervisedTuner")
         texts = batch.require("references", "SupervisedTuner")
-        rollout = given(self.policy, self.tokenizer, prompts, self._completions(texts))
+        rollout = self._rollout(prompts, self._completions(texts))
         loss = -log_probs(self.policy, rollout, 1.0).sum() / rollout.mask.sum()
         self.log("train_loss", loss.detach(), batch_size=len(batch), prog_bar=True)
         return loss
@@ -71,6 +73,25 @@ class SupervisedTuner(AdaptedModuleMixin, pl.LightningModule):
             self.load_state_dict(state, strict=False)
         with whole_folder(self.folder) as folder:
             self.export_adapter(folder)
+
+    def _rollout(self, prompts: Sequence[str], completions: Sequence[str]) -> Rollout:
+        """Return completions that are given, instead of sampled, each with the last end token.
+
+        For a causal model, a space before the first word belongs to the completion.
+        """
+        model, tokenizer = self.policy, self.tokenizer
+        ids, attention = encode_prompts(model, tokenizer, list(prompts), special_tokens=True)
+        end = int(end_tokens(model)[-1])
+        reader = text_reader(tokenizer, completions)
+        rows = reader(list(completions), add_special_tokens=False).input_ids
+        ends = [torch.tensor([*row, end]) for row in rows]
+        new = pad_sequence(ends, batch_first=True, padding_value=end).to(ids.device)
+        lengths = torch.tensor([len(row) for row in ends], device=ids.device)
+        mask = (torch.arange(new.shape[1], device=ids.device) < lengths[:, None]).float()
+        ids = torch.cat([ids, new], dim=1)
+        attention = torch.cat([attention, mask.long()], dim=1)
+        done = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
+        return Rollout(list(completions), ids, attention, mask, done)
 
     def _completions(self, texts: Sequence[str]) -> list[str]:
         """Return texts as completions: after the prompt of a causal model, a word has a space."""

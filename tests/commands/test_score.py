@@ -21,10 +21,10 @@ import yaml
 from ctrlreward import Samples
 from ctrlreward.cli import main
 from ctrlreward.commands.shards import workers
+from ctrlreward.recipes.papers.meta_eval.rated_files import number_column
 from ctrlreward.scorers import CTRLEval, Distinct, Perplexity
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 from ctrlreward.tables.row_streams import read_rows
-from ctrlreward.tables.table_columns import number_column
 
 NAN = float("nan")
 LETTERS = " abcdefghijklmnopqrstuvwxyzT."

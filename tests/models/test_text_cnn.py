@@ -19,9 +19,9 @@ from ctrlreward.models.text_cnn import (
     TextCNN,
     TextCNNClassifier,
     TextCNNConfig,
-    frequent_words,
     save_text_cnn,
 )
+from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

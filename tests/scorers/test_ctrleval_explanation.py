@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from ctrlreward.plots.evaluators import bar_chart
+from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.scorers.ctrleval import Explanation, PatternScore, to_records
 
 PATTERNS = [

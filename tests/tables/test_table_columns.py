@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet
@@ -13,7 +12,7 @@ import pytest
 
 from ctrlreward import Samples
 from ctrlreward.tables.row_streams import parse_rows, read_rows
-from ctrlreward.tables.table_columns import Columns, number_column, to_samples
+from ctrlreward.tables.table_columns import Columns, to_samples
 from ctrlreward.tables.table_writing import encode_rows
 
 NAN = float("nan")
@@ -74,15 +73,6 @@ def test_columns_can_be_renamed_and_ignored() -> None:
     records = [{"output": "a b", "prefix": "no", "label": "x", "other": 1}]
     samples = to_samples(records, Columns(text="output", prefix=None))
     assert samples == Samples(["a b"], labels=["x"])
-
-
-def test_numbers() -> None:
-    records: list[dict[str, Any]] = [{"r": "1.5"}, {"r": ""}, {"r": None}, {"r": 2}]
-    assert np.array_equal(number_column(records, "r"), [1.5, NAN, NAN, 2], equal_nan=True)
-    with pytest.raises(ValueError, match="there is no column 'q': the file has r"):
-        number_column(records, "q")
-    with pytest.raises(ValueError, match=r"r\[1\] = 'good' is not a number"):
-        number_column([{"r": 1}, {"r": "good"}], "r")
 
 
 def test_the_error_names_a_column_that_parquet_cannot_hold() -> None:

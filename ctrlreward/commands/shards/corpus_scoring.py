@@ -26,11 +26,8 @@ from ctrlreward.tables.table_writing import TableShape, TableWriter
 class Corpus:
     """Rows of a table with texts, read anew for each use.
 
-    Attributes:
-        rows: The rows.
-        columns: Which of their columns scorers read.
-        present: Columns of the first row.
-        label_map: Label in the table → label of the scorers; None takes them as they are.
+    `columns` says which columns scorers read, `present` has those of the first row, and `label_map`
+    maps labels in the table to the scorers'; None takes them as they are.
     """
 
     rows: RowStream
@@ -56,10 +53,7 @@ def check_corpus(
     chunk: int,
     shapes: Sequence[TableShape],
 ) -> Manifest:
-    """Read all rows, raise what would fail after hours of scoring, and cut them into shards.
-
-    See `check_shard` and `Manifest`.
-    """
+    """Read all rows, raise what would fail after hours of scoring, and cut them into shards."""
     checksums: list[str] = []
     count = 0
     for rows in in_chunks(corpus.rows.placed(), chunk):
@@ -79,18 +73,6 @@ def check_shard(
     """Check rows that follow one another.
 
     A line on standard error names each row whose text is not valid Unicode.
-
-    Args:
-        corpus: The corpus.
-        components: The scores to compute, by column of the output.
-        shard: The rows as `Corpus.shard` returns them.
-        rows: The rows.
-        shapes: The outputs, to be told their columns: one, or one per input file.
-
-    Raises:
-        ValueError: A row lacks a column, has an unknown label, or has a score's name as a column;
-            the output's format can't hold a value. Names the row.
-        TypeError: A value is not a string; names the row.
     """
     clashing = [name for name in components if any(name in row.cells for row in rows)]
     if clashing:
@@ -126,8 +108,7 @@ def score_in_memory(
     The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees
     its models before the next one loads.
 
-    Returns:
-        Arrays of shape (rows,) by name; NaN for rows that failed.
+    Returns arrays of shape (rows,) by name; NaN for rows that failed.
     """
     scores: dict[str, Scores] = {}
     for title, unit, _ in titled_units(components):
@@ -197,14 +178,7 @@ def write_output(
     outputs: Sequence[Location],
     shapes: Sequence[TableShape],
 ) -> dict[str, ScoreSummary]:
-    """Write rows and their scores in the order of the input; return a summary of each score.
-
-    Args:
-        names: Names of the scores.
-        scored: Rows that follow one another, and their scores by name.
-        outputs: The output, or one per input file.
-        shapes: Their columns.
-    """
+    """Write rows and their scores in the order of the input; return a summary of each score."""
     count, valid, total = 0, dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     with ExitStack() as open_file:
         current = -1

@@ -8,12 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ctrlreward.commands.shards.workers import (
-    LoadedComponents,
-    ScoreShards,
-    WorkerDied,
-    WorkerPool,
-)
+from ctrlreward.commands.shards.workers import LoadedComponents, ScoreShards, WorkerDied, WorkerPool
 from ctrlreward.extras import import_extra
 from ctrlreward.progress import write_line
 
@@ -32,9 +27,6 @@ class RayOptions:
             machine, for this run.
         num_cpus: CPUs of an actor.
         num_gpus: GPUs of an actor, such as 1 or 0.5; above 0, its models are on `cuda`.
-
-    Raises:
-        ValueError: One of them is negative, or there are neither CPUs nor GPUs.
     """
 
     address: str | None = None
@@ -55,18 +47,10 @@ class RayWorkers(WorkerPool):
 
     Ray restarts and retries nothing, since a shard that was lost is known here. If Ray is connected
     already, it is used, and left as it is.
-
-    Args:
-        workers: Number of actors. Fewer are started where the cluster can't hold all.
-        options: Where actors run, and what each of them takes.
-        threads: Threads of PyTorch in an actor; None gives it its CPUs.
     """
 
     def __init__(
-        self,
-        workers: int,
-        options: RayOptions = RayOptions(),
-        threads: int | None = None,
+        self, workers: int, options: RayOptions = RayOptions(), threads: int | None = None
     ) -> None:
         super().__init__(workers, threads or max(1, int(options.num_cpus)))
         self.options = options
@@ -99,11 +83,7 @@ class RayWorkers(WorkerPool):
         return _ActorHandle(self)
 
     def capacity(self) -> int:
-        """Return how many actors the cluster can hold.
-
-        Raises:
-            ValueError: No node has the CPUs and GPUs of one.
-        """
+        """Return how many actors the cluster can hold."""
         ray = import_extra("ray", "--engine ray")
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         asked = {"CPU": self.options.num_cpus, "GPU": self.options.num_gpus}
@@ -166,12 +146,7 @@ def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> boo
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
     statistics; `ray.init` takes the options, and then its own ones too.
 
-    Returns:
-        Whether it was connected here, so that `ray.shutdown` is the caller's.
-
-    Raises:
-        ConnectionError: There is no cluster at the address.
-        ImportError: ray is not installed.
+    Returns whether it was connected here, so that `ray.shutdown` is the caller's.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:

@@ -25,11 +25,9 @@ _SHARD = re.compile(r"(\d+)-([\d.]+)\.json")
 class Manifest:
     """Settings of a run and the shards of its corpus.
 
-    Attributes:
-        settings: JSON values that a resumed run must share, by name (`"columns"`).
-        chunk: Rows of each shard but the last.
-        rows: Rows of the corpus.
-        checksums: SHA-256 of the rows of each shard, hexadecimal.
+    `settings` are JSON values by name that a resumed run must share, `chunk` the rows of each shard
+    but the last, `rows` those of the corpus, and `checksums` the SHA-256 of each shard's rows,
+    hexadecimal.
     """
 
     settings: Mapping[str, Any]
@@ -42,10 +40,7 @@ class Manifest:
         return range(shard * self.chunk, min((shard + 1) * self.chunk, self.rows))
 
     def changed_shards(self, started: Manifest) -> list[int]:
-        """Return the shards whose rows differ from those of a run that was started, in order.
-
-        Shards that only one of the two has are among them.
-        """
+        """Return the shards whose rows differ between the runs, or that only one of them has."""
         pairs = enumerate(zip_longest(self.checksums, started.checksums))
         return [shard for shard, (now, was) in pairs if now != was]
 
@@ -56,10 +51,6 @@ class ShardStore:
     A file holds some scores of one shard, `{"coherence": [-1.5, null]}`, and is renamed into place
     whole. Its name has the shard and the positions of the scores in `names` (`00000003-0.1.json`),
     since a run that is resumed on other devices may group scorers differently.
-
-    Args:
-        folder: The folder, which need not exist.
-        names: Names of all scores.
     """
 
     def __init__(self, folder: Location, names: Sequence[str]) -> None:
@@ -75,11 +66,7 @@ class ShardStore:
                     self._shards.setdefault(positions, set()).add(int(found[1]))
 
     def manifest(self) -> Manifest | None:
-        """Return the manifest of the run; None if there is none.
-
-        Raises:
-            ValueError: The file is not a manifest.
-        """
+        """Return the manifest of the run; None if there is none."""
         if not self._manifest.exists():
             return None
         with self._manifest.open() as opened:
@@ -110,12 +97,7 @@ class ShardStore:
         return tuple(name for name in names if name not in done)
 
     def write(self, shard: int, scores: Mapping[str, Scores]) -> None:
-        """Store scores of one shard; they are on disk when this returns.
-
-        Args:
-            shard: Number of the shard.
-            scores: Arrays of shape (rows of the shard,) by name; NaN is stored as null.
-        """
+        """Store arrays of shape (rows of the shard,) by name; on return they are on disk."""
         positions = tuple(sorted(self._names.index(name) for name in scores))
         lists = {name: [None if np.isnan(v) else float(v) for v in s] for name, s in scores.items()}
         with self._file(shard, positions).whole_file() as file:

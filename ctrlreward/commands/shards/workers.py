@@ -37,12 +37,9 @@ _ITEM_FILTER = ItemFilter()
 class Shard:
     """Rows of a table that follow one another.
 
-    Attributes:
-        number: Its number in the manifest.
-        samples: Samples of its rows that can be scored.
-        places: Where each row is, for errors and warnings (`"reviews.jsonl:417"`).
-        columns: Column of `Samples` → its name in the file, if it has another one.
-        invalid: Index of each row whose text is not valid Unicode → the column.
+    `places` name each row (`"reviews.jsonl:417"`), `columns` maps columns of `Samples` to other
+    names in the file, and `invalid` has the column with invalid Unicode by row; `samples` are the
+    other rows.
     """
 
     number: int
@@ -65,11 +62,7 @@ ScoreShards: TypeAlias = Callable[
 
 @contextmanager
 def in_process(threads: int | None = None) -> Iterator[ScoreShards]:
-    """Yield the function that scores shards in this process.
-
-    Args:
-        threads: Threads of PyTorch meanwhile; None leaves their number as it is.
-    """
+    """Yield the function that scores shards in this process."""
     former = torch.get_num_threads()
     torch.set_num_threads(threads or former)
     try:
@@ -108,10 +101,6 @@ class WorkerPool(ABC):
     This process reads, and hands a worker the next shard when it has done one. A worker that dies
     is replaced and its shard is scored again, where a pool of `concurrent.futures` would give up
     all of its workers.
-
-    Args:
-        workers: Most workers.
-        threads: Threads of PyTorch in each.
     """
 
     def __init__(self, workers: int, threads: int) -> None:
@@ -135,11 +124,7 @@ class WorkerPool(ABC):
     def score(
         self, components: Mapping[str, Component], shards: Iterable[Shard]
     ) -> Iterator[tuple[int, dict[str, Scores]]]:
-        """See `ScoreShards`.
-
-        Raises:
-            RuntimeError: The workers of one shard have died `MOST_DEATHS` times; names its rows.
-        """
+        """See `ScoreShards`."""
         content = self._pickled(components)
         remaining = iter(shards)
         waiting = list(islice(remaining, 2))
@@ -236,12 +221,7 @@ class LoadedComponents:
 
 
 class ProcessWorkers(WorkerPool):
-    """Child processes, which end with this process, however it ends.
-
-    Args:
-        workers: Number of processes.
-        threads: Threads of PyTorch in each; None shares the cores among them.
-    """
+    """Child processes, which end with this process, however it ends."""
 
     def __init__(self, workers: int, threads: int | None = None) -> None:
         super().__init__(workers, threads or max(1, (os.cpu_count() or 1) // workers))

@@ -12,7 +12,8 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.terminal import plain_console
-from ctrlreward.functional.preferences import (
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.recipes.papers.li2018.preferences import (
     GMFit,
     PairwiseAgreement,
     Thresholds,
@@ -22,7 +23,6 @@ from ctrlreward.functional.preferences import (
     pairwise_agreement,
     pairwise_preferences,
 )
-from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 
 Floats = npt.NDArray[np.float64]

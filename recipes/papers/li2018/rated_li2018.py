@@ -10,11 +10,11 @@ from typing import Literal, Unpack
 import numpy as np
 
 from ctrlreward.commands.scoring_job import name_components
-from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
 from ctrlreward.recipes.papers.ctc.ablations import ablate, print_ablations
 from ctrlreward.recipes.papers.li2018.gm_fits import fit_held_out, fits_record, print_fits
 from ctrlreward.recipes.papers.li2018.metric_validity import print_validity, validity_record
+from ctrlreward.recipes.papers.li2018.preferences import Thresholds
 from ctrlreward.recipes.papers.li2018.transfer_systems import (
     baselines,
     print_systems,

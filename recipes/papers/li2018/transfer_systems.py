@@ -11,9 +11,9 @@ from rich import box
 from rich.table import Table
 
 from ctrlreward.commands.terminal import plain_console
-from ctrlreward.functional.preferences import Thresholds
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.progress import track
+from ctrlreward.recipes.papers.li2018.preferences import Thresholds
 from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import (
     CorpusTransfer,

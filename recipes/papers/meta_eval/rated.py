@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctrlreward.commands.scoring_job import name_components
-from ctrlreward.recipes.papers.meta_eval.rated_files import Rated
+from ctrlreward.recipes.papers.meta_eval.rated_files import Rated, number_column
 from ctrlreward.recipes.papers.meta_eval.rated_report import (
     Outputs,
     PublishedModels,
@@ -19,7 +19,6 @@ from ctrlreward.tables.row_streams import Row, read_rows
 from ctrlreward.tables.table_columns import (
     Columns,
     explained_columns,
-    number_column,
     to_samples,
 )
 

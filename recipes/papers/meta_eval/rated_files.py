@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,8 @@ import numpy as np
 
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.tables.parsing import (
-    decode_utf8,
-    numbered_lines,
-    parse_csv,
-    parse_json,
-    read_bytes,
-)
-from ctrlreward.tables.table_columns import number_column
+from ctrlreward.tables.parsing import decode_utf8, parse_csv, parse_json, read_bytes
+from ctrlreward.tables.row_streams import Row
 
 
 @dataclass(frozen=True)
@@ -66,10 +61,11 @@ def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
     """
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
-    for number, line in numbered_lines(decode_utf8(read_bytes(path), path)):
+    content = io.StringIO(decode_utf8(read_bytes(path), path), newline=None)
+    for number, line in enumerate(content, 1):
         if not line.strip():
             continue
-        cells = line.split("\t")
+        cells = line.rstrip("\n").split("\t")
         try:
             label, prefix, text, *values = cells
             ratings.append([float(value) for value in values])
@@ -262,3 +258,26 @@ def _ratings(rows: Sequence[dict[str, Any]], keys: Sequence[str], path: Path) ->
         return {key: number_column(rows, key) for key in keys}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def number_column(rows: Sequence[Row], name: str) -> Scores:
+    """Return a column of numbers, float64 of shape (n,); NaN for empty cells and null.
+
+    Raises:
+        ValueError: The column is missing (lists the file's columns), or a row lacks it or has
+            a value that is not a number (names the row).
+    """
+    if name not in rows[0]:
+        raise ValueError(f"there is no column {name!r}: the file has {', '.join(rows[0])}")
+    values = np.full(len(rows), np.nan)
+    for i, row in enumerate(rows):
+        if name not in row:
+            raise ValueError(f"row {i} has no {name!r}, but the first row has: give it in all rows")
+        if row[name] not in ("", None):
+            try:
+                values[i] = float(row[name])
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{name}[{i}] = {row[name]!r} is not a number: give a number or an empty cell"
+                ) from None
+    return values

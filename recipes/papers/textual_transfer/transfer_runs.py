@@ -15,7 +15,7 @@ import numpy as np
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.transfer import SentenceScores
 from ctrlreward.plots.curves import curve
-from ctrlreward.plots.tradeoff import GMPath, TransferPoint, transfer_path
+from ctrlreward.recipes.style_transfer.tradeoff import GMPath, TransferPoint, transfer_path
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.records import read_scored_samples
 

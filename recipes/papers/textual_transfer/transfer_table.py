@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS
-from ctrlreward.plots.tradeoff import draw_transfer_paths
 from ctrlreward.recipes.papers.textual_transfer.markdown_table import (
     FIGURES,
     HEADINGS,
@@ -30,6 +29,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_runs import (
     common_accuracy,
     read_transfer_run,
 )
+from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths
 
 # Table 2 of the paper (Yelp): Acc, Sim, PP, GM.
 TABLE_2 = {

@@ -17,9 +17,10 @@ from ctrlreward import Distinct, LexiconSentiment, Reward, Samples, functional
 from ctrlreward.callbacks import BeforeAfter, GenerationScorer
 from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.plots.curves import curve
 from ctrlreward.policy import LoRA, PolicyTuner
+from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 from ctrlreward.recipes.style_transfer import (
     ScoringModels,
     Sentences,

@@ -19,7 +19,7 @@ from ctrlreward.cli import main
 from ctrlreward.files import JsonLog
 from ctrlreward.functional.bootstrap import Estimate
 from ctrlreward.functional.transfer import SentenceScores, adjusted_gm
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.recipes.papers.li2018.compare_systems import compare_systems
 from ctrlreward.recipes.papers.li2018.system_figures import SystemFigures
 from ctrlreward.recipes.papers.li2018.system_outputs import SystemOutputs, read_outputs
@@ -32,6 +32,7 @@ from ctrlreward.recipes.papers.li2018.system_report import (
     validation_trail,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import read_references
+from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 from ctrlreward.recipes.style_transfer import ScoringModels
 from ctrlreward.text.words import separate_words
 

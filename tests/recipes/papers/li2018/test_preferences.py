@@ -1,241 +1,330 @@
-"""Sheets for pairwise comparisons, filled by a rule and read back, against plain loops."""
-
 from __future__ import annotations
 
-import csv
-import json
-import random
-import re
-from collections import Counter
-from pathlib import Path
-from typing import Any
+import itertools
+import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ctrlreward.cli import main
-from ctrlreward.recipes.papers.li2018.win_rates import TABLE_4, win_rates
+from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
+from ctrlreward.recipes.papers.li2018.preferences import (
+    GMFit,
+    PairwiseAgreement,
+    best_scale,
+    fit_gm,
+    hinge_loss,
+    pairwise_agreement,
+    pairwise_preferences,
+)
 
-QUESTIONS = ("transfer", "semantics", "fluency")
-SOURCES = [f"the {thing} was cold ." for thing in ("soup", "room", "bus", "play", "tea", "inn")]
+NAN = float("nan")
+PLANTED = (20.0, 30.0, 300.0, -10.0)
 
-
-@pytest.fixture
-def systems(tmp_path: Path) -> dict[str, str]:
-    """Three systems whose outputs have their number of marks, in another order each."""
-    files = {}
-    for number, name in enumerate(("m0", "m2", "m7"), 1):
-        lines = [
-            {
-                "source": source,
-                "label": "sweet",
-                "outputs": {"best_gm": f"{source[:-1]}{'!' * number}"},
-            }
-            for source in SOURCES[number:] + SOURCES[:number]
-        ]
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        files[name] = str(path)
-    return files
+Pairs = tuple[np.ndarray, np.ndarray]
 
 
-def write(systems: dict[str, str], folder: Path, *options: str) -> None:
-    named = [part for name, file in systems.items() for part in ("--system", f"{name}={file}")]
-    main(["papers", "preference-sheet", *named, "--output", str(folder), "--count", "4", *options])
+def outputs(n: int, seed: int) -> np.ndarray:
+    """Draw accuracy, similarity and perplexity of outputs; most have GM 0 by default."""
+    random = np.random.default_rng(seed)
+    perplexity = np.exp(random.normal(4, 1, n)).clip(1)
+    return np.column_stack([random.uniform(size=(n, 2)), perplexity])
 
 
-def read(file: Path) -> list[dict[str, str]]:
-    with open(file, encoding="utf-8", newline="") as lines:
-        return list(csv.DictReader(lines))
+def planted(n: int, seed: int, noise: float = 0.0) -> Pairs:
+    """Draw pairs with clear preferences by GM under PLANTED, eight outputs per item."""
+    random = np.random.default_rng([seed, 1])  # independent of the scores
+    scores = outputs(n, seed)
+    ratings = adjusted_gm(*scores.T, PLANTED) + noise * random.normal(size=n)
+    preferred, rejected = pairwise_preferences(ratings, [i // 8 for i in range(n)], margin=1.0)
+    return scores[preferred], scores[rejected]
 
 
-def fill(folder: Path, name: str, seed: int) -> Path:
-    """Answer at random, in different case, and leave some cells empty."""
-    answers = random.Random(seed)
-    rows = read(folder / "sheet.csv")
-    for row in rows:
-        for question in QUESTIONS:
-            row[question] = answers.choice(["A", "b", "A ", "tie", ""])
-    with open(folder / name, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return folder / name
+def total_loss(pairs: Pairs, thresholds: tuple[float, float, float, float], scale: float) -> float:
+    """Sum the hinge losses in plain Python; a scale of 1 is the paper's loss."""
+    t1, t2, t3, t4 = thresholds
+
+    def gm(row: np.ndarray) -> float:
+        acc, sim, pp = row
+        product = max(100 * acc - t1, 0) * max(100 * sim - t2, 0) * max(min(t3 - pp, pp - t4), 0)
+        return float(product ** (1 / 3))
+
+    return sum(max(0.0, scale * (gm(b) - gm(a)) + 1) for a, b in zip(*pairs, strict=True))
 
 
-def test_the_sheet_hides_which_system_wrote_what(systems: dict[str, str], tmp_path: Path) -> None:
-    write(systems, tmp_path / "one")
-    text = (tmp_path / "one" / "sheet.csv").read_text()
-    assert not any(name in text for name in systems)
-    sheet, key = read(tmp_path / "one" / "sheet.csv"), read(tmp_path / "one" / "key.csv")
-    assert list(sheet[0]) == ["item", "source", "target", "A", "B", *QUESTIONS]
-    marks = {"m0": 1, "m2": 2, "m7": 3}
-    for shown, hidden in zip(sheet, key, strict=True):
-        assert shown["item"] == hidden["item"]
-        assert {hidden["A"], hidden["B"]} == {hidden["first"], hidden["second"]}
-        for side in ("A", "B"):
-            assert shown[side] == f"{shown['source'][:-1]}{'!' * marks[hidden[side]]}"
-        assert shown["target"] == "sweet"
-        assert not any(shown[question] for question in QUESTIONS)
-    # Four sentences a pair, each system of it on either side in half of them, pairs mixed.
-    pairs = [("m0", "m2"), ("m0", "m7"), ("m2", "m7")]
-    counts = Counter((row["first"], row["second"], row["A"] == row["first"]) for row in key)
-    assert counts == {(*pair, side): 2 for pair in pairs for side in (True, False)}
-    assert [(row["first"], row["second"]) for row in key] != sorted(pairs * 4)
+# Fitting
 
 
-def test_the_seed_decides_all_and_other_sheets_do_not_fit(
-    systems: dict[str, str], tmp_path: Path
-) -> None:
-    for folder, seed in (("one", "0"), ("same", "0"), ("other", "1")):
-        write(systems, tmp_path / folder, "--seed", seed, "--pair", "m2", "m0")
-    one, same, other = (
-        [(tmp_path / folder / file).read_bytes() for file in ("sheet.csv", "key.csv")]
-        for folder in ("one", "same", "other")
-    )
-    assert one == same
-    assert one[0] != other[0]
-    assert {row["first"] for row in read(tmp_path / "one" / "key.csv")} == {"m2"}
-    filled = fill(tmp_path / "other", "filled.csv", 0)
-    with pytest.raises(ValueError, match=r"filled\.csv:2: the item must be one of .*key\.csv, got"):
-        win_rates(tmp_path / "one" / "key.csv", [filled])
+@pytest.fixture(scope="module")
+def noisy() -> tuple[Pairs, GMFit]:
+    pairs = planted(160, seed=1, noise=8.0)
+    return pairs, fit_gm(*pairs)
 
 
-def brute_force(key: Path, sheets: list[Path], pair: tuple[str, str], question: str) -> Any:
-    """Shares and intervals with one list of answers per row, and whole lists drawn."""
-    rows = {row["item"]: row for row in read(key)}
-    answers: dict[str, list[str]] = {}
-    for sheet in sheets:
-        for row in read(sheet):
-            sides, answer = rows[row["item"]], row[question].strip().lower()
-            if (sides["first"], sides["second"]) == pair and answer:
-                winner = "" if answer == "tie" else sides[answer.upper()]
-                answers.setdefault(row["item"], []).append(winner)
-
-    def shares(drawn: list[str]) -> list[float]:
-        first, second, tie = (drawn.count(name) / len(drawn) for name in (*pair, ""))
-        return [first, second, tie, first - second]
-
-    lists = list(answers.values())
-    draws = np.random.default_rng(3).multinomial(len(lists), [1 / len(lists)] * len(lists), 200)
-    samples = []
-    for draw in draws:
-        samples.append(
-            shares([a for times, each in zip(draw, lists, strict=True) for a in each * times])
-        )
-    low, high = np.quantile(samples, [0.025, 0.975], axis=0)
-    everything = [answer for each in lists for answer in each]
-    return len(everything), list(zip(shares(everything), low, high, strict=True))
+def test_planted_preferences_are_recovered_on_unseen_items() -> None:
+    fit = fit_gm(*planted(160, seed=2))
+    assert fit.agreement.agreed > 0.98
+    unseen = planted(400, seed=3)
+    assert pairwise_agreement(*unseen, fit.thresholds).agreed > 0.95
+    assert pairwise_agreement(*unseen).agreed < 0.5
 
 
-def test_rates_of_two_people_equal_plain_loops(systems: dict[str, str], tmp_path: Path) -> None:
-    write(systems, tmp_path, "--pair", "m0", "m2", "--pair", "m7", "m2")
-    sheets = [fill(tmp_path, f"{person}.csv", person) for person in (1, 2)]
-    key = tmp_path / "key.csv"
-    found = win_rates(key, sheets, resamples=200, seed=3)
-    pairs = {(each.first, each.second) for each in found}
-    assert pairs == {("m0", "m2"), ("m7", "m2")}
-    assert [each.question for each in found] == [*QUESTIONS] * 2
-    for each in found:
-        n, expected = brute_force(key, sheets, (each.first, each.second), each.question)
-        assert each.judgements == n
-        for estimate, values in zip(each[4:], expected, strict=True):
-            assert estimate == pytest.approx(values)
+def test_the_loss_is_that_of_the_fitted_thresholds_and_scale(noisy: tuple[Pairs, GMFit]) -> None:
+    pairs, fit = noisy
+    assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, fit.scale))
 
 
-def test_the_command_prints_rates_beside_the_papers(
-    systems: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(systems, tmp_path, "--pair", "m0", "m2")
-    rows, key = read(tmp_path / "sheet.csv"), {r["item"]: r for r in read(tmp_path / "key.csv")}
-    for row in rows:  # m2 has the style, all mean the same, fluency is not judged
-        row["transfer"] = "A" if key[row["item"]]["A"] == "m2" else "B"
-        row["semantics"] = "Tie"
-    with open(tmp_path / "filled.csv", "w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    capsys.readouterr()
-    out = tmp_path / "out"
-    files = [str(tmp_path / name) for name in ("filled.csv", "key.csv")]
-    main(["papers", "win-rates", files[0], "--key", files[1], "--output", str(out)])
-    text = capsys.readouterr().out
-    assert text == (out / "win_rates.md").read_text()
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    none, all_of_it = "0.0 (0.0 to 0.0)", "100.0 (100.0 to 100.0)"
-    lost = "-100.0 (-100.0 to -100.0)"
-    paper = ["Yelp 9.0 / 6.0 / 85.1", "Yelp 1.5 / 25.4 / 73.1", "Yelp 10.4 / 23.9 / 65.7"]
-    assert ["m0, m2", "transfer", "4", none, all_of_it, none, lost, paper[0]] in lines
-    assert ["m0, m2", "semantics", "4", none, none, all_of_it, none, paper[1]] in lines
-    assert ["m0, m2", "fluency", "0", "", "", "", "", paper[2]] in lines
-    transfer, _, fluency = json.loads((out / "win_rates.json").read_text())
-    assert transfer["difference"] == {"value": -1.0, "low": -1.0, "high": -1.0}
-    assert fluency["tie"] == {"value": None, "low": None, "high": None}
+def test_no_other_thresholds_and_scale_are_better(noisy: tuple[Pairs, GMFit]) -> None:
+    pairs, fit = noisy
+    grid = itertools.product((0, 20, 40), (0, 20, 40), (100, 300), (-100, -10))
+    for point in [GM_THRESHOLDS, PLANTED, *grid]:
+        for factor in (0.0, 0.5, 1.0, 2.0):
+            assert fit.loss <= total_loss(pairs, point, factor * fit.scale)
 
 
-def test_the_papers_rates_are_the_facts(papers_dir: Path) -> None:
-    facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
-    for (corpus, first, second), rows in TABLE_4.items():
-        (row,) = re.findall(rf"^\| {corpus} {first}, {second} \|(.*)\|$", facts, re.MULTILINE)
-        shown = [cell.split(",")[0].strip() for cell in row.split("|")]
-        assert shown == [" / ".join(map(str, rates)) for rates in rows]
-    assert len(TABLE_4) == len(re.findall(r"^\| (?:Yelp|Lit\.) M", facts, re.MULTILINE))
+def test_scale_one_is_the_papers_loss() -> None:
+    pairs = planted(48, seed=1, noise=4.0)
+    fit = fit_gm(*pairs, scale=1.0)
+    assert fit.scale == 1
+    assert fit.loss == pytest.approx(total_loss(pairs, fit.thresholds, 1.0))
+    assert fit.loss < total_loss(pairs, GM_THRESHOLDS, 1.0)
+    assert fit.loss <= total_loss(pairs, PLANTED, 1.0)
 
 
+def test_high_perplexities_make_the_papers_loss_prefer_nothing() -> None:
+    # The reason for fitting the scale: the paper's loss is smallest if every GM is 0.
+    better, worse = planted(80, seed=8, noise=60.0)
+    better, worse = better * [1, 1, 1000], worse * [1, 1, 1000]
+    assert fit_gm(better, worse, scale=1.0).agreement.tied > 0.9
+    assert fit_gm(better, worse).agreement.agreed > 0.5
+
+
+def test_agreements_equal_those_of_the_thresholds(noisy: tuple[Pairs, GMFit]) -> None:
+    pairs, fit = noisy
+    assert fit.agreement == pairwise_agreement(*pairs, fit.thresholds)
+    assert fit.default_agreement == pairwise_agreement(*pairs, GM_THRESHOLDS)
+    assert fit.agreement.agreed > fit.default_agreement.agreed
+
+
+def test_same_seed_same_fit() -> None:
+    pairs = planted(40, seed=4, noise=4.0)
+    assert fit_gm(*pairs, seed=5) == fit_gm(*pairs, seed=5)
+
+
+def test_the_default_is_kept_if_nothing_can_be_learned() -> None:
+    same = outputs(5, seed=6)
+    fit = fit_gm(same, same)  # all gains are 0, so every t costs 1 per pair
+    assert fit.thresholds == GM_THRESHOLDS
+    assert (fit.scale, fit.loss) == (0, 5)
+    assert fit.agreement == (0.0, 1.0)
+
+
+def test_infinite_perplexities_are_accepted() -> None:
+    better, worse = [[0.9, 0.9, 400.0]], [[0.9, 0.9, math.inf]]
+    fit = fit_gm(better, worse)
+    assert fit.loss == pytest.approx(0)
+    assert fit.agreement == (1.0, 0.0)
+    assert fit.default_agreement == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, NAN, math.inf])
+def test_a_bad_scale_raises(scale: float) -> None:
+    with pytest.raises(ValueError, match=r"scale = .*: give a finite number above 0, or None to"):
+        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], scale=scale)
+
+
+def test_one_threshold_is_fitted_as_well_as_by_a_grid() -> None:
+    pairs = planted(80, seed=9, noise=8.0)
+    t1, _, t3, t4 = PLANTED
+    fit = fit_gm(*pairs, fixed=(t1, None, t3, t4))
+    assert (fit.thresholds[0], *fit.thresholds[2:]) == (t1, t3, t4)
+    assert abs(fit.thresholds[1] - PLANTED[1]) < 15
+    for t2 in np.arange(-100, 100, 2.0):
+        assert fit.loss <= total_loss(pairs, (t1, t2, t3, t4), fit.scale) + 1e-9
+
+
+@pytest.mark.parametrize("fixed", [GM_THRESHOLDS, (None, None, None)])
+def test_bad_fixed_thresholds_raise(fixed: tuple) -> None:
+    with pytest.raises(ValueError, match="give t1 to t4, with None for those to fit"):
+        fit_gm([[0.9, 0.9, 30]], [[0.1, 0.9, 30]], fixed=fixed)
+
+
+# Degenerate fits
+
+
+def test_a_fit_to_clear_preferences_has_no_problems(noisy: tuple[Pairs, GMFit]) -> None:
+    _, fit = noisy
+    assert fit.problems == ()
+
+
+WRONG_WAY = ([[0.7, 0.9, 50.0]], [[0.9, 0.9, 50.0]])  # GM never falls as accuracy rises
+
+
+def test_every_gm_0_is_a_problem() -> None:
+    fit = fit_gm(*WRONG_WAY, scale=1.0)
+    assert (fit.loss, fit.agreement.tied) == (1, 1)
+    assert fit.problems[0].startswith("every GM is 0, so nothing is preferred: fit c too")
+
+
+def test_scale_0_is_a_problem() -> None:
+    fit = fit_gm(*WRONG_WAY)
+    assert (fit.scale, fit.loss) == (0, 1)
+    assert fit.problems[0].startswith("c = 0: no thresholds prefer the preferred side")
+
+
+def test_a_decision_does_not_tell_t1() -> None:
+    decisions = [[1.0, 0.9, 50.0]], [[0.0, 0.9, 50.0]]
+    fit = fit_gm(*decisions)
+    assert fit.agreement.agreed == 1
+    assert fit.problems[0].startswith("accuracy is 0 or 1 in all pairs, so t1 only scales GM")
+    held = fit_gm(*decisions, fixed=(63.0, None, 97.0, -37.0))
+    assert not any("t1" in problem for problem in held.problems)
+
+
+def test_many_ties_are_a_problem() -> None:
+    pairs = planted(80, seed=2)
+    fit = fit_gm(*pairs, fixed=(95.0, None, 97.0, -37.0))  # hardly any accuracy is above t1
+    assert 0.5 < fit.agreement.tied < 1
+    share = f"{fit.agreement.tied:.0%} of the pairs are ties, more than 50%"
+    assert fit.problems[0].startswith(share)
+
+
+def test_a_threshold_at_its_bound_is_a_problem() -> None:
+    random = np.random.default_rng(5)
+    # The preferred side is better in accuracy and worse in similarity, which must not count.
+    low = np.column_stack([random.uniform(0.3, 0.5, 200), random.uniform(0.6, 1, 200)])
+    high = low + np.column_stack([np.full(200, 0.05), random.uniform(-0.3, 0.0, 200)])
+    pp = np.full((200, 1), 50.0)
+    fit = fit_gm(np.hstack([high, pp]), np.hstack([low, pp]), fixed=(10.0, None, 97.0, -37.0))
+    assert fit.thresholds[1] == pytest.approx(-100, abs=1)
+    (problem,) = fit.problems
+    assert problem.startswith("t2 = -100.0 is at the bound of its search, ±100, where similarity")
+
+
+# Loss and agreement
+
+gains = st.lists(st.floats(-100, 100).map(lambda gain: round(gain, 3)), min_size=1, max_size=8)
+
+
+@given(gains, st.floats(0, 10))
+def test_hinge_loss_equals_the_formula_by_hand(gains: list[float], scale: float) -> None:
+    expected = sum(max(0.0, 1 - scale * gain) for gain in gains)
+    assert hinge_loss(np.array(gains), scale) == pytest.approx(expected)
+
+
+@given(gains)
+def test_no_scale_beats_the_best_scale(gains: list[float]) -> None:
+    best = best_scale(np.array(gains))
+    least = hinge_loss(np.array(gains), best)
+    assert least <= len(gains) * (1 + 1e-12)
+    for scale in [0.0, 0.9 * best, 1.1 * best, *(1 / gain for gain in gains if gain > 0)]:
+        assert least <= hinge_loss(np.array(gains), scale) * (1 + 1e-9) + 1e-12
+
+
+def test_gains_that_sum_to_0_up_to_rounding_have_a_best_scale() -> None:
+    random = np.random.default_rng(0)
+    summed = []
+    for _ in range(300):
+        half = random.normal(size=10)
+        gains = random.permutation(np.concatenate([half, -half]))
+        summed.append(gains.sum())
+        # No scale improves on the loss at scale 0.
+        assert hinge_loss(gains, best_scale(gains)) == pytest.approx(20)
+    assert min(summed) < 0 < max(summed)
+
+
+rows = st.tuples(st.floats(0, 1), st.floats(-1, 1), st.floats(1, 500))
+
+
+@given(st.lists(st.tuples(rows, rows), min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_agreement_disagreement_and_ties_sum_to_1(pairs: list) -> None:
+    better, worse = (list(side) for side in zip(*pairs, strict=True))
+    forward, backward = pairwise_agreement(better, worse), pairwise_agreement(worse, better)
+    assert forward.agreed + backward.agreed + forward.tied == pytest.approx(1)
+    assert forward.tied == backward.tied
+    gains = [adjusted_gm(*a) - adjusted_gm(*b) for a, b in pairs]
+    assert forward.agreed == sum(gain > 0 for gain in gains) / len(pairs)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_agreement_of_the_untied(agreed: int, tied: int, wrong: int) -> None:
+    total = max(agreed + tied + wrong, 1)
+    agreement = PairwiseAgreement(agreed / total, tied / total)
+    if agreed + wrong:
+        assert agreement.untied == pytest.approx(agreed / (agreed + wrong))
+    elif tied:
+        assert math.isnan(agreement.untied)
+
+
+def test_two_zeros_are_a_tie_and_do_not_count_as_agreed() -> None:
+    worthless = [0.1, 0.9, 30]
+    pairs = ([[0.9, 0.9, 30], worthless, worthless], [worthless, worthless, [0.9, 0.9, 30]])
+    assert pairwise_agreement(*pairs) == pytest.approx((1 / 3, 1 / 3))
+
+
+@pytest.mark.parametrize("judge", [fit_gm, pairwise_agreement])
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("preferred", "rejected", "message"),
     [
-        ("{item},C,,", r"filled\.csv:2: transfer must be A, B or tie, got 'C'"),
-        (
-            "{item},A,,\n{item},B,,",
-            r"filled\.csv:3: an item must be there once, got '\w+' in line 2",
-        ),
+        ([0.9, 0.9, 30], [0.1, 0.9, 30], r"preferred has shape \(3,\): give accuracy, "),
+        ([[0.9, 0.9, 30]], [[0.1, 0.9]], r"rejected has shape \(1, 2\)"),
+        ([[0.9, 0.9, 30]] * 2, [[0.1, 0.9, 30]], "preferred has 2 pairs and rejected has 1: give"),
+        (np.empty((0, 3)), np.empty((0, 3)), "preferred has 0 pairs and rejected has 0"),
+        ([[0.9, 0.9, 30]], [[0.1, NAN, 30]], r"rejected\[0\] = \[0.1, nan, 30.0\] contains NaN"),
+        ([[90, 0.9, 30]], [[0.1, 0.9, 30]], "accuracy = 90 is outside 0 to 1"),
     ],
 )
-def test_answers_that_can_not_be_read_are_named(
-    systems: dict[str, str], tmp_path: Path, line: str, message: str
-) -> None:
-    write(systems, tmp_path)
-    item = read(tmp_path / "key.csv")[0]["item"]
-    filled = tmp_path / "filled.csv"
-    filled.write_text(f"item,{','.join(QUESTIONS)}\n{line.format(item=item)}\n")
+def test_bad_pairs(judge, preferred, rejected, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        win_rates(tmp_path / "key.csv", [filled])
-    filled.write_text("item,transfer\n")
-    with pytest.raises(ValueError, match=r"must have the columns item, .*, got no semantics"):
-        win_rates(tmp_path / "key.csv", [filled])
+        judge(preferred, rejected)
+
+
+# Preferences from ratings
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.sampled_from("abc")), max_size=10),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+)
+def test_pairs_equal_brute_force(rated: list[tuple[int, str]], margin: float) -> None:
+    expected = {
+        (i, j)
+        for i, (high, one) in enumerate(rated)
+        for j, (low, other) in enumerate(rated)
+        if one == other and high - low > margin
+    }
+    preferred, rejected = pairwise_preferences([r for r, _ in rated], [c for _, c in rated], margin)
+    assert len(preferred) == len(rejected) == len(expected)
+    assert set(zip(preferred.tolist(), rejected.tolist(), strict=True)) == expected
+
+
+def test_a_nan_rating_is_in_no_pair() -> None:
+    preferred, rejected = pairwise_preferences([5.0, NAN, 3.0], ["x", "x", "x"])
+    assert (preferred.tolist(), rejected.tolist()) == ([0], [2])
+
+
+def test_indices_select_pairs_of_scores() -> None:
+    scores = outputs(3, seed=7)
+    preferred, rejected = pairwise_preferences([1, 2, 2], ["x", "x", "y"])
+    np.testing.assert_array_equal(scores[preferred], scores[[1]])
+    np.testing.assert_array_equal(scores[rejected], scores[[0]])
+
+
+def test_no_preferences_give_empty_arrays() -> None:
+    preferred, rejected = pairwise_preferences([], [])
+    assert preferred.shape == rejected.shape == (0,)
+    assert preferred.dtype == np.int64
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("arguments", "message"),
     [
-        (["--count", "7"], "m0 and m2 must have 7 sentences in common, got 6: lower"),
-        (["--count", "0"], "count must be 1 or more, got 0"),
-        (["--pair", "m0", "m1"], "a pair must be of m0, m2, m7, got 'm1'"),
-        (["--pair", "m0", "m0"], "a pair must be of two systems, got 'm0' twice"),
-        (["--system", "m0=again.jsonl"], "system 'm0' must be given once, got it twice"),
-        (["--system", "m3"], "--system must be NAME=FILE, got 'm3'"),
+        (([1, 2], ["a"]), r"ratings has shape \(2,\) and items has 1 items: give one"),
+        (([1, 2], ["a", "a"], -0.5), r"margin = -0\.5: give 0 or more"),
     ],
 )
-def test_sheets_that_can_not_be_written_are_refused(
-    systems: dict[str, str],
-    tmp_path: Path,
-    options: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        write(systems, tmp_path / "out", *options)
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_doubled_sentence_is_named(
-    systems: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = Path(systems["m0"])
-    file.write_text(file.read_text() * 2)
-    with pytest.raises(SystemExit, match="2"):
-        write(systems, tmp_path / "out")
-    error = f"m0.jsonl must have each sentence once, got '{SOURCES[1]}' twice"
-    assert error in capsys.readouterr().err
+def test_bad_ratings(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pairwise_preferences(*arguments)

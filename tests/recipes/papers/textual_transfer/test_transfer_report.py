@@ -18,7 +18,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from ctrlreward import Samples, Similarity, TransferQuality, WordVectors
 from ctrlreward.callbacks import GenerationScorer, HistoryLogger, RewardCheckpoint
-from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, frequent_words, save_text_cnn
+from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.recipes.papers.textual_transfer.transfer_baselines import best_constants
 from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
     read_references,
@@ -26,6 +26,7 @@ from ctrlreward.recipes.papers.textual_transfer.transfer_bleu import (
     reference_meteor,
 )
 from ctrlreward.recipes.papers.textual_transfer.transfer_report import TransferReport, replay_stop
+from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
 from ctrlreward.recipes.style_transfer import ScoringModels, Sentences
 
 pytestmark = pytest.mark.usefixtures("one_thread")

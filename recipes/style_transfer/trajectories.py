@@ -15,7 +15,7 @@ from ctrlreward.commands.command_parser import command_parser
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.files import write_whole
 from ctrlreward.functional.transfer import GM_THRESHOLDS, adjusted_gm
-from ctrlreward.plots.tradeoff import (
+from ctrlreward.recipes.style_transfer.tradeoff import (
     GMPath,
     TransferPoint,
     draw_transfer_paths,

@@ -55,10 +55,6 @@ def write_table(
         output: The file to write.
         model: Scoring model: a local folder, Hugging Face id or short name.
         sentence_splitter: Sentence splitter: 'rules' (the default), 'sentencex' or 'nltk'.
-
-    Raises:
-        ValueError: No file matches, a file is not UTF-8, there are no sentences, the output's
-            folder does not exist, or the splitter is unknown.
     """
     paths = _matching_files(corpus)
     if not output.parent.is_dir():

@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from ctrlreward import progress
 from ctrlreward.cli import main
-from ctrlreward.commands.iwf import read_sentences, run
 from ctrlreward.models.frequency import InverseFrequency
+from ctrlreward.recipes.scoring_models.iwf import read_sentences, run
 from ctrlreward.text.sentences import split_sentences
 
 LINES = [

@@ -47,7 +47,7 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
     left.axvline(explanation.score, color=SECOND, linestyle="--", linewidth=1.2)
     right.barh(places, [e.weight for e in shown], color=SECOND)
     # A text with two dollar signs is not a formula.
-    left.set_yticks(places, [_name(e) for e in shown], parse_math=False)
+    left.set_yticks(places, [_row_label(e) for e in shown], parse_math=False)
     left.invert_yaxis()
     total = len(explanation.evaluators)
     subset = f", top {len(shown)} of {total} evaluators by weight" if len(shown) < total else ""
@@ -58,7 +58,7 @@ def bar_chart(explanation: Explanation, largest: int = 24) -> Figure:
     return figure
 
 
-def _name(evaluator: PatternScore) -> str:
+def _row_label(evaluator: PatternScore) -> str:
     """Return the filled pattern around its blank, on one line."""
     left, target, right = (
         " ".join(text.split()) for text in (evaluator.left, evaluator.target, evaluator.right)

@@ -8,7 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
-from ctrlreward.plots.tradeoff import TransferPoint, draw_transfer_paths, transfer_path
+from ctrlreward.recipes.style_transfer.tradeoff import (
+    TransferPoint,
+    draw_transfer_paths,
+    transfer_path,
+)
 
 POINTS = [TransferPoint(5, 0.75, 0.5, 30.0), TransferPoint(10, 0.5, 0.75, 40.0)]
 

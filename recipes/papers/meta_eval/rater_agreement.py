@@ -1,0 +1,101 @@
+"""Agreement of several raters or runs on labels: Fleiss' κ and Krippendorff's α, type III of QRA++.
+
+Belz (2025), https://arxiv.org/abs/2505.17043; the other types are in `functional.agreement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import nan
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from ctrlreward.extras import import_extra
+
+Rating = TypeVar("Rating")
+
+
+def fleiss_kappa(labels: Sequence[Sequence[str]]) -> float:
+    """Return Fleiss' κ, the chance-corrected agreement of several raters or runs (type III).
+
+    Args:
+        labels: The label that each rater gave each item, shape (items, raters).
+
+    Returns:
+        1 if all raters agree, 0 at chance level, negative below it; NaN if only one label occurs.
+
+    Raises:
+        ValueError: There are no items, or items differ in their number of labels or have fewer
+            than two.
+        ImportError: statsmodels is not installed.
+
+    Examples:
+        >>> fleiss_kappa([["good", "good"], ["bad", "bad"]])
+        1.0
+        >>> fleiss_kappa([["good", "bad"], ["bad", "good"]])
+        -1.0
+    """
+    inter_rater = import_extra("statsmodels.stats.inter_rater", "Fleiss' κ")
+    counts, _ = inter_rater.aggregate_raters(np.asarray(_rectangle(labels), dtype=str))
+    return float(inter_rater.fleiss_kappa(counts)) if counts.shape[1] > 1 else nan
+
+
+def krippendorff_alpha(
+    ratings: Sequence[Sequence[str | float | None]],
+    level: Literal["nominal", "ordinal", "interval", "ratio"] = "nominal",
+) -> float:
+    """Return Krippendorff's α, chance-corrected agreement with missing ratings (type III).
+
+    Only items with two or more ratings count.
+
+    Args:
+        ratings: Shape (items, raters): labels for the nominal level, otherwise numbers. None
+            marks a missing rating.
+        level: Level of measurement, which sets the distance between two ratings.
+
+    Returns:
+        1 if all raters agree, 0 at chance level, negative below it; NaN if fewer than two
+        different ratings remain.
+
+    Raises:
+        ValueError: There are no items, or items differ in their number of ratings or have fewer
+            than two; or a rating is not a number and `level` is not `"nominal"`.
+        ImportError: krippendorff is not installed.
+
+    Examples:
+        >>> krippendorff_alpha([["good", "good"], ["bad", "bad"], ["good", None]])
+        1.0
+        >>> krippendorff_alpha([[1, 2], [2, 1]], level="interval")
+        -0.5
+    """
+    krippendorff = import_extra("krippendorff", "Krippendorff's α")
+    rows = [row for row in _rectangle(ratings) if sum(r is not None for r in row) > 1]
+    present = [rating for row in rows for rating in row if rating is not None]
+    codes = {rating: float(i) for i, rating in enumerate(dict.fromkeys(present))}
+    if level != "nominal":
+        for rating in codes:
+            if isinstance(rating, str):
+                raise ValueError(
+                    f"rating {rating!r} is not a number: level = {level!r} takes numbers; for "
+                    "labels use level = 'nominal'"
+                )
+            codes[rating] = float(rating)
+    if len(codes) < 2:
+        return nan
+    data = np.array([[nan if r is None else codes[r] for r in row] for row in rows]).T
+    return float(krippendorff.alpha(reliability_data=data, level_of_measurement=level))
+
+
+def _rectangle(ratings: Sequence[Sequence[Rating]]) -> list[list[Rating]]:
+    """Return items × raters as lists; raise unless all items have the same 2 or more ratings."""
+    rows = [list(row) for row in ratings]
+    for i, row in enumerate(rows):
+        if len(row) < 2 or len(row) != len(rows[0]):
+            raise ValueError(
+                f"item {i} has {len(row)} ratings and item 0 has {len(rows[0])}: "
+                "give every item one rating from each of 2 or more raters"
+            )
+    if not rows:
+        raise ValueError("there are no items: give one or more, each with its ratings")
+    return rows

@@ -1,0 +1,241 @@
+"""Sheets for pairwise comparisons, filled by a rule and read back, against plain loops."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ctrlreward.cli import main
+from ctrlreward.recipes.papers.li2018.win_rates import TABLE_4, win_rates
+
+QUESTIONS = ("transfer", "semantics", "fluency")
+SOURCES = [f"the {thing} was cold ." for thing in ("soup", "room", "bus", "play", "tea", "inn")]
+
+
+@pytest.fixture
+def systems(tmp_path: Path) -> dict[str, str]:
+    """Three systems whose outputs have their number of marks, in another order each."""
+    files = {}
+    for number, name in enumerate(("m0", "m2", "m7"), 1):
+        lines = [
+            {
+                "source": source,
+                "label": "sweet",
+                "outputs": {"best_gm": f"{source[:-1]}{'!' * number}"},
+            }
+            for source in SOURCES[number:] + SOURCES[:number]
+        ]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        files[name] = str(path)
+    return files
+
+
+def write(systems: dict[str, str], folder: Path, *options: str) -> None:
+    named = [part for name, file in systems.items() for part in ("--system", f"{name}={file}")]
+    main(["papers", "preference-sheet", *named, "--output", str(folder), "--count", "4", *options])
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with open(file, encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def fill(folder: Path, name: str, seed: int) -> Path:
+    """Answer at random, in different case, and leave some cells empty."""
+    answers = random.Random(seed)
+    rows = read(folder / "sheet.csv")
+    for row in rows:
+        for question in QUESTIONS:
+            row[question] = answers.choice(["A", "b", "A ", "tie", ""])
+    with open(folder / name, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / name
+
+
+def test_the_sheet_hides_which_system_wrote_what(systems: dict[str, str], tmp_path: Path) -> None:
+    write(systems, tmp_path / "one")
+    text = (tmp_path / "one" / "sheet.csv").read_text()
+    assert not any(name in text for name in systems)
+    sheet, key = read(tmp_path / "one" / "sheet.csv"), read(tmp_path / "one" / "key.csv")
+    assert list(sheet[0]) == ["item", "source", "target", "A", "B", *QUESTIONS]
+    marks = {"m0": 1, "m2": 2, "m7": 3}
+    for shown, hidden in zip(sheet, key, strict=True):
+        assert shown["item"] == hidden["item"]
+        assert {hidden["A"], hidden["B"]} == {hidden["first"], hidden["second"]}
+        for side in ("A", "B"):
+            assert shown[side] == f"{shown['source'][:-1]}{'!' * marks[hidden[side]]}"
+        assert shown["target"] == "sweet"
+        assert not any(shown[question] for question in QUESTIONS)
+    # Four sentences a pair, each system of it on either side in half of them, pairs mixed.
+    pairs = [("m0", "m2"), ("m0", "m7"), ("m2", "m7")]
+    counts = Counter((row["first"], row["second"], row["A"] == row["first"]) for row in key)
+    assert counts == {(*pair, side): 2 for pair in pairs for side in (True, False)}
+    assert [(row["first"], row["second"]) for row in key] != sorted(pairs * 4)
+
+
+def test_the_seed_decides_all_and_other_sheets_do_not_fit(
+    systems: dict[str, str], tmp_path: Path
+) -> None:
+    for folder, seed in (("one", "0"), ("same", "0"), ("other", "1")):
+        write(systems, tmp_path / folder, "--seed", seed, "--pair", "m2", "m0")
+    one, same, other = (
+        [(tmp_path / folder / file).read_bytes() for file in ("sheet.csv", "key.csv")]
+        for folder in ("one", "same", "other")
+    )
+    assert one == same
+    assert one[0] != other[0]
+    assert {row["first"] for row in read(tmp_path / "one" / "key.csv")} == {"m2"}
+    filled = fill(tmp_path / "other", "filled.csv", 0)
+    with pytest.raises(ValueError, match=r"filled\.csv:2: the item must be one of .*key\.csv, got"):
+        win_rates(tmp_path / "one" / "key.csv", [filled])
+
+
+def brute_force(key: Path, sheets: list[Path], pair: tuple[str, str], question: str) -> Any:
+    """Shares and intervals with one list of answers per row, and whole lists drawn."""
+    rows = {row["item"]: row for row in read(key)}
+    answers: dict[str, list[str]] = {}
+    for sheet in sheets:
+        for row in read(sheet):
+            sides, answer = rows[row["item"]], row[question].strip().lower()
+            if (sides["first"], sides["second"]) == pair and answer:
+                winner = "" if answer == "tie" else sides[answer.upper()]
+                answers.setdefault(row["item"], []).append(winner)
+
+    def shares(drawn: list[str]) -> list[float]:
+        first, second, tie = (drawn.count(name) / len(drawn) for name in (*pair, ""))
+        return [first, second, tie, first - second]
+
+    lists = list(answers.values())
+    draws = np.random.default_rng(3).multinomial(len(lists), [1 / len(lists)] * len(lists), 200)
+    samples = []
+    for draw in draws:
+        samples.append(
+            shares([a for times, each in zip(draw, lists, strict=True) for a in each * times])
+        )
+    low, high = np.quantile(samples, [0.025, 0.975], axis=0)
+    everything = [answer for each in lists for answer in each]
+    return len(everything), list(zip(shares(everything), low, high, strict=True))
+
+
+def test_rates_of_two_people_equal_plain_loops(systems: dict[str, str], tmp_path: Path) -> None:
+    write(systems, tmp_path, "--pair", "m0", "m2", "--pair", "m7", "m2")
+    sheets = [fill(tmp_path, f"{person}.csv", person) for person in (1, 2)]
+    key = tmp_path / "key.csv"
+    found = win_rates(key, sheets, resamples=200, seed=3)
+    pairs = {(each.first, each.second) for each in found}
+    assert pairs == {("m0", "m2"), ("m7", "m2")}
+    assert [each.question for each in found] == [*QUESTIONS] * 2
+    for each in found:
+        n, expected = brute_force(key, sheets, (each.first, each.second), each.question)
+        assert each.judgements == n
+        for estimate, values in zip(each[4:], expected, strict=True):
+            assert estimate == pytest.approx(values)
+
+
+def test_the_command_prints_rates_beside_the_papers(
+    systems: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(systems, tmp_path, "--pair", "m0", "m2")
+    rows, key = read(tmp_path / "sheet.csv"), {r["item"]: r for r in read(tmp_path / "key.csv")}
+    for row in rows:  # m2 has the style, all mean the same, fluency is not judged
+        row["transfer"] = "A" if key[row["item"]]["A"] == "m2" else "B"
+        row["semantics"] = "Tie"
+    with open(tmp_path / "filled.csv", "w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    capsys.readouterr()
+    out = tmp_path / "out"
+    files = [str(tmp_path / name) for name in ("filled.csv", "key.csv")]
+    main(["papers", "win-rates", files[0], "--key", files[1], "--output", str(out)])
+    text = capsys.readouterr().out
+    assert text == (out / "win_rates.md").read_text()
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    none, all_of_it = "0.0 (0.0 to 0.0)", "100.0 (100.0 to 100.0)"
+    lost = "-100.0 (-100.0 to -100.0)"
+    paper = ["Yelp 9.0 / 6.0 / 85.1", "Yelp 1.5 / 25.4 / 73.1", "Yelp 10.4 / 23.9 / 65.7"]
+    assert ["m0, m2", "transfer", "4", none, all_of_it, none, lost, paper[0]] in lines
+    assert ["m0, m2", "semantics", "4", none, none, all_of_it, none, paper[1]] in lines
+    assert ["m0, m2", "fluency", "0", "", "", "", "", paper[2]] in lines
+    transfer, _, fluency = json.loads((out / "win_rates.json").read_text())
+    assert transfer["difference"] == {"value": -1.0, "low": -1.0, "high": -1.0}
+    assert fluency["tie"] == {"value": None, "low": None, "high": None}
+
+
+def test_the_papers_rates_are_the_facts(papers_dir: Path) -> None:
+    facts = (papers_dir / "textual_transfer.md").read_text(encoding="utf-8")
+    for (corpus, first, second), rows in TABLE_4.items():
+        (row,) = re.findall(rf"^\| {corpus} {first}, {second} \|(.*)\|$", facts, re.MULTILINE)
+        shown = [cell.split(",")[0].strip() for cell in row.split("|")]
+        assert shown == [" / ".join(map(str, rates)) for rates in rows]
+    assert len(TABLE_4) == len(re.findall(r"^\| (?:Yelp|Lit\.) M", facts, re.MULTILINE))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{item},C,,", r"filled\.csv:2: transfer must be A, B or tie, got 'C'"),
+        (
+            "{item},A,,\n{item},B,,",
+            r"filled\.csv:3: an item must be there once, got '\w+' in line 2",
+        ),
+    ],
+)
+def test_answers_that_can_not_be_read_are_named(
+    systems: dict[str, str], tmp_path: Path, line: str, message: str
+) -> None:
+    write(systems, tmp_path)
+    item = read(tmp_path / "key.csv")[0]["item"]
+    filled = tmp_path / "filled.csv"
+    filled.write_text(f"item,{','.join(QUESTIONS)}\n{line.format(item=item)}\n")
+    with pytest.raises(ValueError, match=message):
+        win_rates(tmp_path / "key.csv", [filled])
+    filled.write_text("item,transfer\n")
+    with pytest.raises(ValueError, match=r"must have the columns item, .*, got no semantics"):
+        win_rates(tmp_path / "key.csv", [filled])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--count", "7"], "m0 and m2 must have 7 sentences in common, got 6: lower"),
+        (["--count", "0"], "count must be 1 or more, got 0"),
+        (["--pair", "m0", "m1"], "a pair must be of m0, m2, m7, got 'm1'"),
+        (["--pair", "m0", "m0"], "a pair must be of two systems, got 'm0' twice"),
+        (["--system", "m0=again.jsonl"], "system 'm0' must be given once, got it twice"),
+        (["--system", "m3"], "--system must be NAME=FILE, got 'm3'"),
+    ],
+)
+def test_sheets_that_can_not_be_written_are_refused(
+    systems: dict[str, str],
+    tmp_path: Path,
+    options: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        write(systems, tmp_path / "out", *options)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_doubled_sentence_is_named(
+    systems: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = Path(systems["m0"])
+    file.write_text(file.read_text() * 2)
+    with pytest.raises(SystemExit, match="2"):
+        write(systems, tmp_path / "out")
+    error = f"m0.jsonl must have each sentence once, got '{SOURCES[1]}' twice"
+    assert error in capsys.readouterr().err

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.recipes.papers.meta_eval.rater_agreement import fleiss_kappa, krippendorff_alpha
+
+label_rows = st.integers(2, 4).flatmap(
+    lambda raters: st.lists(
+        st.lists(st.sampled_from(["good", "bad", "mixed"]), min_size=raters, max_size=raters),
+        min_size=1,
+        max_size=8,
+    )
+)
+
+
+@given(label_rows)
+def test_kappa_equals_fleiss_formula(rows: list[list[str]]) -> None:
+    items, raters = len(rows), len(rows[0])
+    everything = [label for row in rows for label in row]
+    chance = sum((everything.count(label) / len(everything)) ** 2 for label in set(everything))
+    agreeing = [
+        sum(row.count(label) * (row.count(label) - 1) for label in set(row)) for row in rows
+    ]
+    observed = sum(agreeing) / (items * raters * (raters - 1))
+    kappa = fleiss_kappa(rows)
+    if chance == 1:
+        assert math.isnan(kappa)
+    else:
+        assert kappa == pytest.approx((observed - chance) / (1 - chance), abs=1e-9)
+
+
+@given(label_rows)
+def test_alpha_equals_the_formula_over_pairs_of_ratings(rows: list[list[str]]) -> None:
+    everything = [label for row in rows for label in row]
+    differ = sum(a != b for a in everything for b in everything)
+    expected = differ / (len(everything) - 1)
+    observed = sum(sum(a != b for a in row for b in row) / (len(row) - 1) for row in rows)
+    alpha = krippendorff_alpha(rows)
+    if differ == 0:
+        assert math.isnan(alpha)
+    else:
+        assert alpha == pytest.approx(1 - observed / expected, abs=1e-9)
+
+
+def test_alpha_equals_the_example_of_its_package() -> None:
+    n = None
+    raters = [
+        [n, n, n, n, n, 3, 4, 1, 2, 1, 1, 3, 3, n, 3],
+        [1, n, 2, 1, 3, 3, 4, 3, n, n, n, n, n, n, n],
+        [n, n, 2, 1, 3, 4, 4, n, 2, 1, 1, 3, 3, n, 4],
+    ]
+    items = list(zip(*raters, strict=True))
+    assert krippendorff_alpha(items) == pytest.approx(0.691358, abs=1e-6)
+    assert krippendorff_alpha(items, "interval") == pytest.approx(0.810845, abs=1e-6)
+    named = [["abcd"[r - 1] if r else None for r in item] for item in items]
+    assert krippendorff_alpha(named) == pytest.approx(0.691358, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "ratings",
+    [
+        [["a", None], ["b", None]],
+        [["a", "a"], ["b", None]],
+        [[None, None], [None, None]],
+        [["a", "a"], ["a", "a"]],
+    ],
+)
+def test_alpha_is_nan_for_fewer_than_two_different_ratings(
+    ratings: list[list[str | None]], recwarn: pytest.WarningsRecorder
+) -> None:
+    assert math.isnan(krippendorff_alpha(ratings))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval", "ratio"])
+def test_items_with_a_single_rating_do_not_count(level: Any) -> None:
+    pairs = [[1, 2], [2, 2], [3, 3], [4, 3], [1, 1]]
+    alone = [[5, None], [None, 2]]
+    assert krippendorff_alpha(pairs + alone, level) == pytest.approx(
+        krippendorff_alpha(pairs, level)
+    )
+
+
+@pytest.mark.parametrize("measure", [fleiss_kappa, krippendorff_alpha])
+def test_malformed_ratings_raise(measure: Callable[[list[list[str]]], float]) -> None:
+    with pytest.raises(ValueError, match="item 1 has 1 ratings and item 0 has 2"):
+        measure([["a", "b"], ["a"]])
+    with pytest.raises(ValueError, match="item 0 has 1 ratings"):
+        measure([["a"]])
+    with pytest.raises(ValueError, match="there are no items"):
+        measure([])
+
+
+@pytest.mark.parametrize(
+    ("measure", "package"),
+    [(fleiss_kappa, "statsmodels"), (krippendorff_alpha, "krippendorff")],
+)
+def test_a_missing_package_is_named(
+    measure: Callable[[list[list[str]]], float], package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (package, f"{package}.stats.inter_rater"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ImportError, match=rf"needs {package}: pip install 'ctrlreward\[agreement\]'"
+    ):
+        measure([["a", "b"]])
+
+
+def test_a_word_at_a_level_of_numbers_raises() -> None:
+    with pytest.raises(ValueError, match="rating 'good' is not a number: level = 'ordinal'"):
+        krippendorff_alpha([["good", "bad"]], "ordinal")
