@@ -21,7 +21,7 @@ help:  ## list what there is to make
 demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
 
-# M0, M2 and M7 of textual transfer in minutes each; ../shared/data has the sentences.
+# M0, M2 and M7 of textual transfer in minutes each; the sentences are downloaded at first use.
 TRANSFER := configs/textual_transfer
 MODELS ?= m0 m2 m7
 transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_transfer

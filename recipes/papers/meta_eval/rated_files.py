@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ctrlreward.data import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.parsing import (
@@ -52,6 +53,7 @@ def read_ctrleval(path: Path) -> Rated:
     Raises:
         ValueError: A line does not have these six columns.
     """
+    path = local_file(path)
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
     for number, line in numbered_lines(decode_utf8(read_bytes(path), path)):
@@ -84,6 +86,7 @@ def read_ctc(path: Path) -> Rated:
     Raises:
         ValueError: The rows have the keys of neither file, or a text is null.
     """
+    path = local_file(path)
     rows = parse_json(decode_utf8(read_bytes(path), path), path)
     if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"{path} is not a JSON list of objects: give a list of rated texts")
@@ -115,6 +118,7 @@ def read_li2018(path: Path) -> Rated:
     Raises:
         ValueError: A column is missing, or a rating is not a number.
     """
+    path = local_file(path)
     rows = [row for _, row in parse_csv(decode_utf8(read_bytes(path), path), path)[1]]
     if not rows:
         raise ValueError(f"{path} has no rows")
