@@ -55,9 +55,12 @@ def download(
                     _continue(name, address, partial, size)
         except (httpx2.HTTPError, httpx2.InvalidURL, _Broken) as error:
             cause = error.__cause__ or error
+            text = f"{type(cause).__name__}: {cause}"
+            if isinstance(error, httpx2.HTTPStatusError):
+                text = f"HTTP {error.response.status_code} {error.response.reason_phrase}"
             raise OSError(
-                f"{name} could not be downloaded from {address} "
-                f"({type(cause).__name__}: {cause}): check the connection and the proxy, {by_hand}"
+                f"{name} could not be downloaded from {address} ({text}): check the connection and "
+                f"the proxy, {by_hand}"
             ) from error
         wrong = problem(partial)
         if wrong is None:
