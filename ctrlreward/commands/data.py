@@ -52,8 +52,8 @@ def list_data(names: Sequence[str]) -> None:
     console = Console(markup=False, emoji=False, highlight=False)
     for file in _found(names):
         origin = file.address or "made by ctrlreward"
-        here = "here" if file.path.is_file() else "not here"
-        print(f"{file}  {_size([file])}  {here}\n  {origin}")
+        state = "here" if file.path.is_file() else "not here"
+        print(f"{file}  {_size([file])}  {state}\n  {origin}")
     if names:
         return
     table = Table("data set", "files here", "size", "licence", "cite", box=None, pad_edge=False)
