@@ -21,8 +21,8 @@ help:  ## list what there is to make
 demo: $(DEMO)  ## fine-tune a small generator on a reward; writes runs/demo
 	WANDB_MODE=offline $(BIN)/ctrlreward train --config $(CONFIG) $(ARGS)
 
-# M0 to M7 of textual transfer in minutes each (MODELS="m0 m2" for some); ../shared/data has the
-# sentences.
+# M0 to M7 of textual transfer in minutes each (MODELS="m0 m2" for some); the sentences are
+# downloaded at first use.
 TRANSFER := configs/textual_transfer
 MODELS ?= m0 m1 m2 m3 m4 m5 m6 m7
 transfer: $(DEMO)  ## train models of textual transfer; writes runs/textual_transfer

@@ -5,7 +5,8 @@
 OLD_PYTHON is the interpreter of an environment with the other checkout installed. Each side is a
 process of its own that loads its models once and then waits, so that only one side computes at a
 time. A ratio above 1 means that this checkout is slower. The interval is that of the median, from
-order statistics, and has a level of at least 95 % from six pairs on.
+order statistics, and has a level of at least 95 % from six pairs on. Both read the folder
+CTRLREWARD_DATA, which must have what the cases need.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
+DATA = Path(os.environ.get("CTRLREWARD_DATA", ""))
 CASES = (
     *("pegasus relevance", "pegasus topic", "pegasus coherence", "pegasus consistency"),
     *("smollm2 relevance", "ctc", "perplexity", "distinct"),

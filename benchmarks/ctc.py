@@ -3,8 +3,9 @@
     python benchmarks/ctc.py [--texts 200] [--runs 5] [--curve]
 
 The mean alignment in both directions of dialog responses and their histories, on MiniLM in float32.
-As in real data, several responses share a history. Needs the data folder (CTRLREWARD_DATA) and the
-packages: pip install 'ctrlreward[bench]'.
+As in real data, several responses share a history. Needs NLTK's stop words,
+stopwords_english.txt in the folder CTRLREWARD_DATA, and the packages: pip install
+'ctrlreward[bench]'.
 
 ctc_score encodes one pair at a time, twice for the two directions, and ignores special tokens.
 bert-score encodes each distinct text once, in batches. It leaves special tokens out of its means,
@@ -24,6 +25,7 @@ import numpy as np
 from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_header
 
 from ctrlreward import Samples
+from ctrlreward.data import local_file
 from ctrlreward.functional.alignment import best_cosines
 from ctrlreward.models.encoder import Encoder
 from ctrlreward.scorers import Alignment
@@ -36,7 +38,7 @@ LAYERS = 6
 
 def dialogs(count: int) -> Samples:
     """Return the first responses with their dialog histories."""
-    rows = json.loads((DATA / "ctc" / "persona_chat.json").read_text(encoding="utf-8"))[:count]
+    rows = json.loads(local_file("ctc/persona_chat.json").read_text(encoding="utf-8"))[:count]
     return Samples(
         texts=[row["response"].strip() for row in rows],
         sources=[row["dialog_history"].strip() for row in rows],

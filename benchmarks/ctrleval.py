@@ -4,8 +4,8 @@
 
 Models are a randomly initialised PEGASUS (4 + 4 layers, width 256) with the real vocabulary, and
 SmolLM2-135M. SmolLM2-135M is also compared with our engine on one prompt at a time, and with plain
-forward passes over as many tokens as the prefix tree of all patterns has. Needs the data folder
-(CTRLREWARD_DATA) for the tokenizer, texts and word frequencies.
+forward passes over as many tokens as the prefix tree of all patterns has. Needs PEGASUS's
+tokenizer, tokenizers/pegasus in the folder CTRLREWARD_DATA.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_h
 from transformers import AutoTokenizer, PegasusConfig, PegasusForConditionalGeneration
 
 from ctrlreward import Samples
+from ctrlreward.data import local_file
 from ctrlreward.models.causal import CausalLM
 from ctrlreward.models.tasks import Continuation
 from ctrlreward.models.tokenization import start_token
@@ -36,7 +37,7 @@ from ctrlreward.scorers.task import TEXT_SLOT, Task
 SUITE = "ctrleval"
 ASPECTS = ("attribute_relevance", "coherence", "consistency")
 CAUSAL = "smollm2-135m"
-IWF = DATA / "ctrleval" / "iwf_full.txt"
+IWF = "ctrleval/iwf_full.txt"
 PLAIN_ROW = 128  # tokens per row of the plain forward passes, which have 64 rows
 
 
@@ -56,7 +57,7 @@ def save_pegasus(folder: str) -> None:
 
 def rated_texts(count: int) -> Samples:
     """Return the first texts of the paper's sentiment data."""
-    with open(DATA / "ctrleval" / "data_senti.txt", encoding="utf-8") as file:
+    with open(local_file("ctrleval/data_senti.txt"), encoding="utf-8") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[:count]
     return Samples(
         texts=[r[2] for r in rows], prefixes=[r[1] for r in rows], labels=[r[0] for r in rows]
@@ -90,7 +91,7 @@ def pegasus_rows(folder: str, samples: Samples, runs: int) -> None:
     for task, aspect in (("sentiment", ASPECTS[0]), ("topic", ASPECTS[0]), *(
         ("sentiment", aspect) for aspect in ASPECTS[1:]
     )):  # fmt: skip
-        scorer = CTRLEval(folder, task, (aspect,), iwf=IWF, dtype="float32")
+        scorer = CTRLEval(folder, task, (aspect,), iwf=local_file(IWF), dtype="float32")
         task_samples = samples if task == "sentiment" else labelled(samples, scorer.labels)
         ours = scoring(scorer, task_samples)
         compare(
@@ -216,7 +217,9 @@ def reference_rows(path: Path, folder: str, samples: Samples, runs: int) -> None
 
 def curves(folder: str, options: argparse.Namespace) -> None:
     for name, model in (("pegasus", folder), ("causal", CAUSAL)):
-        scorer = CTRLEval(model, iwf=IWF if name == "pegasus" else None, dtype="float32")
+        scorer = CTRLEval(
+            model, iwf=local_file(IWF) if name == "pegasus" else None, dtype="float32"
+        )
         cost_curve(
             *(SUITE, f"{name}, three aspects"),
             lambda texts, s=scorer: scoring(s, prefixed(texts, s.labels)),

@@ -3,7 +3,7 @@
     python benchmarks/distinct.py [--texts 1400] [--runs 5] [--curve]
 
 Released outputs of PriorCTG in GPT-2 tokens: `distinct_n` on given token ids, and the scorer, which
-also tokenises the texts. Needs the data folder (CTRLREWARD_DATA).
+also tokenises the texts. Needs GPT-2's vocabulary, tokenizers/gpt2 in the folder CTRLREWARD_DATA.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from side_by_side import DATA, Work, compare, cost_curve, parse_options, print_h
 from transformers import GPT2TokenizerFast, PreTrainedTokenizerBase
 
 from ctrlreward import Samples
+from ctrlreward.data import local_file
 from ctrlreward.functional.diversity import distinct_n
 from ctrlreward.scorers import Distinct
 
@@ -29,9 +30,9 @@ def gpt2_tokenizer() -> PreTrainedTokenizerBase:
 
 def released_outputs(count: int) -> Samples:
     """Return the first outputs, as far as they start with one of the 35 prefixes."""
-    with open(DATA / "prompts35.csv", encoding="utf-8") as file:
+    with open(local_file("pplm/prompts35.csv"), encoding="utf-8") as file:
         prefixes = sorted((row["prompt"] for row in csv.DictReader(file)), key=len, reverse=True)
-    lines = (DATA / "multicontrol" / "generate_prior.txt").read_text(encoding="utf-8").splitlines()
+    lines = local_file("multicontrol/generate_prior.txt").read_text("utf-8").splitlines()
     texts, text_prefixes = [], []
     for line in lines[:count]:
         text = json.loads(line)[1]

@@ -3,7 +3,7 @@
     python benchmarks/perplexity.py [--texts 32] [--runs 5] [--curve]
 
 SmolLM2-135M in float32 on paragraphs of WikiText-2 with 20 to 80 words. Both sides prepend the same
-start token, so that the first word counts too. Needs the data folder (CTRLREWARD_DATA).
+start token, so that the first word counts too.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ most requests that a replica holds.
 
 `--soak` asks for 600 seconds, or as many as given, with requests of 1 to 8 samples of a few texts
 that repeat: it fails if a request fails, if an answer differs from the reward in-process, or if the
-server's memory grows. Needs the data folder (CTRLREWARD_DATA) and `ctrlreward[serve]`.
+server's memory grows. Needs `ctrlreward[serve]`.
 """
 
 from __future__ import annotations

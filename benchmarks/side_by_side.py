@@ -12,7 +12,6 @@ import gc
 import json
 import logging
 import math
-import os
 import platform
 import sys
 import time
@@ -27,7 +26,9 @@ import numpy as np
 import torch
 from transformers.utils import logging as transformers_logging
 
-DATA = Path(os.environ.get("CTRLREWARD_DATA", "../shared/data"))
+from ctrlreward.data import data_folder, local_file
+
+DATA = data_folder()
 CURVE_TEXTS = (8, 16, 32, 64, 128, 256, 512)
 CURVE_WORDS = (20, 50, 100, 200, 400)
 
@@ -105,8 +106,6 @@ def parse_options(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.disable(logging.WARNING)
-    if not DATA.is_dir():
-        parser.error(f"{DATA} is not a folder: set CTRLREWARD_DATA to the data folder")
     return given
 
 
@@ -237,7 +236,7 @@ def cost_curve(
 
 def running_texts(count: int, words: int) -> list[str]:
     """Return consecutive, non-overlapping pieces of WikiText-2, each of the given word count."""
-    lines = (DATA / "wikitext2" / "test.txt").read_text(encoding="utf-8").splitlines()
+    lines = local_file("wikitext2/test.txt").read_text(encoding="utf-8").splitlines()
     running = " ".join(line for line in lines if not line.startswith(" ="))
     all_words = [word for word in running.split() if word != "<unk>"]
     if count * words > len(all_words):

@@ -19,6 +19,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 COMMANDS = {
     "train": ("commands.train", "run a training job from a YAML file"),
     "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
+    "data": ("commands.data", "list and download the data sets of the recipes"),
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
     "trajectories": (

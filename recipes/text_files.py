@@ -6,15 +6,12 @@ import math
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-
+from ctrlreward.data import local_file
 from ctrlreward.text.words import split_words
 
 # Letters and digits, with apostrophes and hyphens inside; punctuation is not a word.
 WORD = re.compile(r"\w+(?:['’\-]\w+)*|'\w+")
-_HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
 
 
 def sample_texts(
@@ -73,23 +70,15 @@ def read_lines(files: Iterable[str]) -> Iterator[str]:
     """Yield the lines of all files, in order, with their line ends.
 
     Args:
-        files: Paths, or `hf://datasets/<owner>/<name>/<file>` for a file of a data set on the
-            Hugging Face hub, which is downloaded once.
+        files: Paths, files of data sets such as `yelp-shen/sentiment.dev.0`, or
+            `hf://datasets/<owner>/<name>/<file>`; see `local_file`.
     """
     for file in files:
         # Not `splitlines`, which also splits at characters that texts may contain.
-        with open(_local_path(file), encoding="utf-8", newline="\n") as opened:
+        with open(local_file(file), encoding="utf-8", newline="\n") as opened:
             yield from opened
 
 
 def matching_key(text: str) -> str:
     """Return a form of the text that is equal for texts that differ only in case and spacing."""
     return " ".join(split_words(text))
-
-
-def _local_path(file: str) -> Path:
-    on_hub = _HUB_FILE.fullmatch(file)
-    if on_hub is None:
-        return Path(file).expanduser()
-    repository, name = on_hub.groups()
-    return Path(hf_hub_download(repository, name, repo_type="dataset"))

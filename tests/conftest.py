@@ -26,6 +26,9 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"  # bitsandbytes would import it: 3 s of 
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+# Recipes read the files of data sets there.
+_data = os.environ.get("CTRLREWARD_DATA", Path(__file__).parents[2] / "shared" / "data")
+os.environ["CTRLREWARD_DATA"] = str(Path(_data).resolve())
 # Scripts that tests start import our helpers, too.
 _paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
 os.environ["PYTHONPATH"] = os.pathsep.join(path for path in _paths if path)
@@ -75,7 +78,7 @@ def _folder(path: Path) -> Path:
 
 
 def _data_path() -> Path:
-    return Path(os.environ.get("CTRLREWARD_DATA", ROOT.parent / "shared" / "data")).resolve()
+    return Path(os.environ["CTRLREWARD_DATA"])
 
 
 @pytest.fixture(scope="session")

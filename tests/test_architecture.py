@@ -19,6 +19,7 @@ LAYERS = [
     ["tables"],
     ["processor"],
     ["weights"],
+    ["data"],
     ["engine"],
     ["models"],
     ["scorers"],

@@ -8,9 +8,9 @@ token budget of 256 ("shuffled"). Prints, for each score, the largest absolute d
 text alone, and the largest relative one; of another dtype than the first, also the largest absolute
 difference of a text alone between the two ("of dtype").
 
-The texts are CTRLEval's rated ones and human transfers of Yelp sentences, so it needs the data
-folder (CTRLREWARD_DATA). A classifier takes part if the text_cnn recipe has trained one
-(`--classifier`). The table is in docs/batch_invariance.md.
+The texts are CTRLEval's rated ones and human transfers of Yelp sentences. A classifier
+takes part if the text_cnn recipe has trained one (`--classifier`). The table is in
+docs/batch_invariance.md.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # of side_by_side
 
 import numpy as np
 import torch
-from side_by_side import DATA, machine, parse_options
+from side_by_side import machine, parse_options
 
 from ctrlreward import Samples
+from ctrlreward.data import local_file
 from ctrlreward.scorers import (
     Accuracy,
     Alignment,
@@ -52,7 +53,7 @@ Build = Callable[[Dtype, int | None], Scorer]
 
 def rated_texts(count: int) -> Samples:
     """Return rated texts with prefix and label, spread over the file."""
-    with open(DATA / "ctrleval" / "data_senti.txt", encoding="utf-8") as file:
+    with open(local_file("ctrleval/data_senti.txt"), encoding="utf-8") as file:
         rows = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     rows = rows[:: max(1, len(rows) // count)][:count]
     labels, prefixes, texts = (list(column) for column in list(zip(*rows, strict=True))[:3])
@@ -63,7 +64,7 @@ def transfers(count: int) -> Samples:
     """Return human transfers of sentences, with the sentences as sources."""
     rows: list[tuple[str, str, str]] = []
     for style, target in enumerate(("positive", "negative")):
-        with open(DATA / "li2018" / f"reference.{style}", encoding="utf-8") as file:
+        with open(local_file(f"li2018/reference.{style}"), encoding="utf-8") as file:
             pairs = (line.rstrip("\n").split("\t") for line in islice(file, count // 2))
             rows += [(reference, source, target) for source, reference in pairs]
     texts, sources, labels = (list(column) for column in zip(*rows, strict=True))

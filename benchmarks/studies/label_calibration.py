@@ -4,7 +4,7 @@
         [--labels world sports business science] [--file generate_prior_extend.txt]
 
 Prints the AUC of all pairs of a text and a label, right against wrong, for the released outputs
-of PriorCTG whose topic is controlled. Needs the data folder (CTRLREWARD_DATA).
+of PriorCTG whose topic is controlled.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # of side_by_side
 
 import numpy as np
-from side_by_side import DATA
 
 from ctrlreward import CTRLEval
+from ctrlreward.data import local_file
 from ctrlreward.functional import auc
 from ctrlreward.scorers.task import Task
 
@@ -29,7 +25,7 @@ TOPICS = 4
 
 def released_outputs(file: str, count: int, seed: int = 0) -> list[tuple[str, int]]:
     """Return random outputs of each topic, with its index: world, sports, business, technology."""
-    lines = (DATA / "multicontrol" / file).read_text(encoding="utf-8").splitlines()
+    lines = local_file(f"multicontrol/{file}").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     draw = random.Random(seed)
     chosen = []

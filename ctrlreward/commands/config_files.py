@@ -6,9 +6,10 @@ This module imports neither PyTorch nor Lightning, so that a mistake is reported
 from __future__ import annotations
 
 import ast
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ import yaml
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
-_EXTENDS = "extends"
+_EXTENDS, _REPLACE = "extends", "replace"
 _PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
@@ -42,11 +43,13 @@ class ConfigFile:
     """A YAML file, with the lines of its keys.
 
     `lines` has the line of each key, by the keys that lead there; those of a list are "0", "1", ….
+    `as_written` is False if the content is not what the file has.
     """
 
     path: str
     content: Mapping[str, Any]
     lines: Mapping[tuple[str, ...], int]
+    as_written: bool = True
 
     def error(self, keys: tuple[str, ...], problem: str) -> ValueError:
         """Return the error of a key: `FILE:LINE: KEY PROBLEM`."""
@@ -98,7 +101,8 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     """Put what a configuration extends before it.
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
-    yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
+    yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others. `replace`
+    beside it, a mapping of strings, replaces each wherever it stands in a value of those files.
 
     Returns the arguments, and all files in the order in which they apply.
     """
@@ -113,11 +117,11 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             continue
         for file in _layers(path, ()):
             files.append(file)
-            own = {key: value for key, value in file.content.items() if key != _EXTENDS}
+            extending = (_EXTENDS, _REPLACE)
+            own = {key: value for key, value in file.content.items() if key not in extending}
             # A file that extends another is not one that the parser reads.
-            name = (
-                file.path if len(own) == len(file.content) else yaml.safe_dump(own, sort_keys=False)
-            )
+            unchanged = file.as_written and len(own) == len(file.content)
+            name = file.path if unchanged else yaml.safe_dump(own, sort_keys=False)
             result += ["--config", name] if own else []
     return result, files
 
@@ -126,7 +130,7 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
     """Raise a ValueError for a wrong key, option of the trainer, or short name of a model."""
     for file in files:
         for key, value in file.content.items():
-            if key not in (*_KEYS, _EXTENDS):
+            if key not in (*_KEYS, _EXTENDS, _REPLACE):
                 raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
             for option in value if key == "trainer" and isinstance(value, dict) else ():
                 if option not in trainer_options():
@@ -266,8 +270,34 @@ def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
         base = path.parent / str(file.content[_EXTENDS])
         if not base.is_file():
             raise file.error((_EXTENDS,), f"names {base}, which does not exist")
-        yield from _layers(str(base), (*above, path.resolve()))
+        replaced = _replacements(file)
+        for layer in _layers(str(base), (*above, path.resolve())):
+            if replaced:
+                content = _with_replaced(layer.content, replaced)
+                layer = replace(layer, content=content, as_written=False)
+            yield layer
+    elif _REPLACE in file.content:
+        raise file.error((_REPLACE,), f"needs {_EXTENDS}: it is about the values of that file")
     yield file
+
+
+def _replacements(file: ConfigFile) -> Mapping[str, str]:
+    given = file.content.get(_REPLACE, {})
+    pairs = given.items() if isinstance(given, dict) else [(None, None)]
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise file.error((_REPLACE,), "must be a mapping of strings, such as a.txt: b.txt")
+    return given
+
+
+def _with_replaced(value: Any, replaced: Mapping[str, str]) -> Any:
+    """Return a copy of a value; what one replacement has written is not replaced again."""
+    if isinstance(value, dict):
+        return {key: _with_replaced(inner, replaced) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_replaced(inner, replaced) for inner in value]
+    if isinstance(value, str):
+        return re.sub("|".join(map(re.escape, replaced)), lambda found: replaced[found[0]], value)
+    return value
 
 
 def _lines(node: yaml.Node, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -58,6 +58,23 @@ def test_a_file_is_extended_through_several(tmp_path: Path) -> None:
     assert [Path(file.path).name for file in files] == ["a.yaml", "b.yaml", "c.yaml"]
 
 
+def test_replacements_are_of_the_extended_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("model: &same [runs/a, x/a.txt, 1]\ndata: *same\nb: runs/ab")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\nreplace: {runs/a: runs/ab, b: c}\nc: runs/a")
+    arguments, files = with_extended(["--config", str(tmp_path / "b.yaml")])
+    replaced = {"model": ["runs/ab", "x/a.txt", 1], "data": ["runs/ab", "x/a.txt", 1]}
+    assert yaml.safe_load(arguments[1]) == {**replaced, "b": "runs/abc"}
+    assert arguments[3] == "c: runs/a\n"
+    assert files[0].line(("data",)) == 2
+    for content, error in (
+        ("replace: {a: b}", "b.yaml:1: replace needs extends"),
+        ("extends: a.yaml\nreplace: {a: 1}", "b.yaml:2: replace must be a mapping of strings"),
+    ):
+        (tmp_path / "b.yaml").write_text(content)
+        with pytest.raises(ValueError, match=error):
+            with_extended(["--config", str(tmp_path / "b.yaml")])
+
+
 def test_only_the_runs_folder_can_be_named() -> None:
     config = Namespace(a=["x/${trainer.default_root_dir}/y", 1], b={"c": "plain"})
     assert fill_in_run_folder(config, "runs/z") == Namespace(a=["x/runs/z/y", 1], b={"c": "plain"})
@@ -235,12 +252,12 @@ def test_missing_data_is_one_line_with_its_key(
     monkeypatch.chdir(tmp_path)
     name = {"when it is built": "tense_warm_up", "when training starts": "text_cnn_tense"}[read]
     text = (CONFIGS / "style_transfer" / f"{name}.yaml").read_text()
-    Path("job.yaml").write_text(text)  # whose configs/style_transfer/tense is not here
+    Path("job.yaml").write_text(text.replace(" tense/", " my/"))
     with pytest.raises(SystemExit) as ended:
         main(["train", "job.yaml", "--trainer.accelerator=cpu"])
     assert ended.value.code == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert re.match(r"error: job\.yaml:\d+: \S+ = configs/\S+txt: there is no such file", line)
+    assert re.match(r"error: job\.yaml:\d+: \S+ = my/\S+txt: there is no such file", line)
 
 
 @pytest.mark.parametrize("option", ["--model.lora.lora_alph=8", "--model.objective.bet=1"])

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from ctrlreward.recipes import text_files
 from ctrlreward.recipes.text_files import read_held_out, read_lines, sample_texts
 
 TEXTS = [f"the {thing} was very {word} ." for thing in ("food", "bus", "play")
@@ -48,6 +47,6 @@ def test_a_file_of_the_hub_is_fetched_from_its_data_set(monkeypatch, tmp_path: P
         requests.append((repository, name, repo_type))
         return str(tmp_path / "fetched")
 
-    monkeypatch.setattr(text_files, "hf_hub_download", fetch)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
     assert list(read_lines(["hf://datasets/someone/yelp/data/train.0"])) == ["from afar\n"]
     assert requests == [("someone/yelp", "data/train.0", "dataset")]

@@ -18,9 +18,9 @@ ratings: Pearson's r, Spearman's rho and Kendall's tau-b, with 95 % intervals.""
 
 _COMMAND = "ctrlreward meta-eval"
 _EXAMPLES = {
-    "ctrleval": f"{_COMMAND} ctrleval data_senti.txt --task sentiment",
-    "ctc": f"{_COMMAND} ctc persona_chat.json --output correlations.json",
-    "li2018": f"{_COMMAND} li2018 human_ratings_yelp.csv --aligner minilm-l6",
+    "ctrleval": f"{_COMMAND} ctrleval ctrleval/data_senti.txt --task sentiment",
+    "ctc": f"{_COMMAND} ctc ctc/persona_chat.json --output correlations.json",
+    "li2018": f"{_COMMAND} li2018 li2018/human_ratings_yelp.csv --aligner minilm-l6",
     "rated": f"{_COMMAND} rated rated.jsonl --ratings fluency overall --scorers Perplexity",
 }
 

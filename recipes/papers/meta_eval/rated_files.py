@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ctrlreward.data import local_file
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.tables.parsing import decode_utf8, parse_csv, parse_json, read_bytes
@@ -59,6 +60,7 @@ def read_ctrleval(path: Path, systems: Sequence[str] = ()) -> Rated:
         ValueError: A line does not have these six columns, or the rows of a label and prefix are
             no whole number of turns.
     """
+    path = local_file(path)
     names = ("coherence", "consistency", "attribute_relevance")
     rows, ratings = [], []
     content = io.StringIO(decode_utf8(read_bytes(path), path), newline=None)
@@ -165,6 +167,7 @@ def read_ctc(path: Path) -> Rated:
         ValueError: The rows have the keys of none of these, a text is null, or rows have different
             numbers of references.
     """
+    path = local_file(path)
     rows = parse_json(decode_utf8(read_bytes(path), path), path)
     if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
         raise ValueError(f"{path} is not a JSON list of objects: give a list of rated texts")
@@ -189,6 +192,7 @@ def read_li2018(path: Path) -> Rated:
     Raises:
         ValueError: A column is missing, or a rating is not a number.
     """
+    path = local_file(path)
     rows = [row for _, row in parse_csv(decode_utf8(read_bytes(path), path), path)[1]]
     if not rows:
         raise ValueError(f"{path} has no rows")

@@ -87,7 +87,7 @@ def test_every_sentence_is_in_one_batch_an_epoch(files: dict[str, list[str]]) ->
     assert epochs(2)[0] != first
 
 
-@pytest.mark.usefixtures("in_a_checkout")
+@pytest.mark.usefixtures("in_an_empty_folder")
 def test_no_sentence_of_the_yelp_test_set_is_trained_on(data_dir: Path) -> None:
     """Nor a reference."""
     data = build(["--config", str(CONFIG)]).datamodule

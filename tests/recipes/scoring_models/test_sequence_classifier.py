@@ -263,7 +263,7 @@ def test_a_file_in_place_of_the_folder_is_refused(
 # The configuration for Yelp
 
 
-@pytest.mark.usefixtures("in_a_checkout")
+@pytest.mark.usefixtures("in_an_empty_folder")
 def test_the_judge_and_the_rewards_classifier_share_no_sentence(data_dir: Path) -> None:
     """Nor is a test sentence of Li et al. (2018) or a reference trained on."""
     sides = []

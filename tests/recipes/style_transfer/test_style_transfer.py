@@ -171,10 +171,9 @@ def test_trajectories_are_drawn_from_the_validations(tmp_path: Path) -> None:
 # The configuration
 
 
-def settings(data: Path, tmp_path: Path) -> dict[str, Any]:
-    """The shipped configuration, with the paths of the data and of a temporary folder."""
-    text = CONFIG.read_text().replace("../shared/data", str(data))
-    text = text.replace("${trainer.default_root_dir}", str(tmp_path / "run"))
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """The shipped configuration, with the path of a temporary folder."""
+    text = CONFIG.read_text().replace("${trainer.default_root_dir}", str(tmp_path / "run"))
     return yaml.safe_load(text.replace("runs/yelp_smollm2", str(tmp_path / "run")))
 
 
@@ -199,7 +198,7 @@ def built(settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_training_selection_and_report_have_sentences_of_their_own(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cli = built(settings(data_dir, tmp_path), tmp_path, monkeypatch)
+    cli = built(settings(tmp_path), tmp_path, monkeypatch)
     assert not list(cli.model.children())  # nothing is loaded
     cli.datamodule.setup("fit")
     (watch,) = (c for c in cli.trainer.callbacks if isinstance(c, GenerationScorer))
@@ -232,7 +231,8 @@ sentiment_auc:
 def test_a_small_run_writes_all_results(
     scoring_models, tiny_llama, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    config = settings(write_data(tmp_path / "data"), tmp_path)
+    monkeypatch.setenv("CTRLREWARD_DATA", str(write_data(tmp_path / "data")))
+    config = settings(tmp_path)
     words = frequent_words(SOUR + SWEET, 1)
     judge = Path(scoring_models.classifier)
     save_text_cnn(TextCNN(TextCNNConfig(words, ("negative", "positive"), 8, (2,), 4, 0.0)), judge)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ctrlreward.cli import main
+from ctrlreward.data import local_file
 from ctrlreward.recipes.papers.textual_transfer.literature import write_literature
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "textual_transfer"
@@ -159,10 +160,7 @@ def letters(text: str) -> str:
 def books(data_dir: Path) -> dict[str, list[str]]:
     """The files of literature_data.yaml."""
     named = yaml.safe_load((CONFIGS / "literature_data.yaml").read_text())["files"]
-    return {
-        style: [file.replace("../shared/data", str(data_dir)) for file in files]
-        for style, files in named.items()
-    }
+    return {style: [str(local_file(file)) for file in files] for style, files in named.items()}
 
 
 def test_sentences_of_dickens_and_wikipedia(books: dict[str, list[str]], tmp_path: Path) -> None:

@@ -1,0 +1,269 @@
+"""Catalogue of data sets, and the resolver that turns the name of a file into its path."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from filelock import FileLock
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.data import pplm, rated_rows, tense
+from ctrlreward.data.download import download
+from ctrlreward.files import write_whole
+from ctrlreward.weights.cache import cache_folder
+
+_HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
+
+# What writes the files without a public address, by data set. The function is given the name of the
+# file and one that returns the path of another file of the data set, or of its address.
+_MAKERS: Mapping[str, Callable[[str, Callable[[str], Path]], bytes]] = {
+    "li2018": rated_rows.make,
+    "pplm": pplm.make,
+    "tense": tense.make,
+}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    r"""A file of a data set.
+
+    Attributes:
+        data_set: Name of the data set.
+        name: Name of the file in it.
+        place: Path below a data folder.
+        address: Public address; None for a file that is made by this package.
+        size: Number of bytes; None where it is not known.
+        sha256: Hex digest of the content; None where only `git_blob` is known.
+        git_blob: Hash that git gives the content, `sha1("blob SIZE\0" + content)`.
+    """
+
+    data_set: str
+    name: str
+    place: str
+    address: str | None
+    size: int | None
+    sha256: str | None
+    git_blob: str | None
+
+    def __str__(self) -> str:
+        return f"{self.data_set}/{self.name}"
+
+    @property
+    def path(self) -> Path:
+        """Path of the file on this machine, or the path that `get` would write.
+
+        A file in `data_folder()` comes first, then one in the cache. Downloads are written to the
+        former, and what the package makes to the latter.
+        """
+        own, cached = data_folder() / self.place, _cached_data() / self.place
+        if own.is_file() or (self.address is not None and not cached.is_file()):
+            return own
+        return cached
+
+    def get(self) -> Path:
+        """Return the path of the file; download or make it first where it is missing.
+
+        The file is complete and checked, or absent. Of several processes, one gets it and the
+        others wait. A file that is there is used as it is; `problem` checks it.
+
+        Raises:
+            OSError: The file can't be downloaded or written, or has another checksum.
+        """
+        path = self.path
+        if path.is_file():
+            return path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path.with_name(f".{path.name}.lock")).acquire()
+        except OSError as error:
+            raise OSError(
+                f"{self} can't be written to {path.parent} ({error}): set CTRLREWARD_DATA to a "
+                "writable folder"
+            ) from error
+        with lock:
+            if path.is_file():
+                return path
+            if self.address is None:
+                self._make(path)
+            else:
+                download(
+                    str(self), _mirrored(self.place, self.address), path, self.size, self.problem
+                )
+        return path
+
+    def problem(self, path: Path) -> str | None:
+        """Return how the content of a file differs from what is published; None if it does not."""
+        if self.size is not None and path.stat().st_size != self.size:
+            return f"has {path.stat().st_size:,} bytes, expected {self.size:,}"
+        kind, expected = ("sha256", self.sha256) if self.sha256 else ("sha1", self.git_blob)
+        digest = hashlib.new(kind, usedforsecurity=False)
+        if not self.sha256:
+            digest.update(b"blob %d\0" % path.stat().st_size)
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        if digest.hexdigest() != expected:
+            name = kind if self.sha256 else "git blob hash"
+            return f"has {name} {digest.hexdigest()}, expected {expected}"
+        return None
+
+    def _make(self, path: Path) -> None:
+        data_set = DATA_SETS[self.data_set]
+        unchecked = []  # what is made of them has a checksum, they have none
+
+        def path_of(name: str) -> Path:
+            if name in data_set.files:
+                return data_set.files[name].get()
+            place = f"{Path(self.place).parent}/{name}"
+            source = _cached_data() / place
+            unchecked.append(source)
+            if not source.is_file():
+                source.parent.mkdir(parents=True, exist_ok=True)
+                address = _mirrored(place, f"{data_set.address}/{name}")
+                download(f"{self.data_set}/{name}", address, source)
+            return source
+
+        made = path.with_name(f".{path.name}.made")
+        write_whole(made, _MAKERS[self.data_set](self.name, path_of))
+        if problem := self.problem(made):
+            for file in (made, *unchecked):
+                file.unlink()
+            raise OSError(f"{self}, made by this package, {problem}: report it, please")
+        os.replace(made, path)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: its terms and its files.
+
+    Attributes:
+        name: Name, as in `"yelp-shen/sentiment.dev.0"`.
+        address: Public address of its folder; None if the package makes all of its files.
+        licence: Licence or terms of use.
+        cite: What to cite.
+        files: Its files by name.
+    """
+
+    name: str
+    address: str | None
+    licence: str
+    cite: str
+    files: Mapping[str, DataFile]
+
+
+def data_folder() -> Path:
+    """Return the folder of data sets: `$CTRLREWARD_DATA` if set, else `data` in the cache."""
+    if own := os.environ.get("CTRLREWARD_DATA"):
+        return Path(own).expanduser()
+    return _cached_data()
+
+
+def find(name: str) -> Sequence[DataFile]:
+    """Return the files of a data set, or the one file that is named.
+
+    Raises:
+        ValueError: There is no such data set or file; names the most similar one.
+
+    Examples:
+        >>> [str(file) for file in find("wikitext2")]
+        ['wikitext2/valid.txt', 'wikitext2/test.txt']
+        >>> find("wikitext2/train.txt")
+        Traceback (most recent call last):
+        ValueError: data set 'wikitext2' has no file 'train.txt', only valid.txt, test.txt
+    """
+    data_set, slash, file = name.partition("/")
+    if data_set not in DATA_SETS:
+        hint = did_you_mean(data_set, DATA_SETS)
+        raise ValueError(
+            f"there is no data set {data_set!r}{hint}: it must be one of {', '.join(DATA_SETS)}"
+        )
+    known = DATA_SETS[data_set].files
+    if not slash:
+        return tuple(known.values())
+    if file not in known:
+        hint = did_you_mean(file, known)
+        raise ValueError(
+            f"data set {data_set!r} has no file {file!r}{hint}, only {', '.join(known)}"
+        )
+    return (known[file],)
+
+
+def local_file(file: str | Path) -> Path:
+    """Return the path of a file on this machine, downloading it at its first use.
+
+    Args:
+        file: One of
+            - a file of a data set, `yelp-shen/sentiment.dev.0`, which `get`s it (write
+              `./yelp-shen/…` for a local folder of the same name);
+            - `hf://datasets/<owner>/<name>/<file>`, a file of a data set on the Hugging Face hub;
+            - a local path, which need not exist.
+
+    Raises:
+        ValueError: A data set has no such file.
+        OSError: The file can't be downloaded; names address, file and folder.
+
+    Examples:
+        >>> local_file("my/sentences.txt")
+        PosixPath('my/sentences.txt')
+    """
+    name = str(file)
+    if on_hub := _HUB_FILE.fullmatch(name):
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(on_hub[1], on_hub[2], repo_type="dataset"))
+    data_set, slash, rest = name.partition("/")
+    if (
+        slash
+        and data_set in DATA_SETS
+        and (rest in DATA_SETS[data_set].files or not Path(name).exists())
+    ):
+        (found,) = find(name)
+        return found.get()
+    return Path(name).expanduser()
+
+
+def _cached_data() -> Path:
+    return cache_folder() / "data"
+
+
+def _mirrored(place: str, address: str) -> str:
+    """Return the address of a file, or of its path in a data folder on a mirror."""
+    mirror = os.environ.get("CTRLREWARD_DATA_MIRROR")
+    return f"{mirror.rstrip('/')}/{place}" if mirror else address
+
+
+def _read_catalogue() -> Mapping[str, DataSet]:
+    listed = json.loads(files(__package__).joinpath("sources.json").read_text(encoding="utf-8"))
+    data_sets = {}
+    for name, entry in listed.items():
+        address = entry.get("address")
+        data_sets[name] = DataSet(
+            name,
+            address,
+            entry["licence"],
+            entry["cite"],
+            {
+                file["name"]: DataFile(
+                    data_set=name,
+                    name=file["name"],
+                    place=f"{entry['folder']}/{file['name']}".lstrip("/"),
+                    address=f"{address}/{file['path']}" if "path" in file else None,
+                    size=file.get("bytes"),
+                    sha256=file.get("sha256"),
+                    git_blob=file.get("git_blob"),
+                )
+                for file in entry["files"]
+            },
+        )
+    return data_sets
+
+
+DATA_SETS: Mapping[str, DataSet] = _read_catalogue()
+"""Each data set by name."""
