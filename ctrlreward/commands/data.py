@@ -16,8 +16,8 @@ The folder is $CTRLREWARD_DATA if set, else data in the cache."""
 
 _EXAMPLES = """examples:
   ctrlreward data list
-  ctrlreward data get yelp-shen li2018/sentiment.test.0
-  head $(ctrlreward data where li2018/reference.0)"""
+  ctrlreward data get yelp-shen/sentiment.test.0 tense
+  ctrlreward data where li2018/reference.0"""
 
 
 def run(arguments: list[str]) -> None:

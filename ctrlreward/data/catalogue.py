@@ -176,7 +176,8 @@ def find(name: str) -> Sequence[DataFile]:
         ['wikitext2/valid.txt', 'wikitext2/test.txt']
         >>> find("wikitext2/train.txt")
         Traceback (most recent call last):
-        ValueError: data set 'wikitext2' has no file 'train.txt', only valid.txt, test.txt
+        ValueError: data set 'wikitext2' has no file 'train.txt' (did you mean 'valid.txt'?), only \
+valid.txt, test.txt
     """
     data_set, slash, file = name.partition("/")
     if data_set not in DATA_SETS:

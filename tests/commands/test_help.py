@@ -104,19 +104,25 @@ def files(
         systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]
         write_csv(name, systems)
     senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
-    Path("data_senti.txt").write_text("".join("\t".join(map(str, r)) + "\n" for r in senti))
+    monkeypatch.setenv("CTRLREWARD_DATA", "data")
+    for data_set in ("ctrleval", "ctc", "li2018", "yelp_shen"):
+        Path("data", data_set).mkdir(parents=True)
+    Path("data/yelp_shen/sentiment.test.0").write_text("the tea was cold .\n")
+    Path("data/ctrleval/data_senti.txt").write_text(
+        "".join("\t".join(map(str, r)) + "\n" for r in senti)
+    )
     dialogs = [
         {"response": text, "dialog_history": "hi", "fact": "Tea", "model": "abc"[i % 3],
          "engaging": i % 4, "uses_knowledge": i}
         for i, text in enumerate(texts)
     ]  # fmt: skip
-    Path("persona_chat.json").write_text(json.dumps(dialogs))
+    Path("data/ctc/persona_chat.json").write_text(json.dumps(dialogs))
     transfers = [
         {"item": f"n-{i // 2}", "target": "positive", "system": "ab"[i % 2], "source": "Bad tea.",
          "output": text, "grammaticality": i % 3, "sentiment": i, "topic": i % 4}
         for i, text in enumerate(texts)
     ]  # fmt: skip
-    write_csv("human_ratings_yelp.csv", transfers)
+    write_csv("data/li2018/human_ratings_yelp.csv", transfers)
 
 
 def helped(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
