@@ -1,11 +1,13 @@
 from . import adapters as adapters
 from . import callbacks as callbacks
 from . import functional as functional
+from . import huggingface as huggingface
 from . import plots as plots
 from . import policy as policy
 from . import scorers as scorers
 from . import selection as selection
 from . import serving as serving
+from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
 from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors

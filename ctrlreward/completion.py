@@ -192,10 +192,10 @@ def unclear_input(module: object, samples: Samples) -> str:
 
 def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
     """Yield the models of transformers in a module that can generate, but not their parts."""
-    for child in module.children():
-        if isinstance(child, PreTrainedModel) and child.can_generate():
-            yield child
-        else:
+    if isinstance(module, PreTrainedModel) and module.can_generate():
+        yield module
+    else:
+        for child in module.children():
             yield from _language_models(child)
 
 

@@ -27,7 +27,7 @@ LAYERS = [
     ["reward", "held_out"],
     ["selection", "serving", "lightning_package"],
     ["callbacks"],
-    ["policy", "adapters"],
+    ["policy", "adapters", "huggingface"],
     ["lightning"],
     ["configs"],
     ["commands"],

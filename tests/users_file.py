@@ -320,6 +320,15 @@ class Prompts(Dataset[cr.Samples]):
         return cr.Samples(["cold soup", "hot soup"], sources=["soup", "soup"]).as_prompts()
 
 
+def own_loop() -> None:
+    held_out = cr.HeldOutScorer({"content": cr.Similarity(VECTORS)}, HELD_OUT)
+    rule = selection.BestRule("score/content")
+    metrics = held_out.evaluate(lambda prompts: [" soup" for _ in prompts])
+    state, _ = rule.update(rule.start(), 10, metrics, evidence=held_out.evidence)
+    stop = cr.huggingface.RewardEarlyStopping("score/content", patience=2)
+    print(rule.best(state), stop.monitor)
+
+
 def own_module() -> None:
     content = cr.Similarity(VECTORS)
     scorer = callbacks.GenerationScorer({"content": content}, HELD_OUT)
@@ -531,6 +540,7 @@ if __name__ == "__main__":
     the_same_scorers_by_their_room()
     rewards()
     other_trainers()
+    own_loop()
     own_module()
     policy_gradient()
     own_module_of_lightning()

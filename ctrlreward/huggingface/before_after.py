@@ -1,0 +1,183 @@
+"""Comparison of the untuned model with the selected one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    GenerationConfig,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from ctrlreward.arguments import checked_keywords
+from ctrlreward.callbacks.judges import (
+    AUC,
+    check_judges,
+    comparison,
+    judged_component,
+    judges_by_name,
+)
+from ctrlreward.callbacks.report_text import console_table, text_pairs
+from ctrlreward.completion import fixed_randomness, generate_across_ranks
+from ctrlreward.files import write_whole
+from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
+from ctrlreward.huggingface.checkpoint import RewardCheckpoint
+from ctrlreward.huggingface.generator import TrainerGenerator, check_trainer
+from ctrlreward.huggingface.run_state import modes
+from ctrlreward.huggingface.stopping import RewardEarlyStopping
+from ctrlreward.progress import phase
+from ctrlreward.ranks import on_rank_zero
+from ctrlreward.samples import Samples, SamplesLike
+from ctrlreward.scorers.base import Component, Scores, check_columns, score
+from ctrlreward.scorers.components import ComponentLike
+from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+
+
+@checked_keywords(**SAMPLING_NAMES, generation_config="generation")
+class BeforeAfter(TrainerCallback):
+    """Compares the model after training with the untuned one on prompts that nothing else uses.
+
+    Generates and scores before the first step, and again when training has ended: with
+    `load_best_model_at_end=True`, by the checkpoint that `RewardCheckpoint` selected. Prints a
+    table and six pairs of texts, and writes `before.jsonl`, `after.jsonl` and `summary.json` to
+    `output_dir`, with the keys of `ctrlreward.callbacks.BeforeAfter`. A resumed run reads
+    `before.jsonl` back.
+
+    Args:
+        trainer: The trainer that the callback is added to.
+        scores: Name → score. Differences are reported for the first one.
+        samples: Prompts that neither training nor selection uses.
+        generations_per_prompt: Completions per prompt.
+        seed: Seed of both generations, so that they differ by the weights alone.
+        judges: Name → a score that reward and selection do not use, compared by its mean, or an
+            `AUC`.
+        generation: As in `GenerationScorer`.
+
+    Raises:
+        TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` not
+            a score.
+        ValueError: There are no scores or samples, a name is reserved, or a column is missing; in a
+            resumed run: `before.jsonl` is missing.
+
+    Examples:
+        >>> trainer = Trainer(model, args, train_dataset=data)  # doctest: +SKIP
+        >>> trainer.add_callback(BeforeAfter(trainer, scores, test_prompts))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        scores: Mapping[str, ComponentLike],
+        samples: SamplesLike,
+        generations_per_prompt: int = 4,
+        seed: int = 1,
+        judges: Mapping[str, ComponentLike | AUC] | None = None,
+        generation: GenerationConfig | Mapping[str, Any] | None = None,
+    ) -> None:
+        check_trainer(trainer, self)
+        self.trainer = trainer
+        self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
+        self.judges = judges_by_name(judges or {}, self.held_out.components)
+        self._generator = TrainerGenerator(trainer, generation)
+        self._generator.check(self.held_out.samples)
+        check_columns(self._components, self.held_out.prompts)
+        check_judges(self.judges.values(), self.held_out.prompts)
+        self._seconds: dict[str, float] = {}
+        self._mark = time.perf_counter()
+
+    @property
+    def _components(self) -> dict[str, Component]:
+        judged = {name: judged_component(judge) for name, judge in self.judges.items()}
+        return {**self.held_out.components, **judged}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Generate and score with the untuned model, unless the run is resumed."""
+        path = self._path("before")
+        if state.global_step == 0:
+            self._measure("before")
+        elif not path.exists():
+            raise ValueError(
+                f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
+                "resume with the output_dir of that time, or start a new run"
+            )
+        self._mark = time.perf_counter()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Generate and score with the trained model, and write the summary."""
+        self._seconds["train"] = time.perf_counter() - self._mark
+        self._measure("after")
+        if state.is_world_process_zero:
+            self._report(args, state)
+        for component in self._components.values():
+            component.scorer.release()
+
+    def _path(self, name: str) -> Path:
+        return Path(self.trainer.args.output_dir or ".") / f"{name}.jsonl"
+
+    def _measure(self, name: str) -> None:
+        """Generate texts, and score and write them on rank 0."""
+        started, held_out = time.perf_counter(), self.held_out
+        repeats, seed = held_out.generations_per_prompt, held_out.seed
+        texts = generate_across_ranks(self._generator, held_out.prompts, repeats, seed)
+
+        def work() -> None:
+            write_scored_samples(self._path(name), texts, {})  # a failing scorer loses no text
+            with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
+                write_scored_samples(self._path(name), texts, score(self._components, texts))
+
+        on_rank_zero(work)
+        self._seconds[name] = time.perf_counter() - started
+
+    def _report(self, args: TrainingArguments, state: TrainerState) -> None:
+        sets: dict[str, tuple[Samples, dict[str, Scores]]] = {
+            side: read_scored_samples(self._path(side)) for side in ("before", "after")
+        }
+        components, scores = self.held_out.components, {k: v for k, (_, v) in sets.items()}
+        summary = {
+            **comparison(components, self.judges, sets["after"][0], scores),
+            **self._facts(args, state),
+            "directions": modes({f"score/{name}": c.spec for name, c in components.items()}),
+            "seconds": {**self._seconds, "total": sum(self._seconds.values())},
+        }
+        content = json.loads(json.dumps(summary), parse_constant=lambda _: None)
+        path = self._path("summary").with_suffix(".json")
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+        key = next(iter(self.judges or components))
+        shown = judged_component(self.judges[key]).name if self.judges else key
+        untuned, selected = ((sets[side][0], scores[side][key]) for side in ("before", "after"))
+        print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
+
+    def _facts(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
+        """Return steps, reason of the stop, and the selection."""
+        callbacks = self.trainer.callback_handler.callbacks
+        keepers = [each for each in callbacks if isinstance(each, RewardCheckpoint)]
+        stops = [each for each in callbacks if isinstance(each, RewardEarlyStopping) and each.state]
+        stopped = next((each.state.stopping_reason for each in stops if each.state.stopped_by), "")
+        keeper = keepers[0] if keepers else None
+        bounds = keeper.constraints if keeper else {}
+        loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        return {
+            "steps": state.global_step,
+            "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
+            "best_checkpoint": state.best_model_checkpoint if loaded else "the last step",
+            "constraints_met": keeper is None or keeper.selected_step is not None,
+            "selection": {
+                "monitor": keeper.monitor if keeper else None,
+                "step": keeper.selected_step if keeper else None,
+                "constraints": {key: list(interval) for key, interval in bounds.items()},
+                "optimism": keeper.optimism if keeper else None,
+                "reason": keeper.reason if keeper else "",
+            },
+        }

@@ -1,0 +1,127 @@
+"""Base of the callbacks that decide at evaluations."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ctrlreward.huggingface.run_state import read_validation, stored
+
+log = logging.getLogger(__name__)
+
+# What other libraries call the arguments of callbacks that monitor a key, and our names.
+OTHER_NAMES = {
+    "metric": "monitor",
+    "metric_name": "monitor",
+    "metric_for_best_model": "monitor",
+    "greater_is_better": "mode='max' or 'min', or leave it out for a declared score",
+}
+
+
+class DecisionCallback(TrainerCallback, ABC):
+    """Applies a rule of `ctrlreward.selection` once per evaluated step of training.
+
+    With several evaluation sets it waits for the one that has its keys. Evaluations outside of
+    training decide nothing. The rule's state is restored with a checkpoint.
+
+    Attributes:
+        state: State of the rule; None before the first evaluation.
+    """
+
+    def __init__(self, key: str, state_type: type[Any]) -> None:
+        self.state: Any = None
+        self._key = f"{type(self).__name__} {key}"
+        self._state_type = state_type
+        self._training = False
+        self._decided = -1
+        self._missing: ValueError | None = None
+
+    @abstractmethod
+    def rule(self, state: TrainerState) -> Any:
+        """Return the rule, with the directions that the scorers of the trainer declare.
+
+        Raises:
+            ValueError: A direction is unknown or contradicts a score.
+        """
+
+    def resume(self, rule: Any, state: TrainerState) -> bool:
+        """Return whether a resumed run had stopped, and would stop with these settings."""
+        return False
+
+    def read(self, state: TrainerState, metrics: dict[str, float]) -> Sequence[Any]:
+        """Return metrics, stale keys and evidence, as `rule.update` takes them."""
+        return read_validation(state, metrics)
+
+    @abstractmethod
+    def act(
+        self,
+        decision: Any,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float],
+    ) -> None:
+        """Apply a decision."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Start, or continue a resumed run as if it had not been interrupted.
+
+        The trainer looks at a stop after a step, so a resumed run that had stopped makes one.
+        """
+        self._training, self._decided, self._missing, self.state = True, -1, None, None
+        before = stored(state).get(self._key)
+        if state.global_step and before is not None:
+            self.state = self._state_type.from_dict(before)
+            if self.resume(self.rule(state), state):
+                control.should_training_stop = True
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Raise if no set of the last evaluation had the keys."""
+        if self._missing is not None:
+            raise self._missing
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Decide nothing from here on."""
+        self._training = False
+        if self._missing is not None:
+            raise self._missing
+
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Decide."""
+        metrics = {} if metrics is None else metrics
+        if self._training and state.global_step != self._decided:
+            try:
+                rule = self.rule(state)
+                self.state, decision = rule.update(
+                    self.state or rule.start(), state.global_step, *self.read(state, metrics)
+                )
+            except ValueError as error:  # unless another set has the keys
+                self._missing = ValueError(
+                    f"{type(self).__name__}: {error}. Add GenerationScorer before its users"
+                )
+                return
+            self._decided, self._missing = state.global_step, None
+            self.act(decision, args, state, control, metrics)
+            stored(state)[self._key] = self.state.to_dict()
+
+    def say(self, state: TrainerState, reason: str) -> None:
+        """Log a decision, from rank 0."""
+        if state.is_world_process_zero:
+            log.warning("%s at step %d: %s", type(self).__name__, state.global_step, reason)

@@ -1,0 +1,108 @@
+"""What the callbacks keep in `TrainerState`, and what the rules read from it.
+
+`TrainerState.stateful_callbacks` is written to the `trainer_state.json` of each checkpoint and
+restored from it. Under one key of it, `GenerationScorer` leaves its scores by prompt, and each rule
+its state, so that callbacks find each other without the trainer and a resumed run decides as an
+uncut one. (`ExportableState` would make a new callback from JSON, without scorers.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from transformers import TrainerState
+
+from ctrlreward.arguments import Mode, check_direction, did_you_mean
+from ctrlreward.functional.means import valid_row_means
+from ctrlreward.ranks import on_rank_zero
+from ctrlreward.scorers.base import Scores, ScoreSpec
+
+PREFIX = "eval_"
+
+
+class Validation(NamedTuple):
+    """Metrics of an evaluation, as rules read them.
+
+    Attributes:
+        metrics: Key → value. `eval_score/sim` is `score/sim`, too; a key of training keeps its last
+            value.
+        stale: Keys that this evaluation did not score.
+        evidence: Key → value of each held-out prompt.
+    """
+
+    metrics: dict[str, float]
+    stale: set[str]
+    evidence: dict[str, Scores]
+
+
+def stored(state: TrainerState) -> dict[str, Any]:
+    """Return the plain data that the callbacks keep in the trainer's state."""
+    callbacks = cast(dict[str, Any], state.stateful_callbacks)  # a list only in its constructor
+    kept: dict[str, Any] = callbacks.setdefault("ctrlreward", {})
+    return kept
+
+
+def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
+    """Return name → `step`, `modes` and `by_prompt` of each `GenerationScorer`."""
+    found: dict[str, dict[str, Any]] = stored(state).setdefault("scores", {})
+    return found
+
+
+def modes(specs: Mapping[str, ScoreSpec]) -> dict[str, Mode]:
+    """Return the better direction of each key."""
+    return {key: "max" if spec.higher_is_better else "min" for key, spec in specs.items()}
+
+
+def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
+    """Return what rules decide on; the values of rank 0, on all ranks."""
+    logged: dict[str, Any] = {}
+    for row in [*state.log_history, metrics]:
+        logged |= row
+    numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
+    numbers |= {key: math.nan for key, value in logged.items() if value is None}
+    for key in [key for key in numbers if key.startswith(PREFIX)]:
+        numbers.setdefault(key.removeprefix(PREFIX), numbers[key])
+    stale: set[str] = set()
+    evidence: dict[str, Scores] = {}
+    for scored in scorers(state).values():
+        if scored["step"] == state.global_step:
+            tables = scored["by_prompt"].items()
+            rows = {key: valid_row_means(np.array(table, np.float64)) for key, table in tables}
+            evidence |= rows | {PREFIX + key: row for key, row in rows.items()}
+        else:
+            stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
+    numbers = on_rank_zero(lambda: numbers)
+    return Validation(numbers, stale, evidence)
+
+
+def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
+    """Return the better direction of a key: the given one, else the declared one.
+
+    A `GenerationScorer` declares those of its scores; a loss is better when lower.
+
+    Raises:
+        ValueError: The mode contradicts the score, or is missing for a key that nobody declares.
+    """
+    known = {
+        key: mode for scored in scorers(state).values() for key, mode in scored["modes"].items()
+    }
+    name = key.removeprefix(PREFIX)
+    declared = known.get(name) or ("min" if name == "loss" or name.endswith("_loss") else None)
+    if mode is None and declared is None:
+        only = f", only {', '.join(known)}{did_you_mean(name, list(known))}" if known else ""
+        raise ValueError(
+            f"{argument} must be 'max' or 'min' for {key!r}, which no GenerationScorer of this "
+            f"trainer declares{only}"
+        )
+    if mode is not None:
+        check_direction(argument, mode)
+        if declared not in (None, mode):
+            better = "higher" if declared == "max" else "lower"
+            raise ValueError(
+                f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
+                f"{argument}={declared!r}, or leave it out"
+            )
+    return cast(Mode, mode or declared)

@@ -1,0 +1,216 @@
+"""Real runs of tiny models under the trainers of transformers and TRL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scripted_scores import Scripted
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+)
+
+from ctrlreward import Samples
+from ctrlreward.huggingface import (
+    BeforeAfter,
+    GenerationScorer,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
+from ctrlreward.scorers.records import read_scored_samples
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+RISE_AND_FALL = [0.0, 0.25, 0.5, 0.75, 0.25, 0.125, 0.0, 0.0, 0.0]
+
+
+def rise_and_fall(key: str, step: int) -> list[float]:
+    """`a` is best at step 3, where `b` is beyond its bound."""
+    value = RISE_AND_FALL[step]
+    return [value if key == "a" else 1 - value] * 2
+
+
+def add_all(trainer: Trainer, prompts: Any, **settings: Any) -> tuple[Any, Any]:
+    scorer = Scripted(rise_and_fall, trainer, "max")
+    scores = {"a": scorer["a"], "b": scorer["b"]}
+    stop = RewardEarlyStopping("score/a", patience=3)
+    best = RewardCheckpoint("score/a", constraints={"score/b": (0.5, None)})
+    for callback in (GenerationScorer(trainer, scores, prompts, **settings), best, stop):
+        trainer.add_callback(callback)
+    return best, stop
+
+
+def check(trainer: Trainer, best: Any, stop: Any) -> None:
+    """The run stopped three steps after the best, and has the weights of the constrained best."""
+    assert trainer.state.global_step == 6
+    assert stop.state.stopped_by == "patience_exhausted"
+    assert best.selected_step == 2
+    folder = Path(trainer.args.output_dir or "") / "checkpoint-2"
+    assert trainer.state.best_model_checkpoint == str(folder)
+    (file,) = folder.glob("*.safetensors")
+    from safetensors.torch import load_file
+
+    saved, model = load_file(file), trainer.model.state_dict()
+    found = {key.replace(".default", ""): value for key, value in model.items()}
+    for key, value in saved.items():
+        assert torch.equal(found[key], value), key
+
+
+SELECTING = {"max_steps": 8, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+
+
+def test_a_trainer_stops_and_loads_the_constrained_best(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    trainer = make_trainer(**SELECTING, load_best_model_at_end=True, metric_for_best_model="loss")
+    best, stop = add_all(trainer, ["ab", "cd"], generation={"max_new_tokens": 4})
+    trainer.train()
+    check(trainer, best, stop)
+    rows = [row for row in trainer.state.log_history if "eval_score/a" in row]
+    assert [row["eval_score/a"] for row in rows] == RISE_AND_FALL[1:7]
+    texts, scores = read_scored_samples(
+        Path(trainer.args.output_dir) / "samples/score/step=000002.jsonl"
+    )
+    assert [text[:2] for text in texts.texts] == ["ab", "cd"]
+    assert scores["a"].tolist() == [0.5, 0.5]
+
+
+def test_no_validation_met_the_constraints(
+    make_trainer: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(**SELECTING | {"max_steps": 2}, load_best_model_at_end=True)
+    scorer = Scripted(rise_and_fall, trainer, "max")
+    trainer.add_callback(GenerationScorer(trainer, {"a": scorer["a"]}, ["ab", "cd"]))
+    best = RewardCheckpoint("score/a", constraints={"score/a": (0.9, None)})
+    trainer.add_callback(best)
+    trainer.train()
+    assert best.selected_step is None
+    assert trainer.state.best_model_checkpoint is None
+    assert "none of 2 validations is a candidate: the model is that of the last step" in caplog.text
+
+
+def test_generation_is_seeded_and_leaves_training_alone(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    def weights(scored: bool) -> tuple[list[str], dict[str, Any]]:
+        trainer = make_trainer(max_steps=3)
+        if scored:
+            add_all(trainer, ["ab", "cd"], generation={"do_sample": True, "max_new_tokens": 4})
+        trainer.train()
+        files = sorted((Path(trainer.args.output_dir) / "samples").rglob("*.jsonl"))
+        return [file.read_text() for file in files], trainer.model.state_dict()
+
+    first, one = weights(scored=True)
+    again, _ = weights(scored=True)
+    _, plain = weights(scored=False)
+    assert first == again
+    assert len(first) == 3
+    assert all(torch.equal(one[key], plain[key]) for key in plain)
+
+
+def test_seq2seq(tiny_t5: str, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_t5)
+    ids = tokenizer("the soup").input_ids
+    model = AutoModelForSeq2SeqLM.from_pretrained(tiny_t5)
+    arguments = Seq2SeqTrainingArguments(
+        **{**SELECTING, "output_dir": str(tmp_path / "run"), "load_best_model_at_end": True},
+        eval_strategy="steps",
+        eval_steps=1,
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Seq2SeqTrainer(
+        model,
+        arguments,
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        train_dataset=[{"input_ids": ids, "labels": ids}] * 8,  # type: ignore[arg-type]
+        eval_dataset=[{"input_ids": ids, "labels": ids}],  # type: ignore[arg-type]
+        processing_class=tokenizer,
+    )
+    scorer = Scripted(rise_and_fall, trainer, "max")
+    with pytest.raises(ValueError, match="have neither prefixes nor prompts"):
+        GenerationScorer(trainer, {"a": scorer["a"]}, ["the soup"])
+    prompts = Samples(["", ""], prefixes=["", ""], prompts=["the soup", "the bus"])
+    best, stop = add_all(trainer, prompts, generation={"max_new_tokens": 3})
+    trainer.train()
+    check(trainer, best, stop)
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "SFT"])
+def test_trl(tiny_llama: Callable[[str], str], tmp_path: Path, kind: str) -> None:
+    import trl
+    from datasets import Dataset
+
+    folder = tiny_llama("abcdef")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = tokenizer.eos_token
+    settings: dict[str, Any] = {
+        **SELECTING,
+        "output_dir": str(tmp_path / "run"),
+        "load_best_model_at_end": True,
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "logging_steps": 1,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "disable_tqdm": True,
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 2,
+    }
+    if kind == "GRPO":
+        settings |= {"num_generations": 2, "max_completion_length": 4}
+        trainer = trl.GRPOTrainer(
+            folder,
+            reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+            args=trl.GRPOConfig(**settings),
+            train_dataset=Dataset.from_dict({"prompt": ["ab", "cd"] * 8}),
+            eval_dataset=Dataset.from_dict({"prompt": ["ab", "cd"]}),
+            processing_class=tokenizer,
+        )
+    else:
+        texts = Dataset.from_dict({"text": ["abcd", "cdab"] * 8})
+        trainer = trl.SFTTrainer(
+            folder,
+            args=trl.SFTConfig(**settings),
+            train_dataset=texts,
+            eval_dataset=texts.select(range(2)),
+            processing_class=tokenizer,
+        )
+    best, stop = add_all(trainer, ["ab", "cd"])
+    if kind == "GRPO":
+        trainer.add_callback(ProxyGuard("reward", "score/a"))
+    scorer = Scripted(rise_and_fall, trainer, "max")
+    trainer.add_callback(BeforeAfter(trainer, {"a": scorer["a"]}, ["ba", "dc"], 1))
+    trainer.train()
+    check(trainer, best, stop)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["selection"]["step"] == 2
+    assert summary["steps"] == 6
+    assert summary["stopped_by"].startswith("RewardEarlyStopping: score/a has not improved")
+    if kind == "GRPO":  # the metrics of training are still logged
+        assert all("reward" in row for row in trainer.state.log_history if "loss" in row)
+        assert any("eval_guard/p_value" in row for row in trainer.state.log_history)
+
+
+def test_a_key_that_is_not_logged_is_named(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer()
+    trainer.add_callback(RewardEarlyStopping("score/sim", "max"))
+    with pytest.raises(ValueError, match=r"RewardEarlyStopping: 'score/sim' is not logged.*before"):
+        trainer.train()
+
+
+def test_the_first_argument_is_the_trainer() -> None:
+    with pytest.raises(TypeError, match=r"must be a transformers\.Trainer, got a str"):
+        GenerationScorer("gpt2", {"a": len}, ["ab"])  # type: ignore[arg-type]
