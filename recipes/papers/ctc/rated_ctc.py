@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Unpack
 
-import numpy as np
-
 from ctrlreward.commands.scoring_job import name_components
-from ctrlreward.functional.alignment import relevance
 from ctrlreward.recipes.papers.ctc.ablations import (
     ablate,
     correlate_ratings,
@@ -24,10 +21,8 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
     report_correlations,
     score_rated,
     write_record,
-    write_scores,
 )
 from ctrlreward.scorers.alignment import Alignment, AspectName, Method
-from ctrlreward.scorers.base import Component, Scores
 from ctrlreward.scorers.model_scorer import ModelOptions
 
 # Rating of CTC's files → the aspect that it judges.
@@ -98,10 +93,7 @@ def ctc(
     if dialog and aggregate is None:
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
-    values = score_rated(file, components, replace(outputs, scores=None))
-    if "relevance" in aspects:
-        values |= _over_references(file, values, components, outputs)
-    write_scores(file, values, outputs)
+    values = score_rated(file, components, outputs)
     judged = {name: file.ratings[name] for name in ASPECTS if name in file.ratings}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
     record["ablations"] = ablate(file, values, suffix)
@@ -113,27 +105,11 @@ def ctc(
 
 
 def _with_references(file: Rated, count: int | None) -> Rated:
-    """Keep the first references of each text, all for None; the samples get the first one."""
+    """Keep the first references of each text, all for None."""
     if file.references is None:
         raise ValueError(f"{file.file} has the rating relevance, but no references")
     given = len(file.references[0])
     if count is not None and not 1 <= count <= given:
         raise ValueError(f"references = {count} must be 1 to {given}, the references of each text")
     kept = tuple(row[:count] for row in file.references)
-    samples = file.samples.replace(references=[row[0] for row in kept])
-    return replace(file, samples=samples, references=kept)
-
-
-def _over_references(
-    file: Rated, scores: Mapping[str, Scores], components: Mapping[str, Component], outputs: Outputs
-) -> dict[str, Scores]:
-    """Return relevance by the mean over several references, as the released package does."""
-    name = "relevance_reference"
-    part = {name: components[name]}
-    aligned = [scores[name]]
-    for column in list(zip(*file.references or (), strict=True))[1:]:
-        samples = file.samples.replace(references=column)
-        rated = replace(file, samples=samples)
-        aligned.append(score_rated(rated, part, replace(outputs, scores=None))[name])
-    mean = np.mean(aligned, axis=0)
-    return {name: mean, "relevance": relevance(mean, scores["relevance_output"])}
+    return replace(file, samples=file.samples.replace(references=kept), references=kept)
