@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from filelock import FileLock
-
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.data import pplm, rated_rows, tense
 from ctrlreward.data.download import download
 from ctrlreward.files import write_whole
-from ctrlreward.weights.cache import cache_folder
+from ctrlreward.weights.cache import cache_folder, locked
 
 _HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
 
@@ -79,15 +77,7 @@ class DataFile:
         path = self.path
         if path.is_file():
             return path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(path.with_name(f".{path.name}.lock")).acquire()
-        except OSError as error:
-            raise OSError(
-                f"{self} can't be written to {path.parent} ({error}): set CTRLREWARD_DATA to a "
-                "writable folder"
-            ) from error
-        with lock:
+        with locked(path, f"{self} can't be written to {path.parent}", "CTRLREWARD_DATA"):
             if path.is_file():
                 return path
             if self.address is None:
@@ -169,7 +159,7 @@ def find(name: str) -> Sequence[DataFile]:
     """Return the files of a data set, or the one file that is named.
 
     Raises:
-        ValueError: There is no such data set or file; names the most similar one.
+        ValueError: The data set or the file is not known; names the most similar one.
 
     Examples:
         >>> [str(file) for file in find("wikitext2")]

@@ -6,8 +6,9 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 
 def cache_folder() -> Path:
@@ -20,6 +21,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "ctrlreward"
 
 
+def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
+    """Return a lock on a file or folder of a cache; its folder is made.
+
+    `problem` is what the error says, and `variable` names the environment variable that moves the
+    folder.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path.with_name(f".{path.name}.lock")).acquire()
+    except OSError as error:
+        raise OSError(f"{problem} ({error}): set {variable} to a writable folder") from error
+
+
 def build_once(key: str, build: Callable[[Path], None]) -> Path:
     """Return the cache folder `key`; create it with `build` if it does not exist.
 
@@ -29,15 +43,8 @@ def build_once(key: str, build: Callable[[Path], None]) -> Path:
     folder = cache_folder() / key
     if folder.is_dir():
         return folder
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(folder.with_name(f".{key}.lock")).acquire()
-    except OSError as error:
-        raise OSError(
-            f"the cache folder {folder.parent} is not writable ({error}): "
-            "set CTRLREWARD_CACHE to a writable folder"
-        ) from error
-    with held:
+    problem = f"the cache folder {folder.parent} is not writable"
+    with locked(folder, problem, "CTRLREWARD_CACHE"):
         if not folder.is_dir():
             partial = folder.with_name(f".{key}.partial")
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process
