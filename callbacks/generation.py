@@ -101,7 +101,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
-            `trainer.validate` and `trainer.test` set them, too.
+            `trainer.validate` and `trainer.test` also set them.
         resolutions: Logged key → what difference these prompts can show, from the second scored
             validation on (`ctrlreward.functional.sequential.Resolution`). It is in the summary of
             `BeforeAfter`, `RunReport` and `WandbReport`.

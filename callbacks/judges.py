@@ -115,6 +115,13 @@ def check_judges(judges: Iterable[Judge], prompts: Samples) -> None:
             judge.check(prompts)
 
 
+def with_judges(
+    scores: Mapping[str, Component], judges: Mapping[str, Judge]
+) -> dict[str, Component]:
+    """Return what scores each text: the scores, and what the judges read."""
+    return {**scores, **{name: judged_component(judge) for name, judge in judges.items()}}
+
+
 def comparison(
     scores: Mapping[str, Component],
     judges: Mapping[str, Judge],
@@ -124,7 +131,7 @@ def comparison(
     """Return the entries of `summary.json` that compare the sets of texts.
 
     `sets` maps `"before"`, `"after"` and other texts for the same prompts to scores and judges, and
-    these to the score of each text, shape (n,), NaN where it failed. Differences are those of the
+    these to the score of each text, shape (n,), NaN where it failed. Differences are for the
     first of `scores`.
     """
     first = next(iter(scores))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import cast
 
-from ctrlreward.arguments import Mode, did_you_mean
+from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
 from ctrlreward.callbacks.shaping import ShapedModule
@@ -20,7 +19,7 @@ from ctrlreward.lightning_package import (
     mixed,
     package_of,
 )
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores
 
 # What other libraries call the arguments of callbacks that monitor a key, and our names.
 OTHER_NAMES = {
@@ -89,22 +88,10 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     """
     scored = _scored_modes(trainer)
     declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)
-    if mode is None and declared is None:
-        known = list(scored)
-        only = f", only {', '.join(known)}{did_you_mean(key, known)}" if known else ""
-        raise misconfigured(
-            trainer,
-            f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
-            f"declares{only}",
-        )
-    if mode is not None and declared not in (None, mode):
-        better = "higher" if declared == "max" else "lower"
-        raise misconfigured(
-            trainer,
-            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
-            f"{argument}={declared!r}, or leave it out",
-        )
-    return cast(Mode, mode or declared)
+    try:
+        return better_direction(key, mode, declared, scored, argument)
+    except ValueError as error:
+        raise misconfigured(trainer, str(error)) from None
 
 
 def monitored(trainer: Trainer) -> dict[str, Mode]:
@@ -125,7 +112,7 @@ def known_modes(trainer: Trainer) -> dict[str, Mode]:
 
 def _scored_modes(trainer: Trainer) -> dict[str, Mode]:
     scorers = callbacks_of(trainer, GenerationScorerMixin)
-    return {key: _mode_of(spec) for scorer in scorers for key, spec in scorer.specs.items()}
+    return {key: spec.mode for scorer in scorers for key, spec in scorer.specs.items()}
 
 
 def _reward_mode(module: object, key: str) -> Mode | None:
@@ -135,12 +122,8 @@ def _reward_mode(module: object, key: str) -> Mode | None:
         if name in ("total", "shaped"):
             return "max"
         if name in module.reward.components:
-            return _mode_of(module.reward.components[name].spec)
+            return module.reward.components[name].spec.mode
     return None
-
-
-def _mode_of(spec: ScoreSpec) -> Mode:
-    return "max" if spec.higher_is_better else "min"
 
 
 def check_timely(trainer: Trainer, callback: Callback, keys: Iterable[str]) -> None:

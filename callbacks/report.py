@@ -18,10 +18,12 @@ from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
 from ctrlreward.callbacks.completion import refuse
 from ctrlreward.callbacks.judges import (
     AUC,
+    Judge,
     check_judges,
     comparison,
     judged_component,
     judges_by_name,
+    with_judges,
 )
 from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metrics, resolutions
@@ -139,6 +141,7 @@ class BeforeAfterMixin(CallbackMixin):
         self.generations_per_prompt = positive("generations_per_prompt", generations_per_prompt)
         self.seed = seed
         self.judges = judges_by_name(judges or {}, self.components)
+        self._components = with_judges(self.components, self.judges)
         self.others = dict(others or {})
         for name, texts in self.others.items():
             if name in ("before", "after"):
@@ -163,7 +166,7 @@ class BeforeAfterMixin(CallbackMixin):
         """Raise if the trainer has no `RewardCheckpoint`, or the samples cannot be compared."""
         super().setup(trainer, pl_module, stage)
         for samples in (self.prompts, *self.others.values()):
-            check_columns(self._all_components(), samples)
+            check_columns(self._components, samples)
         check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             refuse(self, mismatch(pl_module, self.samples))
@@ -212,13 +215,8 @@ class BeforeAfterMixin(CallbackMixin):
 
     def release(self) -> None:
         """Free the scorers' models."""
-        for component in self._all_components().values():
+        for component in self._components.values():
             component.scorer.release()
-
-    def _all_components(self) -> dict[str, Component]:
-        """Return what scores each text: the scores, and those that the judges use."""
-        judged = {name: judged_component(judge) for name, judge in self.judges.items()}
-        return self.components | judged
 
     def _train_seconds(self) -> float:
         return self.seconds.get("train", 0.0) + time.perf_counter() - self._mark
@@ -247,42 +245,15 @@ class BeforeAfterMixin(CallbackMixin):
         self.seconds[name] = time.perf_counter() - started
 
     def _scored(self, folder: Path, name: str) -> tuple[Samples, dict[str, Scores]]:
-        """Read texts and scores back, and compute the scores that the file lacks."""
         path = folder / f"{name}.jsonl"
-        if not path.exists():
-            raise FileNotFoundError(
-                f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
-                "resume with the default_root_dir of that time, or start a new run"
-            )
-        texts, scores = read_scored_samples(path)
-        missing = {key: each for key, each in self._all_components().items() if key not in scores}
-        if missing:
-            with fixed_randomness(self.seed), phase(f"scoring {len(texts)} texts"):
-                scores |= score(missing, texts)
-            write_scored_samples(path, texts, scores)
-        return texts, scores
+        return scored_texts(path, self._components, self.seed, "default_root_dir")
 
     def _write_summary(self, trainer: Trainer) -> None:
         folder = Path(trainer.default_root_dir)
         sets = {name: self._scored(folder, name) for name in ("before", "after", *self.others)}
+        history = JsonLog(folder / "metrics.jsonl").read() or None
         facts = run_facts(trainer)
-        own = {f"score/{name}": component for name, component in self.components.items()}
-        own |= {f"judges/{name}": judged_component(judge) for name, judge in self.judges.items()}
-        facts["directions"] |= {
-            key: "max" if component.spec.higher_is_better else "min"
-            for key, component in own.items()
-        }
-        scores = {name: scores for name, (_, scores) in sets.items()}
-        summary = {
-            **comparison(self.components, self.judges, sets["after"][0], scores),
-            **facts,
-            "seconds": {**self.seconds, "total": sum(self.seconds.values())},
-        }
-        write_report(folder, summary, JsonLog(folder / "metrics.jsonl").read() or None)
-        key = next(iter(self.judges or self.components))
-        shown = judged_component(self.judges[key]).name if self.judges else key
-        untuned, selected = ((sets[side][0], scores[side][key]) for side in ("before", "after"))
-        print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
+        write_comparison(folder, self.components, self.judges, sets, facts, self.seconds, history)
 
 
 class RunReportMixin(CallbackMixin):
@@ -405,6 +376,71 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
         "resolution": {key: found._asdict() for key, found in resolutions(trainer).items()},
         "directions": known_modes(trainer),
     }
+
+
+def scored_texts(
+    path: Path, components: Mapping[str, Component], seed: int, setting: str
+) -> tuple[Samples, dict[str, Scores]]:
+    """Read texts and scores back, and compute and write the scores that the file lacks.
+
+    Args:
+        path: File that `BeforeAfter` wrote.
+        components: Scores by name.
+        seed: Seed of the scoring.
+        setting: The trainer's setting that names the folder, for the error.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+    """
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
+            f"resume with the {setting} of that time, or start a new run"
+        )
+    texts, scores = read_scored_samples(path)
+    missing = {key: each for key, each in components.items() if key not in scores}
+    if missing:
+        with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
+            scores |= score(missing, texts)
+        write_scored_samples(path, texts, scores)
+    return texts, scores
+
+
+def write_comparison(
+    folder: Path,
+    components: Mapping[str, Component],
+    judges: Mapping[str, Judge],
+    sets: Mapping[str, tuple[Samples, Mapping[str, Scores]]],
+    facts: Mapping[str, Any],
+    seconds: Mapping[str, float],
+    history: Rows | None,
+) -> None:
+    """Write and print the comparison of `BeforeAfter`.
+
+    Args:
+        folder: Folder of `summary.json` and `curves.png`.
+        components: The report's scores.
+        judges: The report's judges.
+        sets: `"before"`, `"after"` and others → texts and their scores, as `scored_texts` has them.
+        facts: What the summary says of the run; see `run_facts`.
+        seconds: Seconds of each phase.
+        history: Rows of metrics, for the curves.
+    """
+    own = {f"score/{name}": component for name, component in components.items()}
+    own |= {f"judges/{name}": judged_component(judge) for name, judge in judges.items()}
+    directions = {key: component.spec.mode for key, component in own.items()}
+    scores = {name: found for name, (_, found) in sets.items()}
+    summary = {
+        **comparison(components, judges, sets["after"][0], scores),
+        **facts,
+        "directions": {**facts["directions"], **directions},
+        "seconds": {**seconds, "total": sum(seconds.values())},
+    }
+    write_report(folder, summary, history)
+    key = next(iter(judges or components))
+    shown = judged_component(judges[key]).name if judges else key
+    untuned, selected = ((sets[side][0], scores[side][key]) for side in ("before", "after"))
+    print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
 
 
 def write_report(folder: Path, summary: Mapping[str, Any], history: Rows | None) -> None:

@@ -55,7 +55,7 @@ def text_pairs(
     The pairs are evenly spaced over the samples, whatever their scores.
 
     `before` and `after` are n samples of the two policies and their score `score`, shape (n,).
-    `width` is that of the terminal by default, but 80 to 100 columns.
+    `width` defaults to the terminal's, within 80 to 100 columns.
     """
     (header, untuned), (_, selected) = (
         sample_table(samples, {score: scores}, _PAIRS) for samples, scores in (before, after)

@@ -59,6 +59,38 @@ def check_direction(argument: str, direction: str) -> None:
         )
 
 
+def better_direction(
+    key: str, mode: Mode | None, declared: Mode | None, known: Iterable[str], argument: str
+) -> Mode:
+    """Return the better direction of a logged key: the given one, else the declared one.
+
+    Args:
+        key: Logged key.
+        mode: What the user gave; None for the declared direction.
+        declared: What a scorer declares for the key, None for nothing.
+        known: Keys that scorers declare, for the error.
+        argument: Name of `mode`, for the error.
+
+    Raises:
+        ValueError: The mode would select the worst value of a score, or there is none.
+    """
+    if mode is not None and declared not in (None, mode):
+        better = "higher" if declared == "max" else "lower"
+        raise ValueError(
+            f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
+            f"{argument}={declared!r}, or leave it out"
+        )
+    chosen = mode or declared
+    if chosen is None:
+        names = list(known)
+        only = f", only {', '.join(names)}{did_you_mean(key, names)}" if names else ""
+        raise ValueError(
+            f"{argument} must be 'max' or 'min' for {key!r}, which no scorer of this trainer "
+            f"declares{only}"
+        )
+    return chosen
+
+
 def sign_of(direction: str) -> float:
     """Return the factor that makes higher better: 1.0 for "max", -1.0 for "min"."""
     return 1.0 if direction == "max" else -1.0

@@ -47,7 +47,7 @@ def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: st
         define, step = logger.experiment.define_metric, wandb_key(logger, step_key)
         define(step, hidden=True)
         for key, spec in specs.items():
-            summary = f"{'max' if spec.higher_is_better else 'min'},last"
+            summary = f"{spec.mode},last"
             define(wandb_key(logger, key), step_metric=step, step_sync=True, summary=summary)
 
 

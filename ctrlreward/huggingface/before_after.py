@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,27 +17,18 @@ from transformers import (
 )
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.callbacks.judges import (
-    AUC,
-    check_judges,
-    comparison,
-    judged_component,
-    judges_by_name,
-)
-from ctrlreward.callbacks.report_text import console_table, text_pairs
-from ctrlreward.completion import fixed_randomness, generate_across_ranks
-from ctrlreward.files import write_whole
+from ctrlreward.callbacks.judges import AUC, check_judges, judges_by_name, with_judges
+from ctrlreward.callbacks.report import scored_texts, write_comparison
+from ctrlreward.completion import generate_across_ranks
 from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
 from ctrlreward.huggingface.checkpoint import RewardCheckpoint
 from ctrlreward.huggingface.generator import TrainerGenerator, check_trainer
-from ctrlreward.huggingface.run_state import modes
 from ctrlreward.huggingface.stopping import RewardEarlyStopping
-from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
-from ctrlreward.scorers.base import Component, Scores, check_columns, score
+from ctrlreward.scorers.base import Scores, check_columns
 from ctrlreward.scorers.components import ComponentLike
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import write_scored_samples
 
 
 @checked_keywords(**SAMPLING_NAMES, generation_config="generation")
@@ -64,8 +54,8 @@ class BeforeAfter(TrainerCallback):
     Raises:
         TypeError: `trainer` is not a `transformers.Trainer`, or a value of `scores` or `judges` not
             a score.
-        ValueError: There are no scores or samples, a name is reserved, or a column is missing; in a
-            resumed run: `before.jsonl` is missing.
+        ValueError: There are no scores or samples, a name is reserved, or a column is missing.
+        FileNotFoundError: In a resumed run: `before.jsonl` is missing.
 
     Examples:
         >>> trainer = Trainer(model, args, train_dataset=data)  # doctest: +SKIP
@@ -86,6 +76,7 @@ class BeforeAfter(TrainerCallback):
         self.trainer = trainer
         self.held_out = HeldOutScorer(scores, samples, generations_per_prompt, seed=seed)
         self.judges = judges_by_name(judges or {}, self.held_out.components)
+        self._components = with_judges(self.held_out.components, self.judges)
         self._generator = TrainerGenerator(trainer, generation)
         self._generator.check(self.held_out.samples)
         check_columns(self._components, self.held_out.prompts)
@@ -93,23 +84,14 @@ class BeforeAfter(TrainerCallback):
         self._seconds: dict[str, float] = {}
         self._mark = time.perf_counter()
 
-    @property
-    def _components(self) -> dict[str, Component]:
-        judged = {name: judged_component(judge) for name, judge in self.judges.items()}
-        return {**self.held_out.components, **judged}
-
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Generate and score with the untuned model, unless the run is resumed."""
-        path = self._path("before")
         if state.global_step == 0:
             self._measure("before")
-        elif not path.exists():
-            raise ValueError(
-                f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "
-                "resume with the output_dir of that time, or start a new run"
-            )
+        else:  # an absent file is an error now rather than after the training
+            on_rank_zero(lambda: self._scored("before"))
         self._mark = time.perf_counter()
 
     def on_train_end(
@@ -119,12 +101,16 @@ class BeforeAfter(TrainerCallback):
         self._seconds["train"] = time.perf_counter() - self._mark
         self._measure("after")
         if state.is_world_process_zero:
-            self._report(args, state)
+            sets = {name: self._scored(name) for name in ("before", "after")}
+            facts = self._facts(args, state)
+            scores, seconds = self.held_out.components, self._seconds
+            write_comparison(self._folder, scores, self.judges, sets, facts, seconds, None)
         for component in self._components.values():
             component.scorer.release()
 
-    def _path(self, name: str) -> Path:
-        return Path(self.trainer.args.output_dir or ".") / f"{name}.jsonl"
+    @property
+    def _folder(self) -> Path:
+        return Path(self.trainer.args.output_dir or ".")
 
     def _measure(self, name: str) -> None:
         """Generate texts, and score and write them on rank 0."""
@@ -133,31 +119,15 @@ class BeforeAfter(TrainerCallback):
         texts = generate_across_ranks(self._generator, held_out.prompts, repeats, seed)
 
         def work() -> None:
-            write_scored_samples(self._path(name), texts, {})  # a failing scorer loses no text
-            with fixed_randomness(seed), phase(f"scoring {len(texts)} texts"):
-                write_scored_samples(self._path(name), texts, score(self._components, texts))
+            write_scored_samples(self._folder / f"{name}.jsonl", texts, {})  # kept if scoring fails
+            self._scored(name)
 
         on_rank_zero(work)
         self._seconds[name] = time.perf_counter() - started
 
-    def _report(self, args: TrainingArguments, state: TrainerState) -> None:
-        sets: dict[str, tuple[Samples, dict[str, Scores]]] = {
-            side: read_scored_samples(self._path(side)) for side in ("before", "after")
-        }
-        components, scores = self.held_out.components, {k: v for k, (_, v) in sets.items()}
-        summary = {
-            **comparison(components, self.judges, sets["after"][0], scores),
-            **self._facts(args, state),
-            "directions": modes({f"score/{name}": c.spec for name, c in components.items()}),
-            "seconds": {**self._seconds, "total": sum(self._seconds.values())},
-        }
-        content = json.loads(json.dumps(summary), parse_constant=lambda _: None)
-        path = self._path("summary").with_suffix(".json")
-        write_whole(path, json.dumps(content, indent=2) + "\n")
-        key = next(iter(self.judges or components))
-        shown = judged_component(self.judges[key]).name if self.judges else key
-        untuned, selected = ((sets[side][0], scores[side][key]) for side in ("before", "after"))
-        print(text_pairs(shown, untuned, selected), console_table(summary), sep="\n\n", flush=True)
+    def _scored(self, name: str) -> tuple[Samples, dict[str, Scores]]:
+        path = self._folder / f"{name}.jsonl"
+        return scored_texts(path, self._components, self.held_out.seed, "output_dir")
 
     def _facts(self, args: TrainingArguments, state: TrainerState) -> dict[str, Any]:
         """Return steps, reason of the stop, and the selection."""
@@ -172,6 +142,7 @@ class BeforeAfter(TrainerCallback):
             "steps": state.global_step,
             "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
             "best_checkpoint": state.best_model_checkpoint if loaded else "the last step",
+            "directions": {},
             "constraints_met": keeper is None or keeper.selected_step is not None,
             "selection": {
                 "monitor": keeper.monitor if keeper else None,

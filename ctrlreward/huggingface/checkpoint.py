@@ -11,7 +11,8 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ctrlreward.arguments import Mode, checked_keywords
-from ctrlreward.huggingface.decision import OTHER_NAMES, DecisionCallback
+from ctrlreward.callbacks.monitoring import OTHER_NAMES
+from ctrlreward.huggingface.decision import DecisionCallback
 from ctrlreward.huggingface.run_state import PREFIX, resolve_mode
 from ctrlreward.selection import BestRule, BestState, ParetoRule, ParetoState
 from ctrlreward.selection.best import Bounds, ConstraintTest, KeepDecision, Ties
@@ -21,11 +22,11 @@ from ctrlreward.selection.best import Bounds, ConstraintTest, KeepDecision, Ties
 class RewardCheckpoint(DecisionCallback):
     """Selects the checkpoint with the best held-out score (`ctrlreward.selection.BestRule`).
 
-    Saves a checkpoint at each evaluation whose score is the best so far, besides those of the
-    trainer's `save_strategy`, and sets `state.best_global_step`, `state.best_model_checkpoint` and
-    `state.best_metric`: `save_total_limit` keeps the selected checkpoint, and
+    Saves a checkpoint at each evaluation whose score is the best so far, besides the checkpoints of
+    the trainer's `save_strategy`, and sets `state.best_global_step`, `state.best_model_checkpoint`
+    and `state.best_metric`: `save_total_limit` keeps the selected checkpoint, and
     `load_best_model_at_end=True` loads it, whatever `metric_for_best_model` says. If no evaluation
-    met the constraints, nothing is loaded, with a warning: the model is that of the last step. With
+    met the constraints, nothing is loaded, with a warning: the model of the last step remains. With
     `save_strategy="best"` the trainer writes no other checkpoint to resume from.
 
     Args:
@@ -171,7 +172,7 @@ class ParetoCheckpoint(DecisionCallback):
     """Saves the checkpoints on the Pareto front of several scores, by `ParetoRule`.
 
     The trainer's `save_total_limit` must be None, as it would remove them. Dominated checkpoints
-    stay on disk; `kept` names those of the front.
+    stay on disk; `kept` names the checkpoints of the front.
 
     Args:
         metrics: Key → "max" or "min", or keys whose direction a `GenerationScorer` declares.

@@ -13,14 +13,6 @@ from ctrlreward.huggingface.run_state import read_validation, stored
 
 log = logging.getLogger(__name__)
 
-# What other libraries call the arguments of callbacks that monitor a key, and our names.
-OTHER_NAMES = {
-    "metric": "monitor",
-    "metric_name": "monitor",
-    "metric_for_best_model": "monitor",
-    "greater_is_better": "mode='max' or 'min', or leave it out for a declared score",
-}
-
 
 class DecisionCallback(TrainerCallback, ABC):
     """Applies a rule of `ctrlreward.selection` once per evaluated step of training.
@@ -30,10 +22,12 @@ class DecisionCallback(TrainerCallback, ABC):
 
     Attributes:
         state: State of the rule; None before the first evaluation.
+        previous: State before the last evaluation.
     """
 
     def __init__(self, key: str, state_type: type[Any]) -> None:
         self.state: Any = None
+        self.previous: Any = None
         self._key = f"{type(self).__name__} {key}"
         self._state_type = state_type
         self._training = False
@@ -108,15 +102,16 @@ class DecisionCallback(TrainerCallback, ABC):
         metrics = {} if metrics is None else metrics
         if self._training and state.global_step != self._decided:
             try:
-                rule = self.rule(state)
-                self.state, decision = rule.update(
-                    self.state or rule.start(), state.global_step, *self.read(state, metrics)
+                rule, before = self.rule(state), self.state
+                after, decision = rule.update(
+                    before or rule.start(), state.global_step, *self.read(state, metrics)
                 )
             except ValueError as error:  # unless another set has the keys
                 self._missing = ValueError(
                     f"{type(self).__name__}: {error}. Add GenerationScorer before its users"
                 )
                 return
+            self.previous, self.state = before, after
             self._decided, self._missing = state.global_step, None
             self.act(decision, args, state, control, metrics)
             stored(state)[self._key] = self.state.to_dict()

@@ -22,7 +22,7 @@ from ctrlreward.completion import fixed_randomness, generate_across_ranks
 from ctrlreward.extras import import_extra
 from ctrlreward.held_out import SAMPLING_NAMES, TABLE, HeldOutScorer, without_corpus_parts
 from ctrlreward.huggingface.generator import TrainerGenerator, check_trainer
-from ctrlreward.huggingface.run_state import PREFIX, modes, scorers
+from ctrlreward.huggingface.run_state import PREFIX, scorers
 from ctrlreward.progress import phase
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
@@ -62,7 +62,7 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         every_n_evaluations: Interval; the n-th evaluation is the first one to be scored.
         generations_per_prompt: Completions per prompt.
         name: Prefix of each key. Two such callbacks in one trainer need different names.
-        generation: Settings of `generate`. Default: those of the trainer, else of the model with
+        generation: Settings of `generate`. Defaults to the trainer's, else to the model's with
             `max_new_tokens=64`. A trainer with vLLM samples as in training.
         table_rows: Rows of the table.
         seed: Seed of the generation.
@@ -106,7 +106,6 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         self.folder = Path(trainer.args.output_dir or ".") / "samples" / name
         self.last_scored_step = -1
         self._training = False
-        self._evaluations = 0
         self._seen = -1
         self._logged: dict[str, float] = {}
 
@@ -117,8 +116,8 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         entry = scorers(state).setdefault(
             self.name, {"step": -1, "evaluations": 0, "by_prompt": {}}
         )
-        entry["modes"] = modes(self.specs)
-        self.last_scored_step, self._evaluations = entry["step"], entry["evaluations"]
+        entry["modes"] = {key: spec.mode for key, spec in self.specs.items()}
+        self.last_scored_step = entry["step"]
         self.by_prompt = {key: np.array(table) for key, table in entry["by_prompt"].items()}
         self.resolutions, self._seen, self._training = {}, -1, True
 
@@ -139,15 +138,14 @@ class GenerationScorer(HeldOutScorer, TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Generate, score and log, in training at every n-th evaluation and once per step."""
-        step, is_new = state.global_step, True
-        if self._training:
-            entry, is_new = scorers(state)[self.name], state.global_step != self._seen
-            self._seen = step
-            entry["evaluations"] = self._evaluations = self._evaluations + is_new
-        if is_new:
-            due = not self._training or self._evaluations % self.every_n_evaluations == 0
-            self._logged = self._evaluate(step) if due else {}
-            if due and self._training:
+        step = state.global_step
+        if not self._training:
+            self._logged = self._evaluate(step)
+        elif step != self._seen:  # not another set of the same evaluation
+            entry, self._seen, self._logged = scorers(state)[self.name], step, {}
+            entry["evaluations"] += 1
+            if entry["evaluations"] % self.every_n_evaluations == 0:
+                self._logged = self._evaluate(step)
                 entry["step"] = self.last_scored_step = step
                 entry["by_prompt"] = {key: table.tolist() for key, table in self.by_prompt.items()}
         if metrics is not None:

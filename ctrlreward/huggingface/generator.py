@@ -17,7 +17,7 @@ class TrainerGenerator:
 
     Args:
         trainer: The trainer.
-        generation: Settings of `generate`. Default: those of the trainer, else of the model with
+        generation: Settings of `generate`. Defaults to the trainer's, else to the model's with
             `max_new_tokens=64`.
     """
 
@@ -40,10 +40,8 @@ class TrainerGenerator:
             raise ValueError(error)
         if trainer.processing_class is None:
             raise ValueError("the trainer has no tokenizer: give Trainer(processing_class=...)")
-        plugin = (
-            trainer.accelerator.state.deepspeed_plugin if trainer.is_deepspeed_enabled else None
-        )
-        if not self._has_vllm and (trainer.is_fsdp_enabled or (plugin and plugin.zero_stage == 3)):
+        zero = getattr(trainer.accelerator.state.deepspeed_plugin, "zero_stage", 0)
+        if not self._has_vllm and (trainer.is_fsdp_enabled or zero == 3):
             raise ValueError(
                 "each rank generates with the whole model, which FSDP and DeepSpeed ZeRO-3 split: "
                 "use vLLM (use_vllm=True), DDP or ZeRO-2"

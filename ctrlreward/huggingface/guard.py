@@ -85,20 +85,15 @@ class ProxyGuard(DecisionCallback):
         self.proxy_mode, self.held_out_mode = proxy_mode, held_out_mode
         self.stop = stop
         self.name = name
-        self._alarmed = False
 
     def rule(self, state: TrainerState) -> AlarmRule:
         """Return the rule."""
-        given: Mapping[str, HeldOutMode] = (
-            self.held_out if isinstance(self.held_out, Mapping) else {}
-        )
         keys = [self.held_out] if isinstance(self.held_out, str) else self.held_out
-        modes: dict[str, HeldOutMode] = {}
-        for key in keys:
-            mode = given.get(key, self.held_out_mode)
-            modes[key] = (
-                mode if mode == "drift" else resolve_mode(state, key, mode, "held_out_mode")
-            )
+        given = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, self.held_out_mode)
+        modes: dict[str, HeldOutMode] = {
+            key: mode if mode == "drift" else resolve_mode(state, key, mode, "held_out_mode")
+            for key, mode in given.items()
+        }
         is_reward = self.proxy == "reward" or self.proxy.startswith("rewards/")
         proxy_mode: Mode | None = "max" if is_reward and not self.proxy_mode else self.proxy_mode
         proxy_mode = resolve_mode(state, self.proxy, proxy_mode, "proxy_mode")
@@ -107,7 +102,6 @@ class ProxyGuard(DecisionCallback):
     def resume(self, rule: AlarmRule, state: TrainerState) -> bool:
         """Return whether an alarm had stopped the run, and would with these settings."""
         self.state, decision = rule.resume(self.state, state.global_step)
-        self._alarmed = decision.alarm
         return self.stop and decision.alarm
 
     def act(
@@ -131,10 +125,9 @@ class ProxyGuard(DecisionCallback):
         if run is not None:
             shown = {key.replace(PREFIX, "eval/", 1): value for key, value in row.items()}
             run.log({**shown, "train/global_step": state.global_step})
-        if decision.alarm and not self._alarmed:
+        if decision.alarm and not (self.previous and self.previous.alarm):
             self.say(state, decision.reason)
             if run is not None:
                 run.alert(f"{self.name}: possible reward hacking", decision.reason, level="WARN")
-        self._alarmed = decision.alarm
         if decision.alarm and self.stop:
             control.should_training_stop = True

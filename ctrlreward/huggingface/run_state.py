@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from transformers import TrainerState
 
-from ctrlreward.arguments import Mode, check_direction, did_you_mean
+from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.ranks import on_rank_zero
-from ctrlreward.scorers.base import Scores, ScoreSpec
+from ctrlreward.scorers.base import Scores
 
 PREFIX = "eval_"
 
@@ -51,11 +51,6 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
     return found
 
 
-def modes(specs: Mapping[str, ScoreSpec]) -> dict[str, Mode]:
-    """Return the better direction of each key."""
-    return {key: "max" if spec.higher_is_better else "min" for key, spec in specs.items()}
-
-
 def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
     """Return what rules decide on; the values of rank 0, on all ranks."""
     logged: dict[str, Any] = {}
@@ -81,28 +76,15 @@ def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Valida
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
-    A `GenerationScorer` declares those of its scores; a loss is better when lower.
+    A `GenerationScorer` declares the directions of its scores; a loss is better when lower.
 
     Raises:
         ValueError: The mode contradicts the score, or is missing for a key that nobody declares.
     """
-    known = {
-        key: mode for scored in scorers(state).values() for key, mode in scored["modes"].items()
-    }
+    known: dict[str, Mode] = {}
+    for scored in scorers(state).values():
+        known |= scored["modes"]
     name = key.removeprefix(PREFIX)
-    declared = known.get(name) or ("min" if name == "loss" or name.endswith("_loss") else None)
-    if mode is None and declared is None:
-        only = f", only {', '.join(known)}{did_you_mean(name, list(known))}" if known else ""
-        raise ValueError(
-            f"{argument} must be 'max' or 'min' for {key!r}, which no GenerationScorer of this "
-            f"trainer declares{only}"
-        )
-    if mode is not None:
-        check_direction(argument, mode)
-        if declared not in (None, mode):
-            better = "higher" if declared == "max" else "lower"
-            raise ValueError(
-                f"{argument} = {mode!r} contradicts {key!r}, which is better when {better}: use "
-                f"{argument}={declared!r}, or leave it out"
-            )
-    return cast(Mode, mode or declared)
+    is_loss = name == "loss" or name.endswith("_loss")
+    declared: Mode | None = known.get(name) or ("min" if is_loss else None)
+    return better_direction(key, mode, declared, known, argument)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from ctrlreward.arguments import Mode, checked_keywords
-from ctrlreward.huggingface.decision import OTHER_NAMES, DecisionCallback
+from ctrlreward.callbacks.monitoring import OTHER_NAMES
+from ctrlreward.huggingface.decision import DecisionCallback
 from ctrlreward.huggingface.run_state import resolve_mode
 from ctrlreward.selection import StopRule, StopState
 from ctrlreward.selection.stopping import StopDecision

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ctrlreward.arguments import Mode
 from ctrlreward.engine.sharing import Requests, exclusive, run_requests
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.items import item_logger, items_named
@@ -78,6 +79,11 @@ class ScoreSpec:
 
     higher_is_better: bool
     range: tuple[float, float]
+
+    @property
+    def mode(self) -> Mode:
+        """Better direction, "max" or "min"."""
+        return "max" if self.higher_is_better else "min"
 
 
 @dataclass(frozen=True)
@@ -170,7 +176,7 @@ class Scorer(ABC):
         A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
         fail; NaN if none counts. `GenerationScorer` logs the same.
 
-        Arguments are those of `score`.
+        Takes the arguments of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds

@@ -27,7 +27,7 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
-from ctrlreward.scorers.records import read_scored_samples
+from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -214,3 +214,25 @@ def test_a_key_that_is_not_logged_is_named(make_trainer: Callable[..., Trainer])
 def test_the_first_argument_is_the_trainer() -> None:
     with pytest.raises(TypeError, match=r"must be a transformers\.Trainer, got a str"):
         GenerationScorer("gpt2", {"a": len}, ["ab"])  # type: ignore[arg-type]
+
+
+def test_a_resumed_run_scores_texts_whose_scores_were_lost(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    def run(steps: int, checkpoint: str | None) -> None:
+        trainer = make_trainer(max_steps=steps, save_strategy="steps", save_steps=1)
+        scorer = Scripted(rise_and_fall, trainer, "max")
+        trainer.add_callback(BeforeAfter(trainer, {"a": scorer["a"]}, ["ab", "cd"], 1))
+        trainer.train(resume_from_checkpoint=checkpoint)
+
+    run(2, None)
+    path = tmp_path / "run" / "before.jsonl"
+    texts, _ = read_scored_samples(path)
+    write_scored_samples(path, texts, {})  # as a run that was killed while it scored
+    run(3, str(tmp_path / "run" / "checkpoint-2"))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["before"]["a"] == 0.5  # scored at the step of the resumption
+    assert summary["after"]["a"] == 0.75
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="resume with the output_dir of that time"):
+        run(4, str(tmp_path / "run" / "checkpoint-3"))
