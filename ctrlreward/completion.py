@@ -49,7 +49,7 @@ class TextGenerator(Protocol):
 class SampleGenerator(Protocol):
     """Interface of a LightningModule that needs more than prompts, such as a target style.
 
-    One method, instead of that of `TextGenerator` or beside it: it is preferred where a module has
+    One method, instead of `complete` or in addition: it is preferred where a module has
     both.
 
     Examples:
@@ -103,7 +103,7 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         seed: Seeds the global generators during the call. Their previous state is restored.
 
     Returns:
-        n × repeats samples, those of one prompt in consecutive rows: `texts` (beginning +
+        n × repeats samples, completions of one prompt in consecutive rows: `texts` (beginning +
         completion), `prefixes` (the beginning), `prompts`, `groups` (as given, else the index of
         the prompt) and the other columns.
 

@@ -137,7 +137,7 @@ class HeldOutScorer:
         """Return the scores of completions, and what the metrics of a corpus need.
 
         Args:
-            samples: Completions of the prompts, those of a prompt in consecutive rows.
+            samples: Completions of the prompts; the completions of a prompt follow each other.
             path: JSONL file for texts and scores, written before anything else is computed.
         """
         scores = score(with_corpus_parts(self.components), samples)

@@ -87,8 +87,8 @@ class RewardBatch:
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
 
-    `components` are by name; `reward["relevance"]` is one. `weights` are those of a weighted
-    reward, `thresholds` (t1 to t4) and `accuracy_score` those of `"gm"`; None with other
+    `components` are by name; `reward["relevance"]` is one. `weights` belong to a weighted
+    reward, `thresholds` (t1 to t4) and `accuracy_score` to `"gm"`; None with other
     aggregates.
     """
 

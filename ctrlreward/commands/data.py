@@ -70,7 +70,7 @@ def get_data(names: Sequence[str]) -> None:
     """Get files; check those that are there.
 
     Raises:
-        ValueError: There is no such data set or file.
+        ValueError: The data set or the file is not known.
         OSError: A file can't be had.
     """
     files = _found(names)

@@ -25,9 +25,9 @@ def download(
 ) -> None:
     """Download a file, which appears when it is complete and checked.
 
-    What has arrived stays in `.NAME.partial` beside it, so that a later call continues there. If
-    the server does not send parts of files, or the parts do not fit, the file is downloaded anew.
-    One process at a time may do this.
+    What has arrived stays in `.NAME.partial` in the same folder, so that a later call continues
+    there. If the server does not send parts of files, or the parts do not fit, the file is
+    downloaded anew. One process at a time may do this.
 
     Args:
         name: Name of the file, for progress and errors.

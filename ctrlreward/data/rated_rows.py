@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Names of the systems as their files have them; those of the references are "human".
+# Names of the systems as in their files; the references are "human".
 SYSTEMS = ("fader", "label", "mit", "multi_decoder", "orgin", "retrieval", "rule_base")
 _RATINGS = ("grammaticality", "sentiment", "topic")
 _COLUMNS = ("item", "target", "system", "source", "output", *_RATINGS)

@@ -113,7 +113,7 @@ class TextCNN(nn.Module):
 class TextCNNClassifier:
     """Frozen, trained `TextCNN`.
 
-    Arguments are those of `FrozenModel`, with words in place of tokens. `labels` has one per column
+    Takes the arguments of `FrozenModel`, with words in place of tokens. `labels` has one per column
     of `probabilities`.
     """
 

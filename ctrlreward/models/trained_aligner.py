@@ -139,7 +139,7 @@ class RegressionAligner(FrozenModel):
     Higher is better aligned. The unit is that of its training: about 0 to 1 for the share of
     aligned tokens, 0 or more for their number.
 
-    Its arguments are those of `FrozenModel`; the model is a sequence classifier with one output. It
+    Takes the arguments of `FrozenModel`; the model is a sequence classifier with one output. It
     reads a before b, unless `aligner_b_first` in its config.json is true, as for the paper's.
 
     Raises:

@@ -316,7 +316,7 @@ class CTRLEval(ModelScorer[Infiller]):
 
         `scorers.ctrleval.to_records` converts the result to plain data.
 
-        Arguments are those of `score`. Returns the chosen aspects of each sample by name.
+        Takes the arguments of `score`. Returns the chosen aspects of each sample by name.
         """
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)

@@ -62,7 +62,7 @@ class ServerConnection:
     that the original was connected to. A request is also repeated if a proxy before the server has
     lost the one that held it.
 
-    Arguments are those of `RemoteReward`; `expect` is a description, or a part of one.
+    Takes the arguments of `RemoteReward`; `expect` is a description, or a part of one.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ def to_samples(
     so do its scores.
 
     `places` name each row in errors; None counts them from 0. `present` are the columns of the
-    table, None those of the first row. `label_map` maps labels in the table to the scorers'.
+    table, None the columns of the first row. `label_map` maps labels in the table to the scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)

@@ -26,7 +26,7 @@ class Manifest:
     """Settings of a run and the shards of its corpus.
 
     `settings` are JSON values by name that a resumed run must share, `chunk` the rows of each shard
-    but the last, `rows` those of the corpus, and `checksums` the SHA-256 of each shard's rows,
+    but the last, `rows` of the corpus, and `checksums` the SHA-256 of each shard's rows,
     hexadecimal.
     """
 
