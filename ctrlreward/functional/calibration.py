@@ -1,4 +1,4 @@
-"""Calibration of label words: how likely each is whatever the text says, and the scores without it.
+"""Calibration: how likely a target is in any context, and the scores without it.
 
 Zhao et al., ICML 2021 (https://arxiv.org/abs/2102.09690, section 4) estimate this from inputs
 without content and divide it out; Fei et al., ACL 2023 (https://arxiv.org/abs/2305.19148) from
@@ -55,3 +55,31 @@ def label_bias(log_probs: npt.ArrayLike) -> Floats:
         )
     means = values.mean(axis=0)
     return np.asarray(means - means.mean(axis=1, keepdims=True))
+
+
+def context_gain(log_probs: npt.ArrayLike, neutral: npt.ArrayLike) -> Floats:
+    """Return how well targets fit their context, half of it by their likelihood alone.
+
+    With ℓ(y | x) the mean token log-probability of target y in its context x, and n_i the contexts
+    that say nothing about it:
+
+        ℓ(y | x) − ½ · 1/n Σ_i ℓ(y | n_i)
+
+    This is the mean of two values, up to a factor of 2: the likelihood ℓ(y | x), which is high for
+    fluent text, and its gain over a neutral context (pointwise mutual information), which is high
+    for text that belongs there.
+
+    Args:
+        log_probs: ℓ(y | x) in nats, shape (targets,), in (-∞, 0].
+        neutral: ℓ(y | n_i) in nats, shape (targets, contexts), in (-∞, 0].
+
+    Returns:
+        Nats, shape (targets,); higher is better. At most 0: a target that is copied from its
+        context, which makes it certain, gains no more than that.
+
+    Examples:
+        >>> context_gain([-3.0, -0.1], [[-4.0, -4.0], [-3.0, -5.0]])
+        array([-1.,  0.])
+    """
+    priors = np.asarray(neutral, dtype=np.float64).mean(axis=1)
+    return np.minimum(np.asarray(log_probs, dtype=np.float64) - priors / 2, 0.0)

@@ -15,7 +15,7 @@ from ctrlreward.arguments import checked_keywords, one_of, positive, some_of
 from ctrlreward.engine.batching import windows
 from ctrlreward.engine.sharing import Requests, run_requests
 from ctrlreward.files import finite_or_none
-from ctrlreward.functional.calibration import label_bias
+from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
     WEIGHTINGS,
     Weighting,
@@ -55,8 +55,9 @@ class PatternScore:
             word of the target label.
         candidates: Fillings that the target is compared with, including itself. Only attribute
             relevance has more than one: a word of each label, in the order of the labels.
-        score: Mean log-probability of the target's tokens, in (-inf, 0]; for attribute relevance
-            the share of the target among the candidates, in [0, 1]. Higher is better.
+        score: Mean log-probability of the target's tokens, calibrated for a decoder-only model
+            (`functional.calibration.context_gain`), in (-inf, 0]; for attribute relevance the share
+            of the target among the candidates, in [0, 1]. Higher is better.
         weight: Share in the score of the text, in [0, 1]; the weights of one text sum to 1.
     """
 
@@ -121,6 +122,18 @@ def consistency_blanks(text: str, prefix: str) -> list[Blank]:
     ]
 
 
+def neutral_blanks(blank: Blank, texts: Sequence[str]) -> list[Blank]:
+    """Return the blank once per text, which stands in place of its context.
+
+    A text follows the blank where nothing precedes it. A blank without context stays as it is.
+    """
+    if blank.left.strip():
+        return [blank._replace(left=f"{text} ", right="") for text in texts]
+    if blank.right.strip():
+        return [blank._replace(left="", right=f" {text}") for text in texts]
+    return [blank] * len(texts)
+
+
 def relevance_blanks(text: str, evaluators: Sequence[Evaluator]) -> list[Blank]:
     """Return one blank per prompt that contains the text, with all its words as candidates."""
     blanks = []
@@ -164,6 +177,7 @@ class Evaluated(NamedTuple):
     weights: Scores
 
 
+_CONTEXTS = 2  # their mean depends less on one of them, and each costs a pass over all targets
 _LABEL_READER = "CTRLEval attribute_relevance"
 
 SPECS: dict[AspectName, ScoreSpec] = {
@@ -208,6 +222,9 @@ class CTRLEval(ModelScorer[Infiller]):
             text says (`functional.calibration.label_bias`): True measures it once, after 16
             `neutral_texts`, a list after the texts in it, False leaves it in. None is True for a
             decoder-only model with three labels or more (see docs/label_calibration.md).
+            For coherence and consistency of a decoder-only model, subtract half of how likely
+            each target is in a context of the first two of these texts
+            (`functional.calibration.context_gain`); False leaves it in.
         **options: See `ModelOptions`.
 
     Attributes:
@@ -370,6 +387,7 @@ class CTRLEval(ModelScorer[Infiller]):
             targets = samples.label_indices(self.labels, _LABEL_READER, "the task")
             if self._bias is None:
                 yield from self._label_bias()
+        contexts = self._neutral_contexts
         results: dict[AspectName, list[Result]] = {aspect: [] for aspect in aspects}
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         for window in windows(texts):
@@ -388,11 +406,18 @@ class CTRLEval(ModelScorer[Infiller]):
                         reason = reason_for_nan(aspect, text, prefix)
                         log.warning("texts[%d] %s: its %s is NaN", i, reason, aspect)
                     groups.append((i, aspect, blanks))
-            flat = [blank for _, _, blanks in groups for blank in blanks]
+            flat: list[Blank] = []
+            for _, aspect, blanks in groups:
+                flat += blanks
+                if aspect != "attribute_relevance":
+                    flat += [twin for b in blanks for twin in neutral_blanks(b, contexts)]
             scored = iter((yield from self.loaded_model.requests(flat)))
             for i, aspect, blanks in groups:
                 targets_scored = [target for _ in blanks for target in next(scored)]
                 scores = np.array([target.log_probs.mean() for target in targets_scored])
+                if contexts and blanks and aspect != "attribute_relevance":
+                    neutral = [next(scored)[0].log_probs.mean() for _ in blanks for _ in contexts]
+                    scores = context_gain(scores, np.reshape(neutral, (len(blanks), -1)))
                 weighting = self._weightings[aspect]
                 beta = np.ones(len(scores))
                 if aspect == "attribute_relevance" and blanks:
@@ -435,6 +460,16 @@ class CTRLEval(ModelScorer[Infiller]):
             else:
                 self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
         return self._bias
+
+    @property
+    def _neutral_contexts(self) -> Sequence[str]:
+        """Contexts that say nothing about a sentence, prefix or remainder; none: no calibration."""
+        if self.calibration is False or not isinstance(self.loaded_model, CausalInfiller):
+            return ()
+        if isinstance(self.calibration, tuple):
+            texts = self.calibration[:_CONTEXTS]
+            return first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
+        return neutral_texts()[:_CONTEXTS]
 
     @cached_property
     def _weightings(self) -> dict[str, Weighting]:

@@ -9,7 +9,7 @@ from string import ascii_letters
 import numpy as np
 import pytest
 
-from ctrlreward.engine.sharing import Requests
+from ctrlreward.engine.sharing import Requests, run_requests
 from ctrlreward.functional.ranking import auc
 from ctrlreward.models.tasks import Blank, TokenScores
 from ctrlreward.samples import Samples
@@ -141,11 +141,67 @@ def test_reference_texts_are_scored_once_until_the_model_is_freed(causal: str) -
     assert len(model.calls) == 2
 
 
-def test_other_aspects_need_no_reference_texts(causal: str) -> None:
+PAIRS = Samples(
+    ["The food was good. We paid little.", "My dog sleeps."], prefixes=["The", "My dog"]
+)
+
+
+def mean_log_prob(scorer: CTRLEval, left: str, right: str, target: str) -> float:
+    """Mean log-probability of one target, by the infiller alone."""
+    (((found,),),) = run_requests([scorer.loaded_model.requests([Blank(left, right, (target,))])])
+    return float(found.log_probs.mean())
+
+
+def test_a_decoder_only_model_takes_half_of_the_neutral_likelihood_off(causal: str) -> None:
+    references = ["It is late.", "They said so.", "A third text is not read."]
+    scorer = CTRLEval(causal, TASK, weights="mean", calibration=references)
+    scores = scorer.score(PAIRS)
+    food, paid = "The food was good.", "We paid little."
+    alone = mean_log_prob(scorer, "", "", "My dog sleeps.")
+    patterns = {  # of each text: its context, and what stands in its place
+        ("coherence", 0): [("", paid, food, True), (food, "", paid, False)],
+        ("consistency", 0): [
+            ("The", "", "food was good. We paid little.", False),
+            ("", "food was good. We paid little.", "The", True),
+        ],
+        ("consistency", 1): [("My dog", "", "sleeps.", False), ("", "sleeps.", "My dog", True)],
+    }
+    for (aspect, i), rows in patterns.items():
+        expected = []
+        for left, right, target, is_before in rows:
+            neutral = [
+                mean_log_prob(scorer, *(("", text) if is_before else (text, "")), target)
+                for text in references[:2]
+            ]
+            expected.append(mean_log_prob(scorer, left, right, target) - np.mean(neutral) / 2)
+        assert scores[aspect][i] == pytest.approx(np.mean(np.minimum(expected, 0)), abs=1e-5)
+    assert scores["coherence"][1] == pytest.approx(alone / 2, abs=1e-5)  # has no context to gain by
+
+
+def test_explanations_hold_the_calibrated_scores(causal: str) -> None:
+    scorer = CTRLEval(causal, TASK)
+    scores = scorer.score(PAIRS)
+    for i, aspects in enumerate(scorer.explain(PAIRS)):
+        for aspect, found in aspects.items():
+            mean = sum(e.score * e.weight for e in found.evaluators)
+            assert mean == pytest.approx(found.score, rel=1e-12) == scores[aspect][i]
+
+
+def test_by_default_only_a_decoder_has_neutral_contexts(pegasus: str, causal: str) -> None:
+    for model, changes in ((causal, True), (pegasus, False)):
+        default, without = (
+            CTRLEval(model, TASK, calibration=calibration).score(PAIRS)
+            for calibration in (None, False)
+        )
+        for aspect in ("coherence", "consistency"):
+            assert (np.abs(default[aspect] - without[aspect]).max() > 1e-3) == changes
+
+
+def test_coherence_scores_no_prompt(causal: str) -> None:
     scorer = CTRLEval(causal, TASK, "coherence", weights="mean", calibration=True)
     scorer.loaded_model = model = Favouring(scorer, {})
     scorer.score(TEXTS)
-    assert len(model.calls) == 1
+    assert all(blank.closing is None for call in model.calls for blank in call)
 
 
 def test_an_empty_text_stays_without_a_score(causal: str) -> None:
