@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.data import pplm, rated_rows, tense
 from ctrlreward.data.download import download
 from ctrlreward.files import write_whole
 from ctrlreward.weights.cache import cache_folder, locked
 
 _HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
-
-# What writes the files without a public address, by data set. The function is given the name of the
-# file and one that returns the path of another file of the data set, or of its address.
-_MAKERS: Mapping[str, Callable[[str, Callable[[str], Path]], bytes]] = {
-    "li2018": rated_rows.make,
-    "pplm": pplm.make,
-    "tense": tense.make,
-}
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class DataFile:
         data_set: Name of the data set.
         name: Name of the file in it.
         place: Path below a data folder.
-        address: Public address; None for a file that is made by this package.
+        address: Public address; None for a file that is made.
         size: Number of bytes; None where it is not known.
         sha256: Hex digest of the content; None where only `git_blob` is known.
         git_blob: Hash that git gives the content, `sha1("blob SIZE\0" + content)`.
@@ -121,7 +113,8 @@ class DataFile:
             return source
 
         made = path.with_name(f".{path.name}.made")
-        write_whole(made, _MAKERS[self.data_set](self.name, path_of))
+        maker = importlib.import_module(f"ctrlreward.{data_set.made_by}")
+        write_whole(made, maker.make(self.name, path_of))
         if problem := self.problem(made):
             for file in (made, *unchecked):
                 file.unlink()
@@ -139,6 +132,8 @@ class DataSet:
         licence: Licence or terms of use.
         cite: What to cite.
         files: Its files by name.
+        made_by: Module with `make`, which is given the name of a file without an address, and a
+            function from the name of another file of the data set, or below its address, to a path.
     """
 
     name: str
@@ -146,6 +141,7 @@ class DataSet:
     licence: str
     cite: str
     files: Mapping[str, DataFile]
+    made_by: str | None = None
 
 
 def data_folder() -> Path:
@@ -252,6 +248,7 @@ def _read_catalogue() -> Mapping[str, DataSet]:
                 )
                 for file in entry["files"]
             },
+            entry.get("made_by"),
         )
     return data_sets
 
