@@ -76,9 +76,6 @@ class AttributeClassifier(CompositeScorer):
             weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
 
-    Attributes:
-        classifiers: Attribute → `Accuracy` scorer.
-
     Raises:
         ValueError: There is no classifier, or the name of an attribute is empty or contains white
             space or "=".
@@ -130,21 +127,19 @@ class AttributeClassifier(CompositeScorer):
         self._targets(samples)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores.
+        """Return all scores; NaN, with a warning, if a text is empty or its label names no
+        attribute.
 
-        NaN, with a warning, if a text is empty or its label names no attribute. A mean is also
-        NaN if a classifier fails on one of its attributes.
+        A mean is also NaN if a classifier fails on one of its attributes.
         """
         return self._score(samples, self._targets(samples))
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
         """Return means and deviations over the combinations of target labels.
 
-        Gu et al. (2022, 2023) report the mean and deviation over combinations of attributes as
-        accuracy. Their published evaluation averages the probability of the target label, which
-        is `score="label_probability"`.
-
-        `score` is `"accuracy"`, the share of correct decisions, or `"label_probability"`.
+        Gu et al. (2022, 2023) report them as accuracy: the share of correct decisions
+        (`"accuracy"`), or, in their published evaluation, the mean probability of the target label
+        (`"label_probability"`).
         """
         one_of("score", score, _NAMES)
         samples = as_samples(samples)
