@@ -100,9 +100,10 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     """Return arguments in which a configuration follows what it extends, and all files in that
     order.
 
-    `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
-    yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others. `replace`
-    beside it, a mapping of strings, replaces each wherever it stands in a value of those files.
+    `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes
+    `--config yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
+    `replace` beside it, a mapping of strings, replaces each wherever it stands in a value of those
+    files.
     """
     result: list[str] = []
     files: list[ConfigFile] = []

@@ -44,8 +44,8 @@ def content_tokens(
     """Return a mask of the tokens that are not stop words, shape (len(spans),).
 
     Tokens are compared in lower case and without surrounding white space. As in the package
-    released with the paper, only the first piece of a word can be a stop word: the `s` of
-    `word|s` never is. `spans` have start and end offset of each token in the text.
+    released with the paper, only the first piece of a word can be a stop word: the `s` of `word|s`
+    never is. `spans` have start and end offset of each token in the text.
 
     Examples:
         >>> content_tokens("the dogs", [(0, 3), (3, 7), (7, 8)], {"the", "s"})

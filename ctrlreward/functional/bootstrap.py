@@ -42,10 +42,10 @@ def paired_bootstrap(
 ) -> Estimate:
     """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
 
-    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement,
-    as many as the data have, and the same ones for both sides. Both means of a draw are taken
-    over all rows of its clusters. The interval is the percentile interval of the difference
-    (Efron and Tibshirani, 1993, ch. 13).
+    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement, as
+    many as the data have, and the same ones for both sides. Both means of a draw are taken over all
+    rows of its clusters. The interval is the percentile interval of the difference (Efron and
+    Tibshirani, 1993, ch. 13).
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.

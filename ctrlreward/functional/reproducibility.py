@@ -118,9 +118,9 @@ class StudyAgreement:
 def compare_tables(tables: Sequence[Table]) -> StudyAgreement:
     """Compare the tables of n ≥ 2 runs of one study by types I, II and IV of QRA++.
 
-    A system whose value is missing or not finite in one run is left out of the metric for all
-    runs. CV* is relative to the mean, so it is also left out for values on both sides of 0 and
-    for values that are all 0. Each omission is reported as a `Gap`.
+    A system whose value is missing or not finite in one run is left out of the metric for all runs.
+    CV* is relative to the mean, so it is also left out for values on both sides of 0 and for values
+    that are all 0. Each omission is reported as a `Gap`.
 
     Raises:
         ValueError: There are fewer than two tables, or they have no metric in common.

@@ -247,8 +247,8 @@ class Resolution(NamedTuple):
 def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
     """Return what the prompts of two validations can show.
 
-    The spread is that of `after`, by analysis of variance: the mean square between prompts is
-    r · between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
+    The spread is that of `after`, by analysis of variance: the mean square between prompts is r ·
+    between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
     3.5). Scores have shape (prompts, r); NaN for a completion that could not be scored.
 
     Examples:

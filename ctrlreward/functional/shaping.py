@@ -36,10 +36,10 @@ def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> floa
 def potential_difference(before: Values, after: Values, discount: float = 1.0) -> Values:
     """Compute F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), with one step per text, (n,).
 
-    F changes no optimum if the potential of an episode's last state is 0. A whole text is one
-    step, so this leaves −Φ(s), a constant of the prompt: that is `discount` γ = 0, a baseline. With
-    the text's own potential as the last, the reward changes; γ = 1 rewards the improvement of the
-    text (`after`) over its start, a prefix or a source text (`before`).
+    F changes no optimum if the potential of an episode's last state is 0. A whole text is one step,
+    so this leaves −Φ(s), a constant of the prompt: that is `discount` γ = 0, a baseline. With the
+    text's own potential as the last, the reward changes; γ = 1 rewards the improvement of the text
+    (`after`) over its start, a prefix or a source text (`before`).
 
     Examples:
         >>> potential_difference(np.array([0.25, 0.5]), np.array([0.75, 0.5]))
@@ -74,8 +74,8 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
 def adaptive_kl_coef(beta: float, kl: float, target: float, horizon: float = 10.0) -> float:
     """Return the next weight of the KL term: larger if the divergence exceeds its target.
 
-    Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and
-    β ← β · (1 + K_β · e), with K_β = 1 / `horizon`, in updates of β; the paper's K_β is 0.1.
+    Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and β ← β · (1 + K_β ·
+    e), with K_β = 1 / `horizon`, in updates of β; the paper's K_β is 0.1.
 
     Examples:
         >>> adaptive_kl_coef(0.1, kl=11.0, target=10.0)  # 0.1 · (1 + 0.1 / 10)

@@ -66,8 +66,9 @@ class AttributeClassifier(CompositeScorer):
     - `accuracy`, `label_probability`: means over the attributes that the sample names. Use these
       for a reward: they are NaN only if the sample failed.
 
-    Higher is better for all. The label of a sample names its attributes, as in `"sentiment=negative
-    topic=world"` (`attribute_label` writes it); with a single classifier a plain label will do.
+    Higher is better for all. The label of a sample names its attributes, as in
+    `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
+    plain label will do.
 
     Args:
         models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
