@@ -17,8 +17,8 @@ class CallbackMixin(Callback):
     """Checks that the package and the strategy are those that the callbacks work with.
 
     The trainer of a callback logs at `trainer.global_step`, the number of optimizer steps: a
-    validation has one number in every log, file name and checkpoint. Rows of
-    `trainer.validate` and `trainer.test` are appended to those of a `HistoryLogger`.
+    validation has one number in every log, file name and checkpoint. Rows of `trainer.validate` and
+    `trainer.test` are appended to those of a `HistoryLogger`.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -31,18 +31,15 @@ from ctrlreward.selection.best import ConstraintTest, Ties
 class RewardCheckpointMixin(SelectingCheckpointMixin):
     """Checkpoint callback that keeps the best held-out scores, and a `last.ckpt` per validation.
 
-    Decides by `ctrlreward.selection.BestRule` at the end of each validation. A validation without a
-    new score, or with a NaN or infinite one, is not a candidate. `last.ckpt` is written in any
-    case, so that a killed run can resume from its last validation with `ckpt_path="last"`. Both
-    runs then need the same folder: give `dirpath`, or a logger with a fixed version.
+    Decides by `ctrlreward.selection.BestRule` at the end of each validation. One without a new,
+    finite score is not a candidate. `last.ckpt` is written in any case, so that a killed run can
+    resume from its last validation with `ckpt_path="last"`, if both runs have the same folder: give
+    `dirpath`, or a logger with a fixed version. Under a distributed strategy the values of rank 0
+    decide.
 
     If the module is an `AdapterExporter`, the adapter of each checkpoint is in
-    `<checkpoint without .ckpt>-adapter/` and is removed with it.
-
-    A local checkpoint is either complete or absent, even if the run is killed: a trainer with
-    Lightning's default `TorchCheckpointIO` gets a `WholeCheckpointIO` instead.
-
-    Under a distributed strategy the values of rank 0 decide on all ranks.
+    `<checkpoint without .ckpt>-adapter/` and is removed with it. A local checkpoint is complete or
+    absent, even if the run is killed.
 
     Args:
         monitor: Logged key of the score.
@@ -51,14 +48,12 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
         dirpath: Local folder. Defaults to `checkpoints` in the logger's folder, or in the trainer's
             `default_root_dir`.
         filename: Lightning's template with metric names written out (`"step={step}"`). Defaults to
-            `step=000123-<score>=0.873`, with the part of the key after its last slash, since a
-            slash would create a folder.
+            `step=000123-<score>=0.873`, with the part of the key after its last slash.
         save_top_k: Number of checkpoints to keep, -1 for all.
         save_last: Write `last.ckpt`.
         verbose: Log each decision.
         constraints: Logged key → smallest and largest allowed value, both inclusive, None for no
-            bound. A validation that violates one is not a candidate: `monitor` is optimised subject
-            to the constraints.
+            bound. A validation that violates one is not a candidate.
         ties_by: Choice among checkpoints whose score the prompts cannot tell apart from the best:
             "earliest", or one logged key → its better direction, {"policy/kl": "min"}.
         constraint_test: "point" compares the metric with the bounds; "unless_violated" refuses a
@@ -154,9 +149,10 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     @property
     def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value.
+        """Expected excess of the selected score over its true value, in units of the score, ≥ 0 on
+        average.
 
-        In units of the score, ≥ 0 on average; None without scores by prompt of two candidates.
+        None without scores by prompt of two candidates.
         """
         return self.rule.optimism(self.state)
 

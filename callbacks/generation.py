@@ -56,11 +56,10 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     Logs `<name>/<score>`, the mean over the samples with a valid score (NaN if there are none), and
     `<name>/fail_rate`, the share of samples with a NaN score. Perplexity and the four scores of
-    `TransferQuality` are logged as papers report them, too: `<name>/corpus/<score>`, of all texts
+    `TransferQuality` are also logged as papers report them: `<name>/corpus/<score>`, of all texts
     as one corpus (`Scorer.corpus_folds`). All texts with their scores go to
-    `<log dir>/samples/<name>/step=000123.jsonl`. If the trainer has a Weights & Biases logger, some
-    go to a table, and the curves are drawn over that step. Every validation uses the same seed, and
-    the random state of training is restored afterwards.
+    `<log dir>/samples/<name>/step=000123.jsonl`, some to a table of a Weights & Biases logger.
+    Every validation uses the same seed, and the random state of training is restored afterwards.
 
     Under a distributed strategy each rank generates from its share of the prompts, rank 0 scores,
     and all ranks log the same values. The sanity check is skipped. `fast_dev_run` scores two
@@ -73,9 +72,9 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     With `overlap`, training continues while a background thread scores. Each validation then logs
     the scores of the previous generations, and their step as `<name>/scored_step`; JSONL file and
-    table use that step too. The last scores are written and logged as one more row when training
-    ends. `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such
-    a score are rejected, as the weights have changed by then. Checkpoints hold pending texts, so a
+    table use that step as well. The last scores are logged as one more row when training ends.
+    `RewardEarlyStopping` decides one validation late; checkpoint callbacks that monitor such a
+    score are rejected, as the weights have changed by then. Checkpoints hold pending texts, so a
     resumed run makes the same decisions. Scorers must not draw random numbers except in `load`.
 
     A scorer may share the device of training if there is only one, at the cost of memory and time.
@@ -101,10 +100,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         by_prompt: Logged key → last scores of each prompt's completions, shape (prompts,
             generations_per_prompt), or its jackknife value for a score of the corpus, shape
             (prompts, 1). Callbacks that decide compare two validations prompt by prompt.
-            `trainer.validate` and `trainer.test` also set them.
         resolutions: Logged key → what difference these prompts can show, from the second scored
-            validation on (`ctrlreward.functional.sequential.Resolution`). It is in the summary of
-            `BeforeAfter`, `RunReport` and `WandbReport`.
+            validation on (`ctrlreward.functional.sequential.Resolution`).
         validations: Validations during fitting so far, without the sanity check.
         last_scored_step: `trainer.global_step` at which the texts of the last logged scores were
             generated during fitting; -1 before.
@@ -133,8 +130,6 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         >>> trainer.fit(Writer())
         >>> trainer.callback_metrics["score/content"]  # mean of 0.6 and 1.0
         tensor(0.8000)
-        >>> [file.name for file in scorer.folder.iterdir()]
-        ['step=000064.jsonl']
     """
 
     def __init__(
@@ -259,8 +254,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the last scores and pass them to the loggers; no callback can act on them.
 
-        They stay in the state, so a run that resumes from here logs them at its next validation,
-        as it would have without the interruption.
+        They stay in the state, so a run that resumes from here logs them at its next validation, as
+        it would have without the interruption.
         """
         scores = self._pending_scores(trainer)
         if scores is None:

@@ -45,12 +45,13 @@ class ProxyGuardMixin(CallbackMixin):
     validations are tested for trends beyond the drift of a random walk.
 
     Logs `<name>/p_value` and `<name>/alarm`, 1 if the p-value is at most `level`, else 0. When an
-    alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert.
+    alarm begins, a warning is printed, and the trainer's Weights & Biases runs get an alert. To
+    exclude checkpoints under alarm, give `RewardCheckpoint` the constraint
+    `{"guard/alarm": (None, 0)}`.
 
-    A metric can come from a `GenerationScorer` listed before this callback, from
-    `validation_step`, or from training (the last value counts, so log a mean over enough samples).
-    A validation with NaN or infinity in either metric is skipped. To exclude checkpoints under
-    alarm, give `RewardCheckpoint` the constraint `{"guard/alarm": (None, 0)}`.
+    A metric can come from a `GenerationScorer` listed before this callback, from `validation_step`,
+    or from training (the last value counts, so log a mean over enough samples). A validation with
+    NaN or infinity in either metric is skipped.
 
     Args:
         proxy: Logged key of the optimised metric.
@@ -72,12 +73,6 @@ class ProxyGuardMixin(CallbackMixin):
             mean so far, which notices a decline after a rise.
         margin: Smallest decline that matters, in units of the metric, or held-out key → decline.
             Defaults to a tenth of the standard deviation between prompts.
-
-    Attributes:
-        values: Proxy and held-out metrics of the last scored validations, oldest first; of metrics
-            without scores by prompt.
-        alarm: Whether the last scored validation raised an alarm.
-        alarm_step: `trainer.global_step` at the first alarm, -1 before.
 
     Raises:
         ValueError: `window`, `level`, `margin` or `reference` out of range, or the same metric

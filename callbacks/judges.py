@@ -24,9 +24,9 @@ class AUC:
     """Judge by the area under the ROC curve of a score, for samples of two labels.
 
     It is the probability that a text generated for the label `positive` scores above one generated
-    for another label, over all pairs of texts, where a tie counts half: 0 to 1, 0.5 if the texts
-    do not follow their labels, higher is better. No threshold is involved, so the score may be
-    biased or uncalibrated.
+    for another label, over all pairs of texts, where a tie counts half: 0 to 1, 0.5 if the texts do
+    not follow their labels, higher is better. No threshold is involved, so the score may be biased
+    or uncalibrated.
 
     Args:
         component: One score of a scorer, such as `LexiconSentiment()["polarity"]`, or a scorer with
@@ -128,11 +128,10 @@ def comparison(
     samples: Samples,
     sets: Mapping[str, Mapping[str, Scores]],
 ) -> dict[str, Any]:
-    """Return the entries of `summary.json` that compare the sets of texts.
+    """Return the entries of `summary.json` that compare the sets of texts by the first of `scores`.
 
     `sets` maps `"before"`, `"after"` and other texts for the same prompts to scores and judges, and
-    these to the score of each text, shape (n,), NaN where it failed. Differences are for the
-    first of `scores`.
+    these to the score of each text, shape (n,), NaN where it failed.
     """
     first = next(iter(scores))
     others = [name for name in sets if name not in ("before", "after")]

@@ -44,8 +44,8 @@ def log_at_global_step(trainer: Trainer) -> None:
 
     Lightning logs at the number of batches before this one: after the fourth optimizer step its
     step is 3 while `global_step`, file names and checkpoints say 4, and with several updates per
-    batch they have little in common. A step that a module logs itself (`self.log("step", …)`)
-    has priority, as in Lightning.
+    batch they have little in common. A step that a module logs itself (`self.log("step", …)`) has
+    priority.
     """
     connector = trainer._logger_connector
     log_metrics = type(connector).log_metrics

@@ -34,8 +34,7 @@ OTHER_NAMES = {
 class RuleErrorMixin(RuntimeError):
     """A rule of `ctrlreward.selection` rejects its settings, or misses a metric.
 
-    Mixed into `MisconfigurationException`. It is a RuntimeError, too, since Lightning's
-    `EarlyStopping` raises one for a missing metric.
+    Mixed into `MisconfigurationException`; a RuntimeError as in Lightning's `EarlyStopping`.
     """
 
 
@@ -60,8 +59,8 @@ def read_metrics(trainer: Trainer) -> tuple[dict[str, float], set[str], dict[str
     """Return all logged metrics, the keys that the last validation did not log, and the evidence.
 
     The evidence is the value of each held-out prompt, for keys that a `GenerationScorer` logs.
-    `trainer.callback_metrics` keeps the values of earlier validations. Keys that no
-    `GenerationScorer` logs are assumed to be logged by every validation.
+    `trainer.callback_metrics` keeps the values of earlier validations; other keys are assumed to be
+    logged by every validation.
     """
     metrics = {key: value.item() for key, value in trainer.callback_metrics.items()}
     scorers = callbacks_of(trainer, GenerationScorerMixin)

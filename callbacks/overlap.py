@@ -40,7 +40,7 @@ class PendingScores:
             self._future = self.worker.submit(self._score, step, samples)
 
     def result(self, finish: Callable[[dict[str, Scores]], None]) -> dict[str, Scores]:
-        """Wait for the scores and return them on every rank; call this on every rank.
+        """Wait for the scores and return them; call this on every rank.
 
         Rank 0 calls `finish` with them. If that or scoring fails, it raises the exception, and the
         other ranks a RuntimeError with its message.
@@ -62,9 +62,8 @@ class PendingScores:
         self.step, self.samples, self._future = -1, None, None
 
     def close(self) -> None:
-        """Wait for the running call, end the thread, and log an error that nobody has seen.
-
-        The texts stay, for `state_dict`.
+        """Wait for the running call, end the thread, and log an error that nobody has seen; keep
+        the texts.
         """
         self.worker.close()
         error = None if self._future is None else self._future.exception()

@@ -36,12 +36,9 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
 
     A validation counts if it logged a new value of every metric. One with NaN or infinity is not
     kept, and a warning names the metric. A resumed run continues with the front of its checkpoint;
-    a file that has been deleted is named in a warning and leaves the front.
-
-    Next to a `RewardCheckpoint`, give each a `dirpath` of its own, since both write `last.ckpt`.
-    `ckpt_path="last"` takes the newest, which contains all decisions.
-
-    Under a distributed strategy the values of rank 0 decide on all ranks.
+    a file that has been deleted is named in a warning and leaves the front. Under a distributed
+    strategy the values of rank 0 decide. Next to a `RewardCheckpoint`, give each another `dirpath`,
+    since both write `last.ckpt`.
 
     Args:
         metrics: Two or more logged keys, with or without directions:
@@ -55,9 +52,7 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
         kept: Step → values in the order of `metrics`, for the checkpoints on the front.
         pruned: The same for the dominated checkpoints.
         best_model_path: The checkpoint on the front with the best first metric, for code that needs
-            a single one.
-        best_adapter_path: Adapter folder of `best_model_path`, "" if there is none.
-        selected_step: Step of `best_model_path`, None while the front is empty.
+            a single one; `best_adapter_path` and `selected_step` are of it.
 
     Raises:
         MisconfigurationException: Fewer than two metrics; an unknown direction, or one that

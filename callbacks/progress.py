@@ -34,9 +34,9 @@ class RewardProgressBarMixin(CallbackMixin, ProgressBar):
       the number of batches, and ("about") the steps that `max_time` leaves time for.
     - Metrics are those logged with `prog_bar=True`, and the scores that checkpoint and early
       stopping callbacks monitor.
-    - The time left follows from the seconds per step so far, validations included. It is not more
-      than `max_time` leaves, and includes the phase after training, which takes as long as the one
-      before. Early stopping may end the run sooner.
+    - The time left follows from the seconds per step so far, validations included, and includes the
+      phase after training, which takes as long as the one before. Early stopping may end the run
+      sooner.
 
     Replaces Lightning's bar, and becomes the first of the trainer's callbacks. `ctrlreward train`
     uses it unless the configuration has another one or sets `enable_progress_bar` to false. Only

@@ -101,9 +101,6 @@ class BeforeAfterMixin(CallbackMixin):
         judges: Name → a score that the reward and the selection do not use, compared by its mean,
             or an `AUC`.
 
-    Attributes:
-        seconds: Phase → seconds so far, as in `summary.json` without `total`.
-
     Raises:
         TypeError: A value of `scores` or `judges` is not a score.
         ValueError: There are no scores, a name is reserved, or `others` has a different number of
@@ -116,8 +113,7 @@ class BeforeAfterMixin(CallbackMixin):
         >>> from ctrlreward import Samples, Similarity, WordVectors
         >>> from ctrlreward.callbacks import BeforeAfter, GenerationScorer, RewardCheckpoint
         >>> content = {"content": Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))}
-        >>> held_out = Samples(["A hot", "Some cold"], sources=["soup", "soup"])
-        >>> test = Samples(["The best", "The worst"], sources=["soup", "soup"])
+        >>> held_out, test = (Samples([text], sources=["soup"]) for text in ("A hot", "The best"))
         >>> callbacks = [
         ...     GenerationScorer(content, held_out),
         ...     RewardCheckpoint("score/content"),
@@ -262,7 +258,7 @@ class RunReportMixin(CallbackMixin):
     For any module and logger, without further texts; `BeforeAfter` writes a larger report. The
     figure has the scores of each `GenerationScorer`, the keys that checkpoint and early stopping
     callbacks monitor, the kept step and the constraints of `RewardCheckpoint`. A resumed run
-    continues it. The figure needs `pip install 'ctrlreward[plots]'`.
+    continues it. It needs `pip install 'ctrlreward[plots]'`.
 
     Keys of `summary.json`:
     - `scores`: logged key → its `first`, `last` and `best` value at validation, and `best_step`;
@@ -273,9 +269,6 @@ class RunReportMixin(CallbackMixin):
     Args:
         folder: Folder of both files. Defaults to the logger's, or to the trainer's
             `default_root_dir`.
-
-    Attributes:
-        rows: Metrics of each validation so far, with `step`.
 
     Raises:
         MisconfigurationException: In `setup`: the trainer has a `BeforeAfter`, which writes the
@@ -381,16 +374,9 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def scored_texts(
     path: Path, components: Mapping[str, Component], seed: int, setting: str
 ) -> tuple[Samples, dict[str, Scores]]:
-    """Read texts and scores back, and compute and write the scores that the file lacks.
+    """Read texts and scores that `BeforeAfter` wrote, and add the scores that the file lacks.
 
-    Args:
-        path: File that `BeforeAfter` wrote.
-        components: Scores by name.
-        seed: Seed of the scoring.
-        setting: The trainer's setting that names the folder, for the error.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
+    `setting` is the trainer's setting that names the folder, for the error of a missing file.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -417,14 +403,8 @@ def write_comparison(
 ) -> None:
     """Write and print the comparison of `BeforeAfter`.
 
-    Args:
-        folder: Folder of `summary.json` and `curves.png`.
-        components: The report's scores.
-        judges: The report's judges.
-        sets: `"before"`, `"after"` and others → texts and their scores, as `scored_texts` has them.
-        facts: What the summary says of the run; see `run_facts`.
-        seconds: Seconds of each phase.
-        history: Rows of metrics, for the curves.
+    `sets` has `"before"`, `"after"` and others → texts and their scores, as `scored_texts`; `facts`
+    are of `run_facts`, `history` the rows of metrics for the curves.
     """
     own = {f"score/{name}": component for name, component in components.items()}
     own |= {f"judges/{name}": judged_component(judge) for name, judge in judges.items()}

@@ -52,10 +52,9 @@ def text_pairs(
 ) -> str:
     """Return six pairs of texts to read: untuned and selected policy for the same prompt.
 
-    The pairs are evenly spaced over the samples, whatever their scores.
-
-    `before` and `after` are n samples of the two policies and their score `score`, shape (n,).
-    `width` defaults to the terminal's, within 80 to 100 columns.
+    The pairs are evenly spaced over the samples, whatever their scores. `before` and `after` are n
+    samples of the two policies and their score `score`, shape (n,). `width` defaults to the
+    terminal's, within 80 to 100 columns.
     """
     (header, untuned), (_, selected) = (
         sample_table(samples, {score: scores}, _PAIRS) for samples, scores in (before, after)

@@ -16,10 +16,9 @@ from ctrlreward.scorers.records import write_scored_samples
 
 @runtime_checkable
 class LearnsFromRollouts(Protocol):
-    """Interface of a LightningModule that exposes its rollouts: one attribute.
+    """Interface of a LightningModule that exposes its rollouts.
 
-    Attributes:
-        last_rollout: Texts and rewards of the last update; None before the first one.
+    `last_rollout` has texts and rewards of the last update; None before the first one.
     """
 
     last_rollout: tuple[Samples, RewardBatch] | None
@@ -30,9 +29,9 @@ class RolloutSamplesMixin(CallbackMixin):
     """Writes the texts of every nth rollout with their rewards, to make reward hacking visible.
 
     All texts of the rollout go to `<log dir>/samples/rollout/step=000123.jsonl`, with each reward
-    component and `total`. Some of them go to a Weights & Biases table (`rollout/samples`) if the
-    trainer has such a logger. The step is the one after the update, as in the log of the rewards.
-    With several ranks, only the rollouts of rank 0 are written; with `fast_dev_run`, none.
+    component and `total`, some to a Weights & Biases table (`rollout/samples`). The step is the one
+    after the update, as in the log of the rewards. With several ranks, only the rollouts of rank 0
+    are written; with `fast_dev_run`, none.
 
     Args:
         every_n_batches: Interval in training batches.

@@ -52,8 +52,8 @@ def adapter_folder(checkpoint: str) -> str:
 class WholeCheckpointIOMixin(TorchCheckpointIO):
     """Checkpoint IO that writes next to the target and then renames.
 
-    Lightning's default writes to the system's temporary folder. If that is another file system, the
-    final move is a copy, and a run killed meanwhile leaves a truncated `last.ckpt`.
+    Lightning's default moves a file from the system's temporary folder. If that is another file
+    system, a run killed meanwhile leaves a truncated `last.ckpt`.
     """
 
     def save_checkpoint(

@@ -30,15 +30,12 @@ ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
 class ShapedModule(Protocol):
     """A LightningModule whose rewards can be shaped.
 
-    Attributes:
-        reward: The `Reward` that scores the samples.
-        shape_rewards: None, or a function that `RewardShaping` sets. The module then calls
-            `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what
-            it returns: the shaped rewards, float64, shape (n,), NaN where a sample failed.
-            `lengths` are those of the completions in tokens, shape (n,). `baseline` is False for
-            the samples to learn from, in one call per step, and True for samples that only serve
-            as a baseline, such as greedy completions: these are shaped in the same way, but
-            neither logged nor counted in the running statistics.
+    `shape_rewards` is None, or a function that `RewardShaping` sets. The module then calls
+    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what it
+    returns: the shaped rewards, float64, shape (n,), NaN where a sample failed. `lengths` are those
+    of the completions in tokens, shape (n,). `baseline` is False for the samples to learn from, in
+    one call per step, and True for samples that only serve as a baseline, such as greedy
+    completions: these are neither logged nor counted in the running statistics.
     """
 
     reward: Reward
@@ -47,12 +44,9 @@ class ShapedModule(Protocol):
 
 @runtime_checkable
 class KLWeighted(Protocol):
-    """A LightningModule whose KL term can be adapted to a target.
+    """A LightningModule whose `beta`, the weight of the KL term, can be adapted to a target.
 
     It has to log `policy/kl` in each training step.
-
-    Attributes:
-        beta: Weight of the KL term in the loss.
     """
 
     beta: float
@@ -71,16 +65,16 @@ class RewardShapingMixin(CallbackMixin):
     5. `normalise`: the running mean is subtracted, and the result divided by the running standard
        deviation of all rewards so far. Last, so that advantages always have the same scale.
 
-    An algorithm that divides by a deviation itself (GRPO by its group's) undoes the fifth.
-    A sample without a reward stays without one. All ranks share the running statistics.
+    An algorithm that divides by a deviation itself (GRPO by its group's) undoes the fifth. A sample
+    without a reward stays without one. All ranks share the running statistics.
 
     Logs at each step, for the active transformations: `shaping/weight/<component>`;
     `shaping/after_weights`, `after_potential`, `after_clip`, `after_length`, the mean reward after
-    each (the mean before all of them is `reward/total`, after all of them `reward/shaped`, which
-    the module logs); `shaping/potential` and `shaping/length`, the mean terms; `shaping/clipped`,
-    the share of clipped samples; `shaping/running_mean` and `shaping/running_std`;
-    `shaping/beta`, the weight in this step's loss; and always `shaping/fail_rate`, the share of
-    samples without a shaped reward.
+    each (before all of them it is `reward/total`, after all of them `reward/shaped`, which the
+    module logs); `shaping/potential` and `shaping/length`, the mean terms; `shaping/clipped`, the
+    share of clipped samples; `shaping/running_mean` and `shaping/running_std`; `shaping/beta`, the
+    weight in this step's loss; and always `shaping/fail_rate`, the share of samples without a
+    shaped reward.
 
     Args:
         weights: Schedules that replace weights of the `Reward`: component → pairs of step and
@@ -96,11 +90,6 @@ class RewardShapingMixin(CallbackMixin):
         kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
 
-    Attributes:
-        moments: Count, mean and squares of the rewards so far, before normalisation.
-        beta: Weight of the KL term in the next step's loss; None before training or without a
-            target.
-
     Raises:
         ValueError: No transformation, steps that do not increase, or a number out of range. In
             `setup`: a scheduled component that the reward does not have or does not weight, or a
@@ -112,8 +101,6 @@ class RewardShapingMixin(CallbackMixin):
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
         >>> overlong = SoftOverlong(longest=32, cache=8)
         >>> shaping = RewardShaping(clip=(-10.0, 0.0), overlong=overlong, normalise=True)
-        >>> shaping.moments  # of the rewards of training, with Trainer(callbacks=[shaping])
-        Moments(count=0, mean=0.0, squares=0.0)
     """
 
     def __init__(

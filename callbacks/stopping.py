@@ -39,12 +39,11 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     Decides by `ctrlreward.selection.StopRule` at the end of a validation, and only if that
     validation logged a new score. With `GenerationScorer(every_n_validations=3)`, two of three
     validations are skipped; Lightning's `EarlyStopping` would count the stale value as no
-    improvement. Works with any validation interval, and with training data of unknown length.
+    improvement. Works with any validation interval, and with training data of unknown length. Under
+    a distributed strategy all ranks stop if one decides to.
 
     A resumed run decides as an uninterrupted one would. A run that had already stopped ends at
     once, unless its new settings (more patience, another threshold) would not have stopped it.
-
-    Under a distributed strategy all ranks stop if one decides to.
 
     Args:
         monitor: Logged key of the score.
@@ -91,9 +90,6 @@ class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
         >>> Trainer(max_epochs=10, callbacks=[stopper]).fit(Module())
         >>> stopper.stopped_by
         'patience_exhausted'
-        >>> stopper.stopping_reason_message
-        'score/quality has not improved by more than 0.0 in the last 2 scores
-         (now 0.7500, best 0.7500)'
     """
 
     def __init__(

@@ -64,12 +64,11 @@ class WeightSchedules:
 class Potential:
     """Potential-based shaping term: weight · (γ · Φ(text) − Φ(start)).
 
-    `discount` = 1 rewards the improvement over the start. `discount` = 0 subtracts the potential
-    of the start, a baseline that changes no optimum
-    (`ctrlreward.functional.shaping.potential_difference`). Φ(start) is the same for all
-    completions of a prompt: it cancels out in advantages that compare them with each other or
-    with the greedy completion, and matters for a batch baseline, clipping and running
-    normalisation.
+    `discount` = 1 rewards the improvement over the start. `discount` = 0 subtracts the potential of
+    the start, a baseline that changes no optimum
+    (`ctrlreward.functional.shaping.potential_difference`). Φ(start) is the same for all completions
+    of a prompt: it cancels out in advantages that compare them with each other or with the greedy
+    completion, and matters for a batch baseline, clipping and running normalisation.
 
     Args:
         component: Φ, one score of a scorer: `scorer["similarity"]`, or a scorer with a single one.

@@ -42,11 +42,7 @@ def some_of(argument: str, given: str | Sequence[str], known: Iterable[Name]) ->
 
 
 def did_you_mean(given: object, known: Iterable[str], show: Callable[[str], object] = repr) -> str:
-    """Return the hint of an error: the known name that is most similar to what was given.
-
-    Returns:
-        The hint with a space before it; empty if no name is similar.
-    """
+    """Return the hint of an error, with a space before it: the most similar known name, or ""."""
     similar = get_close_matches(str(given), list(known), n=1)
     return f" (did you mean {show(similar[0])}?)" if similar else ""
 
@@ -64,12 +60,8 @@ def better_direction(
 ) -> Mode:
     """Return the better direction of a logged key: the given one, else the declared one.
 
-    Args:
-        key: Logged key.
-        mode: What the user gave; None for the declared direction.
-        declared: What a scorer declares for the key, None for nothing.
-        known: Keys that scorers declare, for the error.
-        argument: Name of `mode`, for the error.
+    `mode` is what the user gave by `argument`, `declared` what a scorer declares for the key; None
+    for nothing. `known` are the keys that scorers declare, for the error.
 
     Raises:
         ValueError: The mode would select the worst value of a score, or there is none.
@@ -111,9 +103,8 @@ def positive(argument: str, given: Number) -> Number:
 def checked_keywords(**instead: str) -> Callable[[Target], Target]:
     """Decorate a class or function that names the right keyword in place of a wrong one.
 
-    Args:
-        instead: Old keywords and those of other libraries; for each, what to type in its place.
-            It may take `**options: Unpack[SomeTypedDict]`.
+    `instead` maps old keywords and those of other libraries to what to type in their place. The
+    target may take `**options: Unpack[SomeTypedDict]`.
     """
 
     def decorate(target: Target) -> Target:

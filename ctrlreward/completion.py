@@ -33,14 +33,11 @@ class TextGenerator(Protocol):
     """
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
-        """Complete each prompt.
+        """Complete each prompt: in order, without the prompt.
 
         Called in eval mode without gradients, with all prompts at once: split them into batches
-        that fit in memory.
-
-        Returns:
-            One completion per prompt, in order and without the prompt. Prompt and completion are
-            concatenated as they are, so a space between them belongs to the completion.
+        that fit in memory. Prompt and completion are concatenated as they are, so a space between
+        them belongs to the completion.
         """
         ...
 
@@ -49,8 +46,7 @@ class TextGenerator(Protocol):
 class SampleGenerator(Protocol):
     """Interface of a LightningModule that needs more than prompts, such as a target style.
 
-    One method, instead of `complete` or in addition: it is preferred where a module has
-    both.
+    One method, which is preferred to `complete` where a module has both.
 
     Examples:
         >>> from pytorch_lightning.demos.boring_classes import BoringModel
@@ -68,14 +64,9 @@ class SampleGenerator(Protocol):
     def complete_samples(self, samples: Samples) -> list[str]:
         """Complete each sample; called as `TextGenerator.complete` is.
 
-        Args:
-            samples: Any number of samples with the columns given to the caller (`labels`,
-                `sources`, …). `texts` and `prefixes` are the beginnings of the texts to generate,
-                `prompts` and `groups` are always filled in.
-
-        Returns:
-            One completion per sample, in order and without its prefix. If the task continues no
-            beginning, as in style transfer, the prefixes are "" and a completion is the whole text.
+        Samples have the columns given to the caller (`labels`, `sources`, …). `texts` and
+        `prefixes` are the beginnings of the texts to generate, "" in a task that continues none,
+        such as style transfer; `prompts` and `groups` are always filled in.
         """
         ...
 
@@ -120,8 +111,6 @@ def generate(module: Generator, prompts: SamplesLike, repeats: int = 1, seed: in
         >>> samples = generate(Writer(), ["The soup", "The view"], repeats=2)
         >>> samples.texts
         ('The soup was good', 'The soup was good', 'The view was good', 'The view was good')
-        >>> samples.groups
-        ('0', '0', '1', '1')
     """
     samples = as_samples(prompts)
     error = mismatch(module, samples) or unclear_input(module, samples)
@@ -200,11 +189,10 @@ def _language_models(module: nn.Module) -> Iterator[PreTrainedModel]:
 
 
 def generate_across_ranks(module: Generator, prompts: Samples, repeats: int, seed: int) -> Samples:
-    """Share `generate` over the ranks, and return all samples on every rank; call it on each.
+    """Share `generate` over the ranks, and return all samples, in its order, on every rank.
 
-    Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r. The order is that
-    of `generate`. A rank that fails raises its exception, and the others a RuntimeError with its
-    message.
+    A collective. Rank r completes the rows r, r + number of ranks, and so on, with `seed` + r. A
+    rank that fails raises its exception, and the others a RuntimeError with its message.
     """
     rank, ranks = rank_and_ranks()
     share = prompts.as_prompts()[rank::ranks]

@@ -27,11 +27,8 @@ EXTRA_OF = {
 
 
 def import_extra(module: str, user: str) -> Any:
-    """Import a module of an optional package.
-
-    Args:
-        module: Full name, such as `"matplotlib.figure"`; its package is one of `EXTRA_OF`.
-        user: Subject of the error message, such as `"a figure"`.
+    """Import a module of an optional package, one of `EXTRA_OF`; `user` is the subject of an
+    error.
     """
     try:
         return import_module(module)

@@ -43,8 +43,8 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to fill, and rename it to `path` at the end.
 
-    An existing folder stays if filling raises or the process is killed. If it is killed between the
-    last two renames, the old folder is found beside `path` as `.NAME.replaced`.
+    An existing folder stays if filling raises or the process is killed; between the last two
+    renames, it is beside `path` as `.NAME.replaced`.
     """
     unfinished, replaced = _beside(path, "unfinished"), _beside(path, "replaced")
     for leftover in (unfinished, replaced):  # of a run that was killed

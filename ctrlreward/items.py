@@ -47,9 +47,7 @@ def items_named(name: ItemName) -> Iterator[None]:
 class ItemPlaces:
     """Names items of samples by the places of their rows: `reviews.jsonl:417: sentiment`.
 
-    Args:
-        places: The place of each sample.
-        columns: Column of `Samples` → its name in the file.
+    `columns` maps columns of `Samples` to their names in the file.
     """
 
     places: Sequence[str]

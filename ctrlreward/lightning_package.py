@@ -98,9 +98,9 @@ def check_strategy(trainer: Trainer) -> None:
     """Check that every rank has the whole model.
 
     Under FSDP, tensor parallelism and DeepSpeed a rank has a part of it, or of its optimizer. To
-    generate, all ranks would have to run every layer the same number of times, whereas the texts of
-    each rank end at a length of their own. Adapters and checkpoints, which rank 0 writes alone,
-    would have to be gathered first. Lightning runs FSDP and DeepSpeed on GPUs only.
+    generate, all ranks would have to run every layer the same number of times, whereas their texts
+    differ in length. Adapters and checkpoints, which rank 0 writes alone, would have to be
+    gathered.
     """
     if any(is_instance(trainer.strategy, f"strategies.{name}") for name in SHARDING):
         raise misconfigured(

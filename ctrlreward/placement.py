@@ -23,12 +23,9 @@ def shared_device(
     Sharing a single training device is allowed: it costs memory and time. Among several devices,
     the shared one would run short of memory and stall all others. The CPU is always shared.
 
-    Args:
-        scorers: Name → devices of its models, as in torch. `"cuda"` without an index is the
-            device of the process, the first one of training.
-        kind: Type of the training devices: `"cuda"`, `"cpu"`, `"mps"`.
-        ids: Indices of the training devices on this machine.
-        ranks: Training processes on all machines.
+    `scorers` maps a name to the devices of its models; `"cuda"` without an index is the first one
+    of training. Training has the devices `ids` of a `kind` (`"cuda"`, `"cpu"`, `"mps"`) on this
+    machine, and `ranks` processes on all machines.
     """
     if kind == "cpu" or max(len(ids), ranks) == 1:
         return None

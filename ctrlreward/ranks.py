@@ -25,12 +25,10 @@ def rank_and_ranks() -> tuple[int, int]:
 
 
 def on_every_rank(work: Callable[[], Result]) -> list[Result]:
-    """Call `work` on every rank and return the results of all ranks in rank order.
+    """Call `work` on every rank and return the results of all ranks, which are pickled, in rank
+    order.
 
     A collective: every rank must call it.
-
-    Args:
-        work: A function with a picklable result.
     """
     _, ranks = rank_and_ranks()
     if ranks == 1:
@@ -56,13 +54,9 @@ def fail_together(work: Callable[[], Result]) -> Result:
 
 
 def on_rank_zero(work: Callable[[], Result]) -> Result:
-    """Call `work` on rank 0 only and return its result on every rank.
+    """Call `work` on rank 0 only and return its result, which is pickled, on every rank.
 
-    A collective: every rank must call it. The other ranks wait, at most for the timeout of the
-    process group.
-
-    Args:
-        work: A function with a picklable result.
+    A collective: every rank must call it. The others wait, at most for the group's timeout.
     """
     rank, ranks = rank_and_ranks()
     if ranks == 1:

@@ -18,18 +18,13 @@ class HistoryLoggerMixin(Logger):
     """Lightning logger that appends metrics to `<folder>/metrics.jsonl`.
 
     Each call writes one JSON object with `step` and the logged values; NaN and infinite values
-    become null. `JsonLog(logger.path).read()` returns the rows.
-
-    A resumed run continues the file, where Lightning's `CSVLogger` deletes it: the first row that
-    the run logs replaces all earlier rows of the same and later steps.
+    become null. `JsonLog(logger.path).read()` returns the rows. A resumed run continues the file,
+    where Lightning's `CSVLogger` deletes it: the first row that the run logs replaces all earlier
+    rows of the same and later steps, unless a callback of this package sets `replaces_rows` to
+    false, as for `trainer.validate` and `trainer.test`.
 
     Args:
         folder: Folder of the run; created by the first row.
-
-    Attributes:
-        path: The file.
-        replaces_rows: Whether the first row replaces others; a callback of this package sets it to
-            false for `trainer.validate` and `trainer.test`.
 
     Examples:
         >>> from ctrlreward.callbacks import HistoryLogger

@@ -52,12 +52,11 @@ class WandbReportMixin(CallbackMixin):
     - `report`: the content of the `summary.json` of `BeforeAfter`.
 
     When training ends, the adapter of the selected checkpoint becomes the artifact
-    `adapter-<run id>` of type `model`, with the aliases `best` and `step-<step>`. An adapter that
-    the run has already logged is not logged again.
+    `adapter-<run id>` of type `model`, with the aliases `best` and `step-<step>`, once.
 
-    Give the `WandbLogger` to this callback instead of to the trainer. A logger of the trainer
-    starts its run before Lightning reads the checkpoint, so that a resumed training would be a new
-    run. This callback adds it to the trainer afterwards: training that resumes from a checkpoint
+    Give the `WandbLogger` to this callback instead of to the trainer, which would start its run
+    before Lightning reads the checkpoint, so that a resumed training would be a new run. This
+    callback adds it to the trainer afterwards: training that resumes from a checkpoint
     (`ckpt_path`) continues the run of that checkpoint, and other training starts a new one. An id
     that the logger was given has priority.
 

@@ -54,8 +54,7 @@ def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: st
 def send_alert(trainer: Trainer, title: str, text: str) -> None:
     """Send an alert of level WARN to each Weights & Biases run, from rank 0.
 
-    Weights & Biases passes it on by mail or Slack, as the user has set it up. The title has less
-    than 64 characters.
+    The title has less than 64 characters.
     """
     for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
         logger.experiment.alert(title, text, level="WARN")

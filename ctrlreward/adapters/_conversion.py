@@ -51,8 +51,7 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
     """Raise a ValueError if a sample's result could not be represented as the trainer needs it.
 
-    None of the reward's components may have one of `keys`, which a result has besides them, and
-    `failed_score` must be finite.
+    `failed_score` must be finite, and `keys`, which a result has, must not be names of components.
     """
     if not math.isfinite(failed_score):
         raise ValueError(
@@ -75,10 +74,8 @@ def build_samples(
     """Build `Samples` from completions and the trainer's columns.
 
     Each text is prefix + completion if `prefixes` is mapped, else the completion alone. `groups`
-    are the prompts unless they are mapped.
-
-    `prompts` are also available for mapping as the column `"prompt"`; None if the trainer doesn't
-    pass them. `columns` maps columns of `Samples` to names in the table.
+    are the prompts unless they are mapped. `prompts` are the column `"prompt"`; None if the trainer
+    doesn't pass them. `columns` maps columns of `Samples` to names in the table.
     """
     known = dict(table) if prompts is None else {"prompt": prompts, **table}
     for name, source in columns.items():
@@ -98,10 +95,9 @@ def build_samples(
 
 
 def plain_text(chat: str | Sequence[Mapping[str, Any]], role: str | None = None) -> str:
-    r"""Return a text as it is, or the texts of a chat's messages joined by `"\n"`.
+    """Return a text as it is, or the texts of a chat's messages, of one role or all, by lines.
 
     Content is a text, a list of parts of which the text parts count, or None (a bare tool call).
-    `role` is the role whose messages to keep; None keeps all.
     """
     if isinstance(chat, str):
         return chat

@@ -42,8 +42,8 @@ def as_reward_func(
 
     The function returns `rewards` and `scores`, which are both the total, and `extra_logs` with
     each component and `failed` (1.0 or 0.0): float32 tensors of shape (n,). In OpenRLHF every
-    sample has a reward, and NaN would spread to the advantages of other samples. So a failed
-    sample gets `failed_score`; its components are NaN in `extra_logs`.
+    sample has a reward, and NaN would spread to the advantages of other samples. So a failed sample
+    gets `failed_score`; its components are NaN in `extra_logs`.
 
     Args:
         reward: Reward whose scores depend on one sample alone, or what `Reward` takes.
@@ -62,8 +62,7 @@ def as_reward_func(
     Examples:
         >>> from ctrlreward import Reward, Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward = Reward({"similarity": similarity})
-        >>> reward_func = as_reward_func(reward, ["<eos>"], -1.0, {"sources": "label"})
+        >>> reward_func = as_reward_func(similarity, ["<eos>"], -1.0, {"sources": "label"})
         >>> reward_func(["Reword: broth<eos>"], ["Reword: "], ["soup"])["rewards"]
         tensor([0.6000])
     """

@@ -70,8 +70,8 @@ _next_id: Iterator[int] = count(1)
 class _ScoreSums(_ScoreMetric):
     """Base class of metrics computed from sums over the samples.
 
-    The states hold the sums of all scores of the scorer. Metrics of one scorer therefore have
-    equal states, and a `MetricCollection` scores each batch once for all of them.
+    The states hold the sums of all scores of the scorer. Metrics of one scorer therefore have equal
+    states, and a `MetricCollection` scores each batch once for all of them.
     """
 
     totals: Tensor
@@ -119,11 +119,9 @@ class _ScoreSums(_ScoreMetric):
 class ScoreMean(_ScoreSums):
     """Mean of a score over the samples that did not fail; NaN if all failed.
 
-    Samples that a distributed sampler repeats count twice; `ScoreOfAll` can leave them out.
-
-    Args:
-        component: A score that depends on one sample alone, `ctrleval["coherence"]`; or a scorer
-            with a single score.
+    Samples that a distributed sampler repeats count twice; `ScoreOfAll` can leave them out. The
+    component is a score that depends on one sample alone, `ctrleval["coherence"]`, or a scorer with
+    a single score.
 
     Raises:
         ValueError: The score depends on several samples, or the scorer has several scores.
@@ -147,12 +145,9 @@ class ScoreMean(_ScoreSums):
 class FailRate(_ScoreSums):
     """Share of the samples for which a score is NaN, in [0, 1]; NaN without samples.
 
-        component: As in `ScoreMean`.
-
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
-        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> fail_rate = FailRate(similarity)
+        >>> fail_rate = FailRate(Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]})))
         >>> fail_rate.update(["broth", "lake"], sources="soup")  # no vector of the second
         >>> fail_rate.compute().item()
         0.5
@@ -171,19 +166,15 @@ class FailRate(_ScoreSums):
 class ScoreOfAll(_ScoreMetric):
     """Mean of a score computed over the samples of all ranks together; NaN if all failed.
 
-    Meant for scores that depend on several samples (`Distinct`). The state is the samples
-    themselves: `compute` gathers them on every rank, and each rank scores all of them.
-
-    Args:
-        component: `distinct["distinct_2"]`, or any other score; or a scorer with a single score.
+    Meant for scores that depend on several samples (`distinct["distinct_2"]`). The state is the
+    samples themselves: `compute` gathers them on every rank, and each rank scores all of them.
 
     Raises:
         ValueError: The scorer has several scores.
 
     Examples:
         >>> from ctrlreward import Similarity, WordVectors
-        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> mean = ScoreOfAll(similarity)
+        >>> mean = ScoreOfAll(Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]})))
         >>> mean.update(["broth", "soup"], sources="soup", ids=[0, 1])
         >>> mean.update(["soup"], sources="soup", ids=[1])  # repeated by a sampler: counts once
         >>> mean.compute().item()
@@ -205,15 +196,10 @@ class ScoreOfAll(_ScoreMetric):
     def update(
         self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
     ) -> None:
-        """Keep samples until `compute`.
+        """Keep n samples until `compute`, with the same columns in all updates on all ranks.
 
-        Args:
-            data: n samples, in any form that `as_samples` takes, with the same columns in all
-                updates on all ranks.
-            ids: Their n indices in the dataset. With ids, samples are scored in the dataset's
-                order, and those that a sampler repeats count once. Without, they are scored rank
-                by rank.
-            columns: Columns of `Samples` to add, as in `as_samples`.
+        With `ids`, their indices in the dataset, samples are scored in the dataset's order, and
+        those that a sampler repeats count once. Without, they are scored rank by rank.
         """
         samples = as_samples(data, **columns)
         if ids is not None and len(ids) != len(samples):
@@ -226,11 +212,7 @@ class ScoreOfAll(_ScoreMetric):
             self.records.append(records.to(self.device, copy=True))
 
     def compute(self) -> Tensor:
-        """Return the mean of the score, float64.
-
-        Raises:
-            ValueError: Updates had different columns, or only some had ids.
-        """
+        """Return the mean of the score, float64; a ValueError if only some updates had ids."""
         samples = _decode(self.records)
         if samples is None:
             return torch.tensor(torch.nan, dtype=torch.float64, device=self.device)

@@ -140,8 +140,8 @@ class TrainerRoutes:
     def check(self, reward: Reward) -> None:
         """Raise if the routes can't serve a reward; loads no model.
 
-        `failed_score` has to be finite, scores pointwise, and the columns that components need
-        mapped or constant. No component may have the name of a key of the replies.
+        Scores have to be pointwise, and the columns that components need mapped or constant. No
+        component may have the name of a key of the replies.
         """
         check_pointwise(reward, "a route of a trainer")
         check_failed_score(reward, self.failed_score, ["failed", "total"])

@@ -59,14 +59,14 @@ class _ClassifyRequest(BaseModel):
 def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
     """Return the routes of `/get_reward`, `/slime` and `/classify`.
 
-    They score with the queue of the application that includes them, `app.state.requests`. Raises a
-    ValueError as `TrainerRoutes.check` if they can't serve the reward of that application.
+    They score with the queue of the application that includes them, `app.state.requests`. A
+    ValueError says why they can't serve the reward (`TrainerRoutes.check`).
 
     Examples:
         >>> from ctrlreward import Reward, Similarity, WordVectors
+        >>> from ctrlreward.adapters.trainer_options import TrainerRoutes
         >>> from ctrlreward.serving import create_app
         >>> reward = Reward({"content": Similarity(WordVectors({"soup": [1, 0]}))})
-        >>> from ctrlreward.adapters.trainer_options import TrainerRoutes
         >>> options = TrainerRoutes(failed_score=-1.0, columns={"sources": "label"})
         >>> app = create_app(reward, routers=[trainer_routes(options, reward)])
     """

@@ -65,8 +65,7 @@ def as_reward_funcs(
         reward: The reward, or what `Reward` takes. Each rank scores its own samples, so a score
             over whole groups (`Distinct`) sees only the part of a group that is on its rank.
         columns: Column of `Samples` → column of the dataset, `{"labels": "sentiment"}`. With
-            `{"prefixes": "prompt"}` each text is prompt + completion; without `prefixes` it is the
-            completion alone.
+            `{"prefixes": "prompt"}` each text is prompt + completion, else the completion alone.
         name: Name of the function in TRL's log; give each reward its own.
 
     Raises:
@@ -75,10 +74,9 @@ def as_reward_funcs(
             doesn't have.
 
     Examples:
-        >>> from ctrlreward import Reward, Similarity, WordVectors
+        >>> from ctrlreward import Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward = Reward({"similarity": similarity})
-        >>> (function,) = as_reward_funcs(reward, {"sources": "original"}, name="similarity")
+        >>> (function,) = as_reward_funcs(similarity, {"sources": "original"}, name="similarity")
         >>> function(["Reword."] * 2, ["broth", ""], original=["soup", "soup"])  # as TRL calls it
         [0.6, None]
     """
@@ -104,16 +102,12 @@ def as_async_reward_funcs(
 def as_component_funcs(
     reward: RewardLike, columns: Mapping[str, str] | None = None
 ) -> ComponentFuncs:
-    """Return one function per component, for TRL to combine.
+    """Return one function per component, for TRL to combine; other arguments as `as_reward_funcs`.
 
     Use this for `multi_objective_aggregation="normalize_then_sum"`; for a plain weighted sum, and
     for `AsyncGRPOTrainer`, which takes no weights, use `as_reward_funcs`. The functions score a
     batch once between them. A sample that fails in one component is None in all, because TRL would
     sum the others.
-
-    Args:
-        reward: A reward with `aggregate="weighted"`, or what `Reward` takes.
-        columns: As in `as_reward_funcs`.
 
     Raises:
         ValueError: The reward is not a weighted sum; also as in `as_reward_funcs`.

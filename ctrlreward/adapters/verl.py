@@ -59,10 +59,9 @@ def as_batch_compute_score(
             component named `score` or `failed`. When called: a key that the sample doesn't have.
 
     Examples:
-        >>> from ctrlreward import Reward, Similarity, WordVectors
+        >>> from ctrlreward import Similarity, WordVectors
         >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward = Reward({"similarity": similarity})
-        >>> compute_score = as_batch_compute_score(reward, -1.0, {"sources": "original"})
+        >>> compute_score = as_batch_compute_score(similarity, -1.0, {"sources": "original"})
         >>> compute_score(["menu"], ["broth"], [""], [{"original": "soup"}])
         [{'score': 0.6, 'failed': 0.0, 'similarity': 0.6}]
     """
@@ -78,10 +77,9 @@ def as_compute_score(
     on several samples.
 
     Examples:
-        >>> from ctrlreward import Reward, Similarity, WordVectors
-        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward = Reward({"similarity": similarity})
-        >>> compute_score = as_compute_score(reward, -1.0, {"sources": "original"})
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> compute_score = as_compute_score(similarity, -1.0, {"sources": "original"})
         >>> compute_score("menu", "", ground_truth="", extra_info={"original": "soup"})
         {'score': -1.0, 'failed': 1.0, 'similarity': None}
     """
@@ -98,23 +96,15 @@ def as_async_compute_score(
 ) -> Callable[..., Coroutine[Any, Any, Result]]:
     """Return a coroutine function for verl 0.9's managers that batches concurrent calls.
 
-    Args:
-        reward: As in `as_batch_compute_score`.
-        failed_score: As in `as_batch_compute_score`.
-        columns: As in `as_batch_compute_score`.
-        wait: Seconds that the first sample of a batch waits for others.
-
-    Raises:
-        TypeError: As in `as_batch_compute_score`.
-        ValueError: As in `as_batch_compute_score`, or a component depends on several samples:
-            which samples share a batch is up to chance.
+    Takes what `as_batch_compute_score` takes; the first sample of a batch waits `wait` seconds for
+    others. A ValueError also if a component depends on several samples: which samples share a batch
+    is up to chance.
 
     Examples:
         >>> import asyncio
-        >>> from ctrlreward import Reward, Similarity, WordVectors
-        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))  # cosine 0.6
-        >>> reward = Reward({"similarity": similarity})
-        >>> compute_score = as_async_compute_score(reward, -1.0, {"sources": "original"})
+        >>> from ctrlreward import Similarity, WordVectors
+        >>> similarity = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
+        >>> compute_score = as_async_compute_score(similarity, -1.0, {"sources": "original"})
         >>> asyncio.run(compute_score("menu", "broth", "", extra_info={"original": "soup"}))
         {'score': 0.6, 'failed': 0.0, 'similarity': 0.6}
     """

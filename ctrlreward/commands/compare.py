@@ -43,10 +43,10 @@ _MAX_SYSTEMS = 20
 
 @dataclass(frozen=True)
 class Comparison:
-    """Agreement of two or more runs.
+    """Agreement of two or more runs, in the user's order.
 
-    `runs` are in the user's order; `curves` correlate each metric over the steps that all runs
-    logged, and are empty if a run has no steps; `missing` are studies that at least one run lacks.
+    `curves` correlate each metric over the steps that all runs logged; `missing` are studies that
+    at least one run lacks.
     """
 
     runs: Sequence[Run]

@@ -40,9 +40,8 @@ COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """A YAML file, with the lines of its keys.
+    """A YAML file, with the line of each key, by the keys that lead there, "0", "1", … in a list.
 
-    `lines` has the line of each key, by the keys that lead there; those of a list are "0", "1", ….
     `as_written` is False if the content is not what the file has.
     """
 
@@ -98,13 +97,13 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
-    """Put what a configuration extends before it.
+    """Return arguments in which a configuration follows what it extends, and all files in that
+    order.
 
-    `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes `--config
-    yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others. `replace`
-    beside it, a mapping of strings, replaces each wherever it stands in a value of those files.
-
-    Returns the arguments, and all files in the order in which they apply.
+    `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes
+    `--config yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
+    `replace` beside it, a mapping of strings, replaces each wherever it stands in a value of those
+    files.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -162,9 +161,7 @@ def check_models(file: ConfigFile) -> None:
 
 
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
-    """Read the reward of a YAML file.
-
-    Returns the block, `class_path` and `init_args` or `components` and its other arguments, and the
+    """Return the reward of a YAML file, `class_path` or `components` with other arguments, and the
     file.
     """
     file = read_config(path)

@@ -67,12 +67,7 @@ def list_data(names: Sequence[str]) -> None:
 
 
 def get_data(names: Sequence[str]) -> None:
-    """Get files; check those that are there.
-
-    Raises:
-        ValueError: The data set or the file is not known.
-        OSError: A file can't be had.
-    """
+    """Get files; check those that are there. Raises as `find` and `DataFile.get`."""
     files = _found(names)
     for name in dict.fromkeys(file.data_set for file in files):
         print(

@@ -102,13 +102,12 @@ def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
 
 
 def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | None:
-    """Rename the folder of the last run to the first free of `<folder>-1`, `<folder>-2`, ….
+    """Rename the folder of the last run to the first free of `<folder>-1`, `<folder>-2`, …; return
+    it.
 
     Only a folder that a run has to itself is renamed: one with `metrics.jsonl`, `summary.json` or
-    `checkpoints`, and with nothing but what runs write. A folder without a run is left as it is,
-    and so is one with only `checkpoints` of a run beside other files.
-
-    `written` are further names that the run writes there. Returns the new path, or None.
+    `checkpoints`, and with nothing but what runs write, which `written` adds to. A folder without a
+    run is left as it is, and so is one with only `checkpoints` of a run beside other files.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not any(sign in names for sign in _SIGNS):

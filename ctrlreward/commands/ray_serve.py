@@ -63,11 +63,9 @@ class RewardReplica:
 def serve_on_ray(
     served: ServedReward, host: str, port: int, replicas: int, grace: int, options: RayServeOptions
 ) -> bool:
-    """Serve a reward by replicas until a SIGTERM or an interruption.
+    """Serve a reward by replicas until a SIGTERM; return False if the models can't be loaded.
 
     Prints the address when all replicas run, and a line for each replica that starts or ends.
-
-    Returns False if the models can't be loaded; the cause is printed.
     """
     if options.max_replicas is not None and options.max_replicas < replicas:
         raise ValueError(f"ray.max_replicas = {options.max_replicas}: give {replicas} or more")

@@ -186,10 +186,9 @@ def score_file(
 
 @contextmanager
 def _piped(source: Location, target: Location) -> Iterator[tuple[Location, Location, Location]]:
-    """Yield input, output and folder of the unfinished run in a temporary folder.
+    """Yield input, output and folder of the unfinished run, in a temporary folder for pipes.
 
-    Standard input is copied there, since it is read several times; so is what goes to standard
-    output, until it is complete.
+    Standard input is read several times; what goes to standard output waits until it is complete.
     """
     write_line("an interrupted run can't be resumed: it reads or writes a pipe")
     with TemporaryDirectory() as temporary:
@@ -245,8 +244,7 @@ def name_components(
 ) -> dict[str, Component]:
     """Return all scores of some scorers by name, or those that the columns allow.
 
-    `names` has one per scorer, for keys such as `"small.coherence"`; None uses the scores' own
-    names.
+    `names` prefix them, one per scorer, as in `"small.coherence"`.
     """
     if not scorers:
         raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")

@@ -3,43 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from ctrlreward.arguments import did_you_mean
-from ctrlreward.data import pplm, rated_rows, tense
 from ctrlreward.data.download import download
 from ctrlreward.files import write_whole
 from ctrlreward.weights.cache import cache_folder, locked
 
 _HUB_FILE = re.compile(r"hf://datasets/([^/]+/[^/]+)/(.+)")
 
-# What writes the files without a public address, by data set. The function is given the name of the
-# file and one that returns the path of another file of the data set, or of its address.
-_MAKERS: Mapping[str, Callable[[str, Callable[[str], Path]], bytes]] = {
-    "li2018": rated_rows.make,
-    "pplm": pplm.make,
-    "tense": tense.make,
-}
-
 
 @dataclass(frozen=True)
 class DataFile:
-    r"""A file of a data set.
+    r"""A file of a data set, at `place` below a data folder.
 
-    Attributes:
-        data_set: Name of the data set.
-        name: Name of the file in it.
-        place: Path below a data folder.
-        address: Public address; None for a file that is made by this package.
-        size: Number of bytes; None where it is not known.
-        sha256: Hex digest of the content; None where only `git_blob` is known.
-        git_blob: Hash that git gives the content, `sha1("blob SIZE\0" + content)`.
+    `address` is None for a file that is made, `size` (bytes) where it is not known, `sha256` where
+    only `git_blob` is: the hash that git gives the content, `sha1("blob SIZE\0" + content)`.
     """
 
     data_set: str
@@ -58,7 +44,7 @@ class DataFile:
         """Path of the file on this machine, or the path that `get` would write.
 
         A file in `data_folder()` comes first, then one in the cache. Downloads are written to the
-        former, and what the package makes to the latter.
+        former, and what is made to the latter.
         """
         own, cached = data_folder() / self.place, _cached_data() / self.place
         if own.is_file() or (self.address is not None and not cached.is_file()):
@@ -68,8 +54,8 @@ class DataFile:
     def get(self) -> Path:
         """Return the path of the file; download or make it first where it is missing.
 
-        The file is complete and checked, or absent. Of several processes, one gets it and the
-        others wait. A file that is there is used as it is; `problem` checks it.
+        The file is complete and checked, or absent; one process gets it and the others wait. A file
+        that is there is used as it is; `problem` checks it.
 
         Raises:
             OSError: The file can't be downloaded or written, or has another checksum.
@@ -121,7 +107,8 @@ class DataFile:
             return source
 
         made = path.with_name(f".{path.name}.made")
-        write_whole(made, _MAKERS[self.data_set](self.name, path_of))
+        maker = importlib.import_module(f"ctrlreward.{data_set.made_by}")
+        write_whole(made, maker.make(self.name, path_of))
         if problem := self.problem(made):
             for file in (made, *unchecked):
                 file.unlink()
@@ -131,14 +118,11 @@ class DataFile:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: its terms and its files.
+    """A data set: its terms, what to cite, and its files by name.
 
-    Attributes:
-        name: Name, as in `"yelp-shen/sentiment.dev.0"`.
-        address: Public address of its folder; None if the package makes all of its files.
-        licence: Licence or terms of use.
-        cite: What to cite.
-        files: Its files by name.
+    `address` is of its public folder, None if all files are made. `made_by` is a module with
+    `make`, which is given the name of a file without an address, and a function from the name of
+    another file of the data set, or below its address, to a path.
     """
 
     name: str
@@ -146,6 +130,7 @@ class DataSet:
     licence: str
     cite: str
     files: Mapping[str, DataFile]
+    made_by: str | None = None
 
 
 def data_folder() -> Path:
@@ -156,18 +141,12 @@ def data_folder() -> Path:
 
 
 def find(name: str) -> Sequence[DataFile]:
-    """Return the files of a data set, or the one file that is named.
-
-    Raises:
-        ValueError: The data set or the file is not known; names the most similar one.
+    """Return the files of a data set, or the one file that is named; of similar names, an error
+    tells.
 
     Examples:
         >>> [str(file) for file in find("wikitext2")]
         ['wikitext2/valid.txt', 'wikitext2/test.txt']
-        >>> find("wikitext2/train.txt")
-        Traceback (most recent call last):
-        ValueError: data set 'wikitext2' has no file 'train.txt' (did you mean 'valid.txt'?), only \
-valid.txt, test.txt
     """
     data_set, slash, file = name.partition("/")
     if data_set not in DATA_SETS:
@@ -199,10 +178,6 @@ def local_file(file: str | Path) -> Path:
     Raises:
         ValueError: A data set has no such file.
         OSError: The file can't be downloaded; names address, file and folder.
-
-    Examples:
-        >>> local_file("my/sentences.txt")
-        PosixPath('my/sentences.txt')
     """
     name = str(file)
     if on_hub := _HUB_FILE.fullmatch(name):
@@ -252,6 +227,7 @@ def _read_catalogue() -> Mapping[str, DataSet]:
                 )
                 for file in entry["files"]
             },
+            entry.get("made_by"),
         )
     return data_sets
 

@@ -23,18 +23,11 @@ def download(
     size: int | None = None,
     problem: Callable[[Path], str | None] = lambda path: None,
 ) -> None:
-    """Download a file, which appears when it is complete and checked.
+    """Download a file into an existing folder; it appears when it is complete and checked.
 
-    What has arrived stays in `.NAME.partial` in the same folder, so that a later call continues
-    there. If the server does not send parts of files, or the parts do not fit, the file is
-    downloaded anew. One process at a time may do this.
-
-    Args:
-        name: Name of the file, for progress and errors.
-        address: URL.
-        path: The file to write, in an existing folder.
-        size: Number of bytes, if known.
-        problem: Returns what is wrong with a complete file, or None.
+    What has arrived stays in `.NAME.partial`, so that a later call continues there. If the server
+    does not send parts of files, or the parts do not fit, the file is downloaded anew. One process
+    at a time may do this. `problem` returns what is wrong with a complete file, or None.
 
     Raises:
         OSError: The server can't be reached, does not have the file, or has another one. Names the

@@ -84,13 +84,8 @@ def run_batched(
 
     Items are sorted by length, longest first, which minimises padding and makes memory run out at
     the first batch or never. A batch that runs out of memory is halved and retried, and the smaller
-    budget is kept for the remaining items.
-
-    Args:
-        lengths: Number of tokens of each item.
-        batch_tokens: Most tokens of a padded batch; a longer item makes one of its own.
-        forward: Takes indices into `lengths` and returns one result each, in inference mode.
-        description: Label of the progress bar.
+    budget is kept. An item longer than the budget is a batch. `forward` takes indices into
+    `lengths`, the numbers of tokens, and returns one result each.
     """
     pending = pack(lengths, batch_tokens)
     results: dict[int, Result] = {}

@@ -29,11 +29,9 @@ def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
 
 
 def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Any]:
-    """Return the input of the output layer, and the model's output without logits.
+    """Return the input of the output layer, (rows, tokens, width), and the output, without logits.
 
     The layer itself runs on zero rows, since even one token's logits would read all its weights.
-
-    The hidden states have shape (rows, tokens, width), and `logits` of the output is empty.
     """
     captured: list[Tensor] = []
 
@@ -52,14 +50,12 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 def token_log_probs(
     model: PreTrainedModel, hidden: Tensor, states: Tensor, tokens: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`.
+    """Return the log-probability of `tokens[k]` given the state `hidden[states[k]]`, float32, (k,).
 
-    Differentiable with respect to the states and the weights. The logits of a state are computed
-    once, and none of a state that is not in `states`. A block of logits that does not fit into the
-    device's memory is halved.
-
-    `hidden` has shape (states, width); `states` and `tokens`, shape (k,), may be on the CPU. Logits
-    are divided by `temperature`. Natural log-probabilities, float32, shape (k,).
+    Differentiable with respect to the states, shape (states, width), and the weights. The logits of
+    a state, which are divided by `temperature`, are computed once, and none of a state that is not
+    in `states`. A block of logits that does not fit into the device's memory is halved. `states`
+    and `tokens` may be on the CPU.
     """
     used, states = states.unique(return_inverse=True)
     if len(used) < len(hidden):
@@ -95,11 +91,10 @@ def token_log_probs(
 def _gather(
     blocks: Iterable[Tensor], rows: int, edges: Sequence[int], states: Tensor, tokens: Tensor
 ) -> Tensor:
-    """Return the log-probability of `tokens[k]` in row `states[k]` of logits.
+    """Return the log-probability of `tokens[k]` in row `states[k]` of logits, shape (k,).
 
     `blocks` are logits of consecutive parts of the vocabulary, each of shape (rows, words), and
-    `edges` has the first word of each, and the size of the vocabulary. `states` and `tokens` have
-    shape (k,).
+    `edges` has the first word of each, and the size of the vocabulary.
     """
     tokens, order = tokens.sort()
     cuts = torch.searchsorted(tokens, torch.tensor(edges, device=tokens.device)).tolist()
@@ -134,13 +129,12 @@ def logit_blocks(
     temperature: float = 1.0,
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
 ) -> Callable[[Tensor], Iterator[Tensor]]:
-    """Return a function from hidden states to float32 logits, in blocks of the vocabulary.
+    """Return a function from hidden states to float32 logits, in blocks of `words` of the
+    vocabulary.
 
     Includes the transformations that models apply after the layer: a bias (BART, PEGASUS), a scale
-    (Cohere, Granite), a soft cap (Gemma).
-
-    A block has `words` words, or the vocabulary. Logits are divided by `temperature`; `multiply`
-    computes the layer's product from states, weights and bias.
+    (Cohere, Granite), a soft cap (Gemma). Logits are divided by `temperature`; `multiply` computes
+    the layer's product from states, weights and bias.
     """
     layer, config = model.get_output_embeddings(), model.config
     # A PeftModel has the buffer under a longer name.

@@ -28,9 +28,9 @@ def group_centred_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def leave_one_out_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Subtract the mean of the other samples of the group (RLOO, Ahmadian et al. 2024).
+    """Subtract the mean of the other samples of the group (RLOO, Ahmadian et al. 2024), shape (n,).
 
-    The only valid sample of a group gets 0. Shape (n,).
+    The only valid sample of a group gets 0.
 
     Examples:
         >>> rewards, groups = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([0, 0, 1])
@@ -57,11 +57,8 @@ def batch_baseline_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 def self_critical_advantages(rewards: Tensor, groups: Tensor, greedy: Tensor) -> Tensor:
     """Subtract the reward of the prompt's greedy completion (Rennie et al. 2017, eq. 8).
 
-    Args:
-        rewards: NaN where a sample failed, shape (n,).
-        groups: Index into `greedy` of each sample's prompt, integers, shape (n,).
-        greedy: Reward of each prompt's greedy completion, shape (prompts,). If it is NaN, the
-            prompt's samples get 0.
+    `groups` index `greedy`, shape (prompts,); the samples of a prompt whose greedy reward is NaN
+    get 0.
 
     Examples:
         >>> rewards, groups = torch.tensor([1.0, 3.0]), torch.tensor([0, 1])
@@ -101,11 +98,7 @@ def batch_deviation(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def rewards_at_end(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Place each completion's reward at its last token and 0 elsewhere, shape (n, tokens).
-
-    Args:
-        rewards: Shape (n,).
-        mask: 1 on the completions' tokens, shape (n, tokens).
+    """Place each completion's reward, shape (n,), at its last token and 0 elsewhere, (n, tokens).
 
     Examples:
         >>> rewards_at_end(torch.tensor([2.0, 3.0]), mask=torch.tensor([[1, 1, 0], [1, 1, 1]]))
@@ -120,28 +113,23 @@ def rewards_at_end(rewards: Tensor, mask: Tensor) -> Tensor:
 def generalised_advantages(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, gae_lambda: float = 0.95
 ) -> Tensor:
-    """Estimate the advantage of each token by GAE (Schulman et al. 2016, eq. 16).
+    """Estimate the advantage of each token by GAE (Schulman et al. 2016, eq. 16), (n, tokens).
 
     A_t = sum over l ≥ 0 of (γλ)^l δ_{t+l}, with δ_t = r_t + γ V_{t+1} − V_t. The value after the
     last token is 0, whether the completion ended there or was cut off. Advantages + values are the
-    returns that the values should predict.
+    returns that the values should predict; advantages are 0 where masked.
 
     Args:
-        rewards: Reward of each token, shape (n, tokens).
-        values: Value of each token, shape (n, tokens).
-        mask: 1 on the completions' tokens, shape (n, tokens); advantages are 0 elsewhere.
+        rewards: Reward of each token, shape (n, tokens), as all others.
+        values: Value of each token.
+        mask: 1 on the completions' tokens.
         gamma: γ, the discount per token, in [0, 1].
         gae_lambda: λ, in [0, 1]; 0 uses only the next value, 1 only rewards.
-
-    Returns:
-        Shape (n, tokens).
 
     Examples:
         >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.5]])
         >>> generalised_advantages(rewards, values, torch.ones(1, 2), gae_lambda=0.5)
         tensor([[0.2500, 0.5000]])
-
-        The δ are 0 + 0.5 − 0.5 = 0 and 1 + 0 − 0.5 = 0.5, of which the first token gets the half.
     """
     following = torch.zeros_like(values[:, 0])
     value_after = torch.zeros_like(following)
@@ -157,14 +145,10 @@ def generalised_advantages(
 def whitened(
     values: Tensor, mask: Tensor, among: Tensor | None = None, epsilon: float = 1e-4
 ) -> Tensor:
-    """Subtract the mean and divide by the standard deviation; 0 where masked.
+    """Subtract the mean and divide by the standard deviation, shape (n, tokens); 0 where masked.
 
-    Args:
-        values: Shape (n, tokens).
-        mask: 1 on any of the values, shape (n, tokens).
-        among: The values whose mean and deviation are used, shape (k,); None for the unmasked
-            ones.
-        epsilon: Added to the (unbiased) standard deviation.
+    Mean and (unbiased) deviation are those of `among`, shape (k,), or of the unmasked values.
+    `epsilon` is added to the deviation.
 
     Examples:
         >>> whitened(torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[1, 1, 1, 0]]), epsilon=0)

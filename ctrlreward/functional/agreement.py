@@ -22,12 +22,7 @@ from scipy import stats
 
 
 class Correlation(NamedTuple):
-    """Correlation of two sets of numbers (type II); higher is better, NaN where undefined.
-
-    Attributes:
-        pearson: Linear correlation, -1 to 1.
-        spearman: Rank correlation, -1 to 1.
-        n: Number of pairs behind the two values.
+    """Correlations of n pairs, -1 to 1 (type II); higher is better, NaN where undefined.
 
     Examples:
         >>> reversed_order = correlate([1, 2, 3], [3, 2, 1])
@@ -71,11 +66,8 @@ def cv_star(values: Sequence[float]) -> float:
     for small n. The scale needs a true zero, so shift a rating of 1 to 5 to start at 0 first. For
     two values CV* equals their distance in per cent of their mean to within 0.3 %.
 
-    Args:
-        values: One score measured in n ≥ 2 runs, experiments or studies.
-
-    Returns:
-        Per cent, 0 (identical values) or more; NaN if a value is NaN.
+    `values` are one score measured in n ≥ 2 runs, experiments or studies. Per cent, 0 (identical
+    values) or more; NaN if a value is NaN.
 
     Raises:
         ValueError: There are fewer than two values, or their mean is 0.
@@ -96,15 +88,11 @@ def cv_star(values: Sequence[float]) -> float:
 
 
 def c4(n: int) -> float:
-    """Return the expected sample standard deviation of n normal values of unit variance.
+    """Return the expected sample standard deviation of n ≥ 2 normal values of unit variance.
 
         c4(n) = √(2 / (n - 1)) · Γ(n / 2) / Γ((n - 1) / 2)
 
-    Returns:
-        0 to 1, approaching 1 as n grows.
-
-    Raises:
-        ValueError: n is less than 2.
+    0 to 1, approaching 1 as n grows.
 
     Examples:
         >>> round(c4(2), 4)  # √(2 / π)
@@ -116,15 +104,10 @@ def c4(n: int) -> float:
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
-    """Return Pearson's r and Spearman's ρ of paired values (type II).
+    """Return Pearson's r and Spearman's ρ of n pairs of values (type II).
 
-    Args:
-        first: Values of one run, shape (n,).
-        second: Values of the other run in the same order, shape (n,).
-
-    Returns:
-        Both are NaN for fewer than three pairs (two points always lie on a line), for a constant
-        side, and if a value is NaN or infinite.
+    Both are NaN for fewer than three pairs (two points always lie on a line), for a constant side,
+    and if a value is NaN or infinite.
 
     Raises:
         ValueError: The lengths differ.
@@ -147,18 +130,13 @@ def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation:
 def findings_upheld(first: Mapping[str, float], second: Mapping[str, float]) -> Findings:
     """Count the pairs of systems that two runs order in the same way (type IV).
 
-    Every pair of systems is one finding. A tie is a finding too and is upheld only by a tie. A
-    system that is missing or NaN in either run contributes no findings.
-
-    Args:
-        first: Value of each system in one run, for one metric.
-        second: Value of each system in the other run.
+    Each run has the value of each system for one metric. Every pair of systems is one finding. A
+    tie is a finding too and is upheld only by a tie. A system that is missing or NaN in either run
+    contributes no findings.
 
     Examples:
         >>> findings_upheld({"A": 0.7, "B": 0.8, "C": 0.9}, {"A": 0.6, "B": 0.9, "C": 0.8})
         Findings(upheld=2, total=3)
-
-        Both runs rank B and C above A; they disagree on B and C.
     """
     shared = [s for s in first if s in second and not isnan(first[s]) and not isnan(second[s])]
     same = [

@@ -18,19 +18,14 @@ Values = npt.NDArray[np.float64]
 
 
 def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
-    """Return the largest cosine of each row of a with any row of b.
+    """Return the largest cosine of each row of a, shape (m, width), with any row of b, (n, width).
 
     Greedy matching of BERTScore (Zhang et al. 2020), https://arxiv.org/abs/1904.09675:
 
         align(a → b)_i = max_j cos(a_i, b_j)
 
-    Args:
-        a: Token embeddings, shape (m, width).
-        b: Token embeddings, shape (n, width).
-
-    Returns:
-        Float64, shape (m,), -1 to 1; higher is better aligned. All NaN if b has no rows. A row of
-        zeros has no direction: in a it makes its own value NaN, in b it makes all values NaN.
+    Float64, shape (m,), -1 to 1; higher is better aligned. All NaN if b has no rows. A row of zeros
+    has no direction: in a it makes its own value NaN, in b it makes all values NaN.
 
     Examples:
         >>> best_cosines([[3, 4], [5, 0]], [[1, 0], [0, 1]])
@@ -46,19 +41,11 @@ def best_cosines(a: npt.ArrayLike, b: npt.ArrayLike) -> Values:
 def content_tokens(
     text: str, spans: Sequence[tuple[int, int]], stop_words: Collection[str]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the tokens that are not stop words.
+    """Return a mask of the tokens that are not stop words, shape (len(spans),).
 
     Tokens are compared in lower case and without surrounding white space. As in the package
-    released with the paper, only the first piece of a word can be a stop word: the `s` of
-    `word|s` never is.
-
-    Args:
-        text: The tokenized text.
-        spans: Start and end offset of each token, in characters, end exclusive.
-        stop_words: Words in lower case.
-
-    Returns:
-        Shape (len(spans),), True for content tokens.
+    released with the paper, only the first piece of a word can be a stop word: the `s` of `word|s`
+    never is. `spans` have start and end offset of each token in the text.
 
     Examples:
         >>> content_tokens("the dogs", [(0, 3), (3, 7), (7, 8)], {"the", "s"})
@@ -84,15 +71,10 @@ def preservation(output: npt.ArrayLike, source: npt.ArrayLike) -> Values:
         2 · align(y → x) · align(x → y) / (align(y → x) + align(x → y))
 
     The printed equation and the package ctc_score 0.1.3 leave the factor 2 out. With it, equal
-    texts have 1; texts are ordered alike.
+    texts have 1; texts are ordered alike. `output` is y → x, of text and source; `source` is x → y.
 
-    Args:
-        output: Alignment of the text with the source, y → x.
-        source: Alignment of the source with the text, x → y.
-
-    Returns:
-        Float64 of the broadcast shape, 0 to the larger of the two; higher is better. 0 where a
-        direction is 0 or negative and the harmonic mean is undefined. NaN propagates.
+    Float64 of the broadcast shape, 0 to the larger of the two; higher is better. 0 where a
+    direction is 0 or negative and the harmonic mean is undefined. NaN propagates.
 
     Examples:
         >>> preservation([1.0, 0.5, -0.1], [0.6, 0.5, 0.9])
@@ -109,13 +91,8 @@ def relevance(reference: npt.ArrayLike, output: npt.ArrayLike) -> Values:
 
         align(r → y) · align(y → x)
 
-    Args:
-        reference: Alignment of the reference with the text, r → y. For several references the
-            released package takes their mean.
-        output: Alignment of the text with the source, y → x.
-
-    Returns:
-        Float64 of the broadcast shape; higher is better. NaN propagates.
+    `reference` is r → y (for several references the released package takes their mean), `output` is
+    y → x. Float64 of the broadcast shape; higher is better. NaN propagates.
 
     Examples:
         >>> relevance([1.0, 0.5], [0.6, 0.5])

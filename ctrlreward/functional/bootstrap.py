@@ -42,10 +42,10 @@ def paired_bootstrap(
 ) -> Estimate:
     """Return the difference mean(after) - mean(before) with its cluster bootstrap interval.
 
-    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement,
-    as many as the data have, and the same ones for both sides. Both means of a draw are taken
-    over all rows of its clusters. The interval is the percentile interval of the difference
-    (Efron and Tibshirani, 1993, ch. 13).
+    Completions of one prefix are alike, so whole clusters (prefixes) are drawn with replacement, as
+    many as the data have, and the same ones for both sides. Both means of a draw are taken over all
+    rows of its clusters. The interval is the percentile interval of the difference (Efron and
+    Tibshirani, 1993, ch. 13).
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which its mean leaves out.
@@ -63,8 +63,6 @@ def paired_bootstrap(
         >>> prefixes = ["The food", "The food", "A dog", "A dog"]
         >>> paired_bootstrap([0, 1, 2, 3], [1, 2, 3, 4], prefixes)
         Estimate(value=1.0, low=1.0, high=1.0)
-
-        Every score rises by 1, so the difference is 1 in every draw.
     """
     sides, members = clustered_sides(before, after, clusters)
     # Sums and counts of each cluster stand for its rows.
@@ -116,17 +114,16 @@ def bootstrap(
     resamples: int,
     seed: int,
 ) -> dict[str, Estimate]:
-    """Return statistics of weighted rows with the percentile intervals of cluster draws.
+    """Return statistics of weighted rows with the percentile intervals of cluster draws, by name.
+
+    All NaN where the statistic of the data is; NaN draws are left out.
 
     Args:
         statistics: Maps weights of shape (draws, n) to statistics by name, each of shape (draws,).
         members: Cluster of each row, numbered from 0, shape (n,).
-        confidence: Share of the draws inside the intervals, in (0, 1); NaN draws are left out.
+        confidence: Share of the draws inside the intervals, in (0, 1).
         resamples: Number of draws.
         seed: Seed of the draws.
-
-    Returns:
-        By name; all NaN where the statistic of the data is.
 
     Examples:
         >>> values = np.array([1.0, 1.0, 3.0])
@@ -175,10 +172,10 @@ def draw_clusters(clusters: int, resamples: int, seed: int) -> Ints:
 
 
 def row_weights(draws: Ints, members: Ints) -> Iterator[Floats]:
-    """Yield how often each draw contains each row, a block of draws at a time.
+    """Yield how often each draw contains each row, in blocks of shape (draws of the block, n).
 
     `draws` says how often a draw contains a cluster, shape (draws, clusters), and `members` has the
-    cluster of each row, shape (n,). A block has shape (draws of the block, n).
+    cluster of each row, shape (n,).
 
     Examples:
         >>> next(row_weights(draws=np.array([[2, 0]]), members=np.array([0, 1, 0])))

@@ -16,18 +16,14 @@ Floats = npt.NDArray[np.float64]
 def label_bias(log_probs: npt.ArrayLike) -> Floats:
     """Return how much each label's word is favoured by each evaluator, whatever the text.
 
-    With ℓ_ijk the log-probability of the word of label k under evaluator j after the i-th of n
-    reference texts, and K labels:
+    With ℓ_ijk the mean token log-probability of the word of label k under evaluator j after the
+    i-th of n reference texts, shape (texts, evaluators, labels), and K labels:
 
         b_jk = 1/n Σ_i ℓ_ijk − 1/(nK) Σ_i Σ_m ℓ_ijm
 
     Subtract it from the log-probabilities of a text, ℓ_jk − b_jk. A constant that is added to all
     log-probabilities of a word then cancels out exactly. Words that are favoured alike have a bias
     of 0, which changes nothing.
-
-    Args:
-        log_probs: Mean token log-probability of each label's word after each reference text, in
-            nats, shape (texts, evaluators, labels).
 
     Returns:
         Nats, shape (evaluators, labels); positive for a favoured word. Each row sums to 0.

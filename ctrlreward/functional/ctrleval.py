@@ -68,18 +68,11 @@ WEIGHTINGS: Mapping[str, Weighting] = {
 
 
 def weighted_mean(scores: Floats, weights: Floats) -> float:
-    """Return the score of one text, the weighted mean of its evaluators' scores.
+    """Return the score of one text, the weighted mean of its evaluators' scores; higher is better.
 
-    If all weights are 0 this is the plain mean, as in the published implementation.
-
-    Args:
-        scores: Shape (evaluators,). For coherence and consistency the mean log-probability of
-            each evaluator's target tokens, in (-∞, 0]; for attribute relevance the share of one
-            label, in [0, 1].
-        weights: Weights ≥ 0 that need not sum to 1, shape (evaluators,).
-
-    Returns:
-        A value in the range of the scores; higher is better. NaN without evaluators.
+    `scores`, shape (evaluators,), are mean log-probabilities of target tokens, in (-∞, 0], or for
+    attribute relevance the shares of one label, in [0, 1]. `weights` ≥ 0 need not sum to 1. If all
+    are 0 this is the plain mean, as in the published implementation. NaN without evaluators.
 
     Examples:
         >>> weighted_mean(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
@@ -109,11 +102,8 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
 
     An evaluator is a prompt with a verbalizer, which maps each label to a word. Its score for a
     label is the probability of that label's word divided by the sum over the words of all labels
-    (eq. 14). Its weight β is that sum (eqs. 15 and 16).
-
-    Args:
-        log_probs: Mean token log-probability of each label's word under each evaluator, shape
-            (evaluators, labels).
+    (eq. 14). Its weight β is that sum (eqs. 15 and 16). `log_probs` are the mean token
+    log-probabilities of the words, shape (evaluators, labels).
 
     Returns:
         The scores, shape (evaluators, labels), in [0, 1], where rows sum to 1; and the weights,
@@ -132,16 +122,10 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
 
 
 def label_probabilities(log_probs: Floats, weighting: Weighting = beta_weights) -> Floats:
-    """Return the attribute relevance of one text for every label.
+    """Return the attribute relevance of one text for every label, shape (labels,), in [0, 1].
 
-    Args:
-        log_probs: Mean token log-probability of each label's word under each evaluator, shape
-            (evaluators, labels).
-        weighting: One of `WEIGHTINGS`.
-
-    Returns:
-        Shape (labels,), in [0, 1]; higher is better. The values sum to 1 if all labels share
-        their weights (β, mean), but not if each label has its own (max, min).
+    Higher is better. The values sum to 1 if all labels share their weights (β, mean), but not if
+    each label has its own (max, min). `log_probs` are as in `relevance_evaluators`.
 
     Examples:
         >>> label_probabilities(np.log([[0.3, 0.1], [0.1, 0.1]])).round(3)

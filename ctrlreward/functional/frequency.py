@@ -13,14 +13,9 @@ import numpy.typing as npt
 def inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArray[np.float64]:
     """Return IWF(w) = log(1 + |C|) / f_w, the inverse word frequency of CTRLEval.
 
-    Ke et al. (ACL 2022), https://aclanthology.org/2022.acl-long.164, §3.2, eq. 7.
-
-    Args:
-        counts: f_w, the number of corpus sentences that contain token w, shape (vocabulary,).
-        sentences: |C|, the number of sentences in the corpus.
-
-    Returns:
-        Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
+    Ke et al. (ACL 2022), https://aclanthology.org/2022.acl-long.164, §3.2, eq. 7. `counts` are f_w,
+    the number of corpus sentences that contain token w, shape (vocabulary,), `sentences` is |C|.
+    Shape (vocabulary,), ≥ 0: high for rare tokens, 0 for tokens that never occur.
 
     Examples:
         >>> inverse_frequency([1, 2, 0], sentences=9).round(3)  # log 10, its half, never seen
@@ -36,9 +31,8 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
 
     IWF spans as many orders of magnitude as the frequencies do, so the sentence with the rarest
     word takes nearly all the weight. This weight spans one order of magnitude, so an estimated
-    frequency that is off by half does little harm.
-
-    Arguments and shapes are those of `inverse_frequency`; no count may exceed |C|.
+    frequency that is off by half does little harm. Arguments and shapes are those of
+    `inverse_frequency`; no count may exceed |C|.
 
     Examples:
         >>> log_inverse_frequency([1, 5, 0], sentences=9).round(3)  # log 10, log 2, never seen
@@ -50,16 +44,11 @@ def log_inverse_frequency(counts: npt.ArrayLike, sentences: float) -> npt.NDArra
 
 
 def inverse_document_frequency(documents: Iterable[Iterable[str]]) -> dict[str, float]:
-    """Return idf(w) = log(N / df(w)), natural logarithm, without smoothing.
+    """Return idf(w) = log(N / df(w)) of each word that occurs in N documents, iterated once.
 
-    This is the word weight in the similarity of Pang & Gimpel (2019),
-    https://arxiv.org/abs/1810.11878, where the documents are the sentences of both styles.
-
-    Args:
-        documents: Words of each of N documents; iterated once.
-
-    Returns:
-        The idf of each word that occurs, from 0 for a word in every document to log(N).
+    Natural logarithm, without smoothing: 0 for a word in every document, to log(N). This is the
+    word weight in the similarity of Pang & Gimpel (2019), https://arxiv.org/abs/1810.11878, where
+    the documents are the sentences of both styles.
 
     Raises:
         TypeError: A document is a string, which would be split into letters.

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bool_]:
-    """Return a mask of the Pareto front: the points that no other point dominates.
+    """Return a mask of the Pareto front, shape (n,): the points that no other point dominates.
 
     A point dominates another if it is at least as good in every value and better in one. Equal
     points do not dominate each other: either all of them are on the front, or none.
@@ -17,9 +17,6 @@ def non_dominated(values: ArrayLike, directions: Sequence[str]) -> NDArray[np.bo
     Args:
         values: n points of k values each, shape (n, k). Infinity is allowed.
         directions: For each of the k values, "max" if higher is better, "min" if lower is better.
-
-    Returns:
-        True for each point on the front, shape (n,).
 
     Raises:
         ValueError: Unknown direction, wrong shape, or NaN, which cannot be compared.

@@ -20,15 +20,10 @@ from torch import Tensor
 
 
 def token_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Compute the importance ratio of each token (PPO, Schulman et al. 2017, eq. 6).
+    """Compute the importance ratio of each token (PPO, Schulman et al. 2017, eq. 6), (n, tokens).
 
-    Args:
-        log_probs: Log-probabilities under the current policy, shape (n, tokens).
-        old: Log-probabilities under the policy that sampled, without gradients, shape (n, tokens).
-        mask: 1 on the completions' tokens, shape (n, tokens).
-
-    Returns:
-        Shape (n, tokens), in (0, ∞); 1 where masked.
+    In (0, ∞); 1 where masked. `old` are the log-probabilities, without gradients, under the policy
+    that sampled.
 
     Examples:
         >>> log_probs, old = torch.tensor([[0.4, 0.4]]).log(), torch.tensor([[0.2, 0.2]]).log()
@@ -39,18 +34,14 @@ def token_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Compute the ratio of whole completions, to the power 1 / length (GSPO, Zheng et al. 2025,
-    eq. 7).
+    """Compute the ratio of completions to the power 1 / length (GSPO, Zheng et al. 2025, eq. 7).
 
-    Returns:
-        Shape (n, tokens): the completion's ratio at each of its tokens.
+    Shape (n, tokens): the completion's ratio at each of its tokens.
 
     Examples:
         >>> log_probs, old = torch.tensor([[0.4, 0.1]]).log(), torch.tensor([[0.1, 0.1]]).log()
         >>> sequence_ratio(log_probs, old, mask=torch.ones(1, 2)).round(decimals=3)
         tensor([[2., 2.]])
-
-        The ratios of the tokens are 4 and 1.
     """
     return sequence_mean(log_probs - old, mask).exp()[:, None].expand_as(log_probs)
 
@@ -63,11 +54,9 @@ def clipped_surrogate(
 ) -> Tensor:
     """Compute -min(ratio x advantage, clipped ratio x advantage) (PPO, eq. 7), shape (n, tokens).
 
-    Args:
-        ratio: Shape (n, tokens), in (0, ∞).
-        advantages: Shape (n,) or (n, tokens).
-        clip: How far the ratio may go below and above 1 before the gradient is cut off. A larger
-            upper bound lets unlikely tokens grow (clip-higher of DAPO, Yu et al. 2025, eq. 10).
+    Advantages have shape (n,) or (n, tokens). `clip` is how far the ratio may go below and above 1
+    before the gradient is cut off. A larger upper bound lets unlikely tokens grow (clip-higher of
+    DAPO, Yu et al. 2025, eq. 10).
 
     Examples:
         >>> clipped_surrogate(torch.tensor([[1.5, 0.5]]), advantages=torch.tensor([1.0]))
@@ -105,15 +94,10 @@ def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None = 0.2) -> Tensor:
     """Compute half the squared error of values, shape (n, tokens).
 
-    With a clip, it is the larger of this error and that of the value clipped to within `clip` of
-    the old value, so that a larger change in one rollout's updates gains nothing. The PPO paper
-    (Schulman et al. 2017) does not have it; its authors' code does.
-
-    Args:
-        values: Current predictions, shape (n, tokens).
-        old: Predictions at sampling, shape (n, tokens).
-        returns: Targets, shape (n, tokens).
-        clip: In units of the reward; None for no clipping.
+    With a clip, in units of the reward, it is the larger of this error and that of the value
+    clipped to within `clip` of `old`, the prediction at sampling, so that a larger change in one
+    rollout's updates gains nothing. The PPO paper (Schulman et al. 2017) does not have it; its
+    authors' code does.
 
     Examples:
         >>> values, old = torch.tensor([[3.0]]), torch.tensor([[1.0]])
@@ -175,11 +159,7 @@ def constant_weights(mask: Tensor, length: float) -> Tensor:
     """Return the weights of the mean over completions of the sum over tokens / a constant.
 
     Unlike the mean over tokens, this does not favour long completions (Dr. GRPO, Liu et al. 2025).
-
-    Args:
-        mask: 1 on the tokens that count, shape (n, tokens).
-        length: The constant, usually the longest possible completion; 1 gives the plain sum of
-            REINFORCE.
+    The constant is usually the longest possible completion; 1 gives the plain sum of REINFORCE.
 
     Examples:
         >>> constant_weights(torch.tensor([[1, 1], [1, 0]]), length=4)
@@ -248,14 +228,9 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def completion_mask(tokens: Tensor, end_tokens: Tensor) -> Tensor:
-    """Return 1 up to and including each row's first end token and 0 after it.
+    """Return 1 up to and including each row's first end token and 0 after it: float32, (n, tokens).
 
-    Args:
-        tokens: Shape (n, tokens).
-        end_tokens: Ids of the end tokens, shape (k,); may be empty.
-
-    Returns:
-        Float32, shape (n, tokens).
+    `end_tokens`, shape (k,), may be empty.
 
     Examples:
         >>> completion_mask(torch.tensor([[5, 2, 7], [5, 6, 7]]), end_tokens=torch.tensor([2]))

@@ -13,18 +13,12 @@ Bools = npt.NDArray[np.bool_]
 
 
 def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
-    """Return the area under the ROC curve of a score as a classifier.
+    """Return the area under the ROC curve of a score as a classifier: 0 to 1, higher is better.
 
-    It is the probability that a random positive row scores above a random negative one, where a
-    tie counts half (the Mann-Whitney U statistic over its largest value).
-
-    Args:
-        scores: Scores, shape (n,). NaN marks a failed sample, which is left out.
-        positive: True for the rows that should score higher, shape (n,).
-
-    Returns:
-        0 to 1, higher is better, 0.5 for a score that knows nothing of the label; NaN without a
-        valid score on both sides.
+    It is the probability that a random positive row scores above a random negative one, where a tie
+    counts half (the Mann-Whitney U statistic over its largest value); 0.5 for a score that knows
+    nothing of the label. NaN scores (failed samples) are left out; NaN without a valid score on
+    both sides. Both arguments have shape (n,).
 
     Raises:
         ValueError: The lengths differ.
@@ -38,21 +32,14 @@ def auc(scores: npt.ArrayLike, positive: npt.ArrayLike) -> float:
 
 
 def weighted_auc(scores: Floats, positive: Bools, weights: Floats) -> Floats:
-    """Return the AUC of each draw, in time n per draw after one sort.
+    """Return the AUC of each draw, shape (draws,), in time n per draw after one sort.
 
-    With w_i the number of times that a draw contains row i:
+    With w_i the number of times that a draw contains row i, `weights` of shape (draws, n):
 
         AUC = Σ_i w_i · (Σ_{j: s_j < s_i} w_j + ½ · Σ_{j: s_j = s_i} w_j) / (Σ_i w_i · Σ_j w_j)
 
-    where i runs over the positive rows and j over the negative ones.
-
-    Args:
-        scores: Scores, shape (n,). NaN marks a failed sample, which is left out.
-        positive: True for the rows that should score higher, shape (n,).
-        weights: How often each draw contains each row, shape (draws, n).
-
-    Returns:
-        Shape (draws,), NaN for a draw without a valid score on both sides.
+    where i runs over the positive rows and j over the negative ones. NaN scores are left out; NaN
+    for a draw without a valid score on both sides.
 
     Examples:
         >>> scores, positive = np.array([0.9, 0.2, 0.3]), np.array([True, True, False])
@@ -84,24 +71,18 @@ def paired_auc_bootstrap(
 ) -> Estimate:
     """Return the difference AUC(after) - AUC(before) with its cluster bootstrap interval.
 
-    Draws whole clusters, the same ones for both sides, as `paired_bootstrap` does for means. A
-    draw in which a side has no positive or no negative row with a valid score is left out.
+    Draws whole clusters, the same ones for both sides, as `paired_bootstrap`, whose arguments and
+    errors it has. A draw in which a side has no positive or no negative row with a valid score is
+    left out; NaN if the data are such.
 
     Args:
         before: Scores, shape (n,). NaN marks a failed sample, which is left out.
         after: Scores, shape (n,), of rows with the same labels and clusters.
         positive: True for the rows that should score higher, shape (n,).
         clusters: Cluster of each row, for example its prefix, shape (n,).
-        confidence: Share of the draws inside the interval, in (0, 1).
+        confidence: As in `paired_bootstrap`, like the others.
         resamples: Number of draws.
-        seed: Random seed; the same seed gives the same interval.
-
-    Returns:
-        NaN where a side has no positive or no negative row with a valid score.
-
-    Raises:
-        ValueError: The lengths differ, a side has no valid score or an infinite one, there are
-            fewer than two clusters, or `confidence` or `resamples` is out of range.
+        seed: Random seed.
 
     Examples:
         >>> positive = [True, False, True, False]

@@ -38,13 +38,9 @@ BISECTIONS = 10  # of the range of differences: a thousandth of it
 
 
 class PairedDifference(NamedTuple):
-    """Mean difference of two validations with its interval.
+    """Mean of after - before over the prompts that both validations have, with its interval.
 
-    Attributes:
-        value: Mean of after - before, over the prompts that both have.
-        low: Lower end of the interval; minus infinity if there are too few prompts for its level.
-        high: Upper end, or infinity.
-        prompts: Number of prompts that both validations have a score of.
+    The ends are infinite if there are too few prompts for the level.
 
     Examples:
         >>> PairedDifference(0.1, low=0.02, high=0.18, prompts=32).distinguishable
@@ -75,11 +71,9 @@ def check_level(level: float) -> None:
 
 
 def level_of_test(level: float, k: int) -> float:
-    """Return the level of the k-th test of a run, level · 6 / (π² k²).
+    """Return the level of the k-th test of a run, from 1, level · 6 / (π² k²).
 
-    Args:
-        level: Probability of any false rejection in the whole run, in (0, 1).
-        k: Number of the test, from 1.
+    `level` bounds the probability of any false rejection in the whole run, in (0, 1).
 
     Examples:
         >>> round(sum(level_of_test(0.05, k) for k in range(1, 100_000)), 6)
@@ -91,14 +85,9 @@ def level_of_test(level: float, k: int) -> float:
 def sign_flip_p_value(differences: npt.ArrayLike) -> float:
     """Return the one-sided p-value of a positive sum, exact if each value is symmetric about 0.
 
-    The share of the 2ⁿ sign patterns with a sum at least as large as the observed one. The sums are
-    rounded to a grid in the conservative direction, at a cost of O(n) operations on the grid.
-
-    Args:
-        differences: Finite values, shape (n,).
-
-    Returns:
-        P-value in [2⁻ⁿ, 1]; 1 without values, or if all are 0.
+    The share of the 2ⁿ sign patterns with a sum at least as large as the observed one, in [2⁻ⁿ, 1];
+    1 without values, or if all are 0. The sums are rounded to a grid in the conservative direction,
+    at a cost of O(n) operations on the grid. `differences` are finite, shape (n,).
 
     Examples:
         >>> sign_flip_p_value([0.5, 0.25, 1.0])  # 1 of 8 patterns
@@ -137,15 +126,14 @@ def paired_difference(
 ) -> PairedDifference:
     """Return the mean difference of two validations with its two-sided interval.
 
+    NaN and an infinite interval without a prompt that both have.
+
     Args:
         before: Score of each prompt, shape (n,). NaN if it could not be scored.
         after: Scores of the same prompts.
         level: Probability that the interval misses the difference, in (0, 1). For an interval that
             holds at all validations together, `level_of_test(level, k)`.
         clusters: Cluster of each prompt, shape (n,); prompts of a cluster change together.
-
-    Returns:
-        The difference, NaN and an infinite interval without a prompt that both have.
 
     Raises:
         ValueError: The shapes differ, or `level` is not between 0 and 1.
@@ -173,19 +161,10 @@ def rise_p_value(
     margin: float = 0.0,
     clusters: Sequence[Hashable] | None = None,
 ) -> float:
-    """Return the one-sided p-value of a rise by more than `margin`, by flips of signs.
+    """Return the one-sided p-value of a rise by more than `margin`, by flips of signs, in (0, 1].
 
-    Args:
-        before: Score of each prompt, shape (n,). NaN if it could not be scored.
-        after: Scores of the same prompts.
-        margin: Smallest rise that matters, in units of the score, ≥ 0.
-        clusters: Cluster of each prompt, shape (n,).
-
-    Returns:
-        P-value in (0, 1]; 1 without a prompt that both have.
-
-    Raises:
-        ValueError: The shapes differ.
+    Arguments and errors are those of `paired_difference`; `margin` is the smallest rise that
+    matters, in units of the score, ≥ 0. 1 without a prompt that both have.
 
     Examples:
         >>> rise_p_value([0.1, 0.5, 0.3], [0.3, 0.6, 0.5])
@@ -200,14 +179,9 @@ def rise_p_value(
 def mean_interval(values: npt.ArrayLike, level: float) -> tuple[float, float, float]:
     """Return the mean of a validation with its two-sided interval by Student's t.
 
-    Approximate: unlike a difference, a mean of skewed scores is not symmetric.
-
-    Args:
-        values: Score of each prompt, shape (n,). NaN if it could not be scored.
-        level: Probability that the interval misses the mean, in (0, 1).
-
-    Returns:
-        Mean, lower and upper end; infinite ends with fewer than two prompts.
+    Approximate: unlike a difference, a mean of skewed scores is not symmetric. `values` are the
+    score of each prompt, NaN if it could not be scored; the interval misses the mean with
+    probability `level`. Its ends are infinite with fewer than two prompts.
 
     Examples:
         >>> mean_interval([1.0, 2.0, 3.0], level=0.05)
@@ -226,19 +200,12 @@ def mean_interval(values: npt.ArrayLike, level: float) -> tuple[float, float, fl
 def detectable_difference(
     before: npt.ArrayLike, after: npt.ArrayLike, level: float = 0.05, power: float = 0.8
 ) -> float:
-    """Return the difference of two validations that these prompts show with the given power.
+    """Return the difference of two validations that these prompts show with the given power, ≥ 0.
 
     (t₁₋level/2 + t_power) · s / √n, with the standard deviation s of the prompts' differences
-    (Cohen 1988, ch. 2). It shrinks with √n: half of it takes about four times the prompts.
-
-    Args:
-        before: Score of each prompt, shape (n,). NaN if it could not be scored.
-        after: Scores of the same prompts.
-        level: Level of the two-sided test, in (0, 1).
-        power: Probability that a difference of this size is found, in (0, 1).
-
-    Returns:
-        The difference, ≥ 0; infinity with fewer than two prompts that both have.
+    (Cohen 1988, ch. 2). It shrinks with √n: half of it takes about four times the prompts. Infinity
+    with fewer than two prompts that both have. Scores are as in `paired_difference`; level and
+    power are those of a two-sided test, in (0, 1).
 
     Examples:
         >>> detectable_difference([0.2, 0.4, 0.6, 0.5], [0.3, 0.4, 0.8, 0.4])
@@ -280,13 +247,9 @@ class Resolution(NamedTuple):
 def resolution(before: npt.ArrayLike, after: npt.ArrayLike) -> Resolution:
     """Return what the prompts of two validations can show.
 
-    The spread is that of `after`, by analysis of variance: the mean square between prompts is
-    r · between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
-    3.5).
-
-    Args:
-        before: Score of each completion, shape (prompts, r); NaN if it could not be scored.
-        after: The same at a later validation.
+    The spread is that of `after`, by analysis of variance: the mean square between prompts is r ·
+    between² + within², with r completions per prompt (Searle, Casella and McCulloch 1992, sec.
+    3.5). Scores have shape (prompts, r); NaN for a completion that could not be scored.
 
     Examples:
         >>> resolution([[0.2, 0.4], [0.6, 0.4]], [[0.3, 0.5], [0.9, 0.7]]).between_decodings
@@ -312,11 +275,8 @@ def selection_optimism(scores: npt.ArrayLike) -> float:
     both directions are averaged, so that harder halves cancel out. With half of the prompts the
     excess is √2 times that with all.
 
-    Args:
-        scores: Score of each prompt at each validation, higher is better, shape (validations, n).
-
-    Returns:
-        The excess, in units of the score; 0 on average if one validation is clearly the best.
+    `scores` are of each prompt at each validation, higher is better, shape (validations, n). In
+    units of the score; 0 on average if one validation is clearly the best.
 
     Examples:
         >>> selection_optimism([[0.1, 0.2, 0.1, 0.2], [0.8, 0.9, 0.8, 0.9]])  # no doubt
@@ -337,15 +297,11 @@ def selection_optimism(scores: npt.ArrayLike) -> float:
 
 
 def jackknife_values(whole: float, without: npt.ArrayLike) -> Floats:
-    """Return the jackknife value of each prompt for a figure of the whole corpus.
+    """Return the jackknife value of each prompt for a figure of the whole corpus, shape (n,).
 
-    n · θ - (n - 1) · θ₍₋ᵢ₎ (Tukey 1958; Efron and Tibshirani 1993, eq. 11.19), where θ₍₋ᵢ₎ is the
-    figure without prompt i. Their mean is the bias-corrected figure, and they vary as one score per
-    prompt does.
-
-    Args:
-        whole: The figure θ of all prompts.
-        without: The figure without each prompt, shape (n,).
+    n · θ - (n - 1) · θ₍₋ᵢ₎ (Tukey 1958; Efron and Tibshirani 1993, eq. 11.19), where θ is `whole`,
+    the figure of all prompts, and θ₍₋ᵢ₎ the figure without prompt i. Their mean is the
+    bias-corrected figure, and they vary as one score per prompt does.
 
     Examples:
         >>> jackknife_values(2.0, [2.5, 2.0, 1.5])  # the mean of 1, 2 and 3

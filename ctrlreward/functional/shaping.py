@@ -23,11 +23,7 @@ _LARGEST_ERROR = 0.2
 
 
 def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> float:
-    """Interpolate linearly between points; constant before the first and after the last.
-
-    Args:
-        step: Where to evaluate.
-        points: Pairs of step and value, by increasing step; at least one.
+    """Interpolate between points, pairs of step and value by increasing step; constant outside.
 
     Examples:
         >>> piecewise_linear(150, [(100, 0.0), (200, 1.0)])
@@ -38,17 +34,12 @@ def piecewise_linear(step: float, points: Sequence[tuple[float, float]]) -> floa
 
 
 def potential_difference(before: Values, after: Values, discount: float = 1.0) -> Values:
-    """Compute F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), with one step per text.
+    """Compute F = γΦ(s') − Φ(s) (Ng, Harada & Russell 1999, eq. 2), with one step per text, (n,).
 
-    F changes no optimum if the potential of an episode's last state is 0. A whole text is one
-    step, so this leaves −Φ(s), a constant of the prompt: that is `discount` = 0, a baseline. With
-    the text's own potential as the last, the reward changes; `discount` = 1 rewards the
-    improvement of the text over its start.
-
-    Args:
-        before: Φ of the start, a prefix or a source text, shape (n,).
-        after: Φ of the text, shape (n,).
-        discount: γ, in [0, 1].
+    F changes no optimum if the potential of an episode's last state is 0. A whole text is one step,
+    so this leaves −Φ(s), a constant of the prompt: that is `discount` γ = 0, a baseline. With the
+    text's own potential as the last, the reward changes; γ = 1 rewards the improvement of the text
+    (`after`) over its start, a prefix or a source text (`before`).
 
     Examples:
         >>> potential_difference(np.array([0.25, 0.5]), np.array([0.75, 0.5]))
@@ -70,12 +61,8 @@ def distance_outside(values: Values, low: float, high: float) -> Values:
 def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> Values:
     """Compute DAPO's soft overlong punishment (Yu et al. 2025, eq. 13), in [−1, 0].
 
-    It is 0 up to `longest` − `cache` tokens, −1 from `longest` tokens, and linear in between.
-
-    Args:
-        lengths: In tokens.
-        longest: L_max.
-        cache: L_cache, greater than 0.
+    It is 0 up to `longest` − `cache` (L_max, L_cache) tokens, −1 from `longest` tokens, and linear
+    in between.
 
     Examples:
         >>> soft_overlong_punishment(np.array([80.0, 90.0, 120.0]), longest=100, cache=20)
@@ -87,14 +74,8 @@ def soft_overlong_punishment(lengths: Values, longest: float, cache: float) -> V
 def adaptive_kl_coef(beta: float, kl: float, target: float, horizon: float = 10.0) -> float:
     """Return the next weight of the KL term: larger if the divergence exceeds its target.
 
-    Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and
-    β ← β · (1 + K_β · e), with K_β = 1 / `horizon`; the paper's K_β is 0.1.
-
-    Args:
-        beta: The current weight, β.
-        kl: The divergence measured with it, in the unit of the target.
-        target: Target divergence, greater than 0.
-        horizon: 1 / K_β, in updates of β.
+    Ziegler et al. 2019, section 2.2: e = clip(KL / target − 1, −0.2, 0.2) and β ← β · (1 + K_β ·
+    e), with K_β = 1 / `horizon`, in updates of β; the paper's K_β is 0.1.
 
     Examples:
         >>> adaptive_kl_coef(0.1, kl=11.0, target=10.0)  # 0.1 · (1 + 0.1 / 10)
@@ -106,12 +87,7 @@ def adaptive_kl_coef(beta: float, kl: float, target: float, horizon: float = 10.
 
 @dataclass(frozen=True)
 class Moments:
-    """Running count, mean and variance of values.
-
-    Attributes:
-        count: Number of values.
-        mean: Mean of the values.
-        squares: Sum of their squared differences from the mean.
+    """Running count, mean and sum of squared differences from the mean.
 
     Examples:
         >>> Moments.of(np.array([1.0, 3.0])).merged(Moments.of(np.array([5.0])))

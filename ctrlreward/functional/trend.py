@@ -15,7 +15,7 @@ LONGEST = 16
 
 
 def rising_p_value(values: npt.ArrayLike) -> float:
-    """Return the one-sided p-value of a rise, exact under a random walk.
+    """Return the one-sided p-value of a rise, exact under a random walk, in [2^-(n-1), 1].
 
     The statistic is Kendall's S, as in the Mann-Kendall test, but the null hypothesis differs. The
     usual null, values in random order, does not hold for a metric of a training run: the model
@@ -25,11 +25,8 @@ def rising_p_value(values: npt.ArrayLike) -> float:
     are symmetric about 0, of any and changing size, P(p ≤ α) ≤ α. For independent noise, whose
     steps partly cancel each other, the test is conservative.
 
-    Args:
-        values: Finite values in order of time, shape (n,), n ≤ 16.
-
-    Returns:
-        P-value in [2^-(n-1), 1]; 1 for fewer than two values, or if nothing changes.
+    `values` are finite and in order of time, shape (n,), n ≤ 16. 1 for fewer than two values, or if
+    nothing changes.
 
     Raises:
         ValueError: More than 16 values, wrong shape, NaN or infinity.

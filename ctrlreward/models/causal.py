@@ -46,11 +46,9 @@ def build_prefix_trees(sequences: Sequence[Sequence[int]], max_unshared: int) ->
 
     In lexicographic order, neighbours share the longest prefixes. A sequence joins the tree of its
     predecessor where that saves at least a quarter of its tokens; otherwise a row of its own is
-    cheaper than attention over the nodes that it does not share.
-
-    Of the nodes of a tree, a joining sequence leaves at most `max_unshared` unshared, so that no
-    tree has more than these plus its longest sequence. With 0 each tree is a plain row, shared only
-    by sequences that are equal to it or a prefix of it.
+    cheaper than attention over the nodes that it does not share. It leaves at most `max_unshared`
+    nodes unshared, so that no tree has more than these plus its longest sequence; with 0 each tree
+    is a plain row, shared only by its prefixes.
     """
     trees: list[PrefixTree] = []
     previous: Sequence[int] = ()

@@ -34,12 +34,7 @@ class LabelProbabilities(Protocol):
 class Classifier(FrozenModel):
     """Frozen sequence classifier with one output per label.
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        labels: Names of the outputs, in order; None takes `id2label` of the model.
+    Takes the arguments of `FrozenModel`; `labels` are names of the outputs, None takes `id2label`.
 
     Raises:
         ValueError: The model has no trained classification head, or the number of labels differs

@@ -28,9 +28,7 @@ class SentenceEncoder(Protocol):
     ) -> Vectors:
         """Return unit vectors, float64, shape (texts, width); NaN for a text without one.
 
-        Args:
-            texts: Texts to embed.
-            name: Names the text at an index in warnings.
+        `name` names the text at an index in warnings.
         """
 
 
@@ -66,12 +64,7 @@ TOKEN_LAYERS: Mapping[str, int] = {
 def token_layer(model: str) -> int | None:
     """Return the layer at which a model's tokens are compared; None, the last, if it isn't known.
 
-    Args:
-        model: Hugging Face id or short name; of a local folder no layer is known.
-
-    Examples:
-        >>> token_layer("FacebookAI/roberta-large"), token_layer("my/encoder")
-        (17, None)
+    `model` is a Hugging Face id or short name; of a local folder no layer is known.
     """
     if model not in SHORT_NAMES and Path(model).expanduser().exists():
         return None
@@ -81,13 +74,8 @@ def token_layer(model: str) -> int | None:
 class Encoder(FrozenModel):
     """Frozen encoder, read at its last layer or at a layer below.
 
-    Args:
-        model: Local folder, hub id or short name.
-        device: Device of the model.
-        dtype: `"float32"`, `"bfloat16"`, `"float16"`; None picks by device.
-        batch_tokens: Token budget of one forward pass, padding included; None picks by device.
-        layer: Layer that is read, and the last one that is computed; 0 is the embeddings. None
-            reads the last.
+    Takes the arguments of `FrozenModel`; `layer` is read, and the last one that is computed; 0 is
+    the embeddings, None the last.
 
     Raises:
         ValueError: The model has fewer layers, or is of another kind, or its checkpoint lacks
@@ -118,15 +106,8 @@ class Encoder(FrozenModel):
         """Return sentence embeddings as sentence-transformers computes them for MiniLM.
 
         An embedding is the mean over the text's tokens, special tokens included, normalised to
-        length 1. Only truncation differs: that package truncates at 256 tokens, this class at the
-        model's context.
-
-        Args:
-            texts: Texts to embed; longer ones are truncated, with a warning.
-            name: Names the text at an index in warnings.
-
-        Returns:
-            Float64, shape (texts, width); NaN for a text without tokens.
+        length 1: float64, shape (texts, width), NaN for a text without tokens. That package
+        truncates at 256 tokens, this class at the model's context, with a warning.
         """
 
         def pool(output: Any, mask: Tensor) -> list[Vectors]:
@@ -142,16 +123,10 @@ class Encoder(FrozenModel):
     def token_embeddings(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> list[npt.NDArray[np.float32]]:
-        """Return the hidden states of each text at the layer, one per token, not normalised.
+        """Return the hidden states of each text at the layer, float32, shape (tokens, width).
 
-        Row j of a text belongs to token j of `text_reader`, special tokens included.
-
-        Args:
-            texts: Texts to embed; longer ones are truncated, with a warning.
-            name: Names the text at an index in warnings.
-
-        Returns:
-            For each text float32, shape (tokens, width).
+        Row j of a text belongs to token j of `text_reader`, special tokens included, and is not
+        normalised. Longer texts are truncated, with a warning.
         """
 
         def split(output: Any, mask: Tensor) -> list[npt.NDArray[np.float32]]:

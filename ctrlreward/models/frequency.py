@@ -42,8 +42,6 @@ class InverseFrequency:
         >>> from ctrlreward.weights.loading import load_tokenizer
         >>> tokenizer = load_tokenizer("smollm2-135m")
         >>> table = InverseFrequency.from_corpus(["The soup was good.", "Cold soup."], tokenizer)
-        >>> table.weights.shape == (len(tokenizer),)
-        True
         >>> scorer = CTRLEval("smollm2-135m", iwf=table)
     """
 
@@ -83,9 +81,7 @@ class InverseFrequency:
     def from_corpus(
         cls, sentences: Iterable[str], tokenizer: PreTrainedTokenizerBase
     ) -> InverseFrequency:
-        """Count the sentences in which each token occurs.
-
-        Sentences are streamed and may exceed memory.
+        """Count the sentences, which are streamed, in which each token occurs.
 
         Raises:
             TypeError: `sentences` is a single string.
@@ -124,12 +120,8 @@ class InverseFrequency:
         |C| is set to 10^8 sentences, the size of the published table's corpus, since that of
         wordfreq's corpus is not known in sentences.
 
-        Args:
-            tokenizer: Tokenizer of the scoring model.
-            language: Language code of wordfreq.
-
         Raises:
-            LookupError: wordfreq has no list for that language or a similar one.
+            LookupError: wordfreq has no list for that language code or a similar one.
         """
         pieces = tokenizer.batch_decode(
             [[token] for token in range(len(tokenizer))], clean_up_tokenization_spaces=False

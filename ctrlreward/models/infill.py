@@ -60,8 +60,6 @@ class CausalInfiller:
     In a prompt about a text, the filling is scored together with `Blank.closing`: "good for
     nothing" does not count as "good.". If the text follows the prompt and the tokenizer has a chat
     template, the text becomes the user's turn and the prompt begins the assistant's.
-
-    The format depends on the tokenizer only, not on the training data of the model.
     """
 
     def __init__(self, lm: CausalLM) -> None:

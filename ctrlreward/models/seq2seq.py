@@ -28,10 +28,8 @@ def conditional_log_probs(
     """Return the scores of each target's tokens given its source, in the given order.
 
     The encoder reads the source and the decoder the target, as in training for translation or
-    summarization. Every token of the target's encoding is predicted, the special tokens that the
-    tokenizer adds included. Equal sources are encoded once.
-
-    `sources` and `targets` are n texts by the names that warnings give them (`"sources[3]"`).
+    summarization; special tokens that the tokenizer adds to the target are predicted as well. Equal
+    sources are encoded once. Both are n texts by their names in warnings (`"sources[3]"`).
     """
     start = model.model.config.decoder_start_token_id
     fillings = _encode(model, targets, model.decoder_limit or model.max_tokens)

@@ -111,10 +111,8 @@ class TextCNN(nn.Module):
 
 
 class TextCNNClassifier:
-    """Frozen, trained `TextCNN`.
-
-    Takes the arguments of `FrozenModel`, with words in place of tokens. `labels` has one per column
-    of `probabilities`.
+    """Frozen, trained `TextCNN`, with the arguments of `FrozenModel`, and words in place of
+    tokens.
     """
 
     def __init__(

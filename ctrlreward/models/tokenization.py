@@ -70,10 +70,9 @@ def encode_texts(
 def first_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
 ) -> list[str]:
-    """Return each text up to its first `limit` tokens.
+    """Return each text up to its first `limit` tokens, special tokens not counted; None keeps all.
 
-    `limit` leaves special tokens out; None keeps all. One warning names the longest text that is
-    cut.
+    One warning names the longest text that is cut.
     """
     kept = list(texts)
     if limit is None:
@@ -100,10 +99,10 @@ def first_tokens(
 def warn_truncated(
     items: str, lengths: Sequence[int], limit: int | None, dropped: str, reader: str = "model"
 ) -> None:
-    """Log one warning for all items that exceed a model's context.
+    """Log one warning for all items (`"continuations"`) that exceed a model's context.
 
-    `items` names them (`"continuations"`), `dropped` the part that is cut, `reader` the part of the
-    model that reads them. A limit of 0 or None is none.
+    `dropped` is the part that is cut, `reader` the part of the model that reads them. A limit of 0
+    or None is none.
     """
     long = [n for n in lengths if limit and n > limit]
     if long:

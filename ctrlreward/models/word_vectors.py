@@ -61,15 +61,9 @@ class WordVectors:
         vectors: Vector of each word, all of the same width.
         idf: Weight of each word, 0 or more, from `inverse_document_frequency`; other words get the
             largest weight. None weights all words equally.
-        split: Splits a text into words, in lower case and apart from punctuation by default, as
-            those of GloVe are.
+        split: Splits a text into words; by default in lower case and apart from punctuation.
         centre: Vector to subtract from a text's unit vector, shape (width,), from `centred`. None
             subtracts nothing, as in the paper.
-
-    Attributes:
-        vectors: Mapping of the words to float32 arrays of shape (width,).
-        width: Width of the vectors.
-        unseen: Weight of words without idf.
 
     Raises:
         TypeError: `vectors` is not a mapping.
@@ -124,15 +118,13 @@ class WordVectors:
         idf: Mapping[str, float] | None = None,
         split: Split = split_words_and_marks,
     ) -> WordVectors:
-        """Load vectors by a short name, or a folder that `save` has written.
+        """Load vectors by a short name, or a folder that `save` has written; see the class for the
+        rest.
 
-        The vectors are mapped from the file, so that only those in use take memory.
-
-        Args:
-            name: `"glove-6b-50d"`, Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
-                downloaded on first use (76 MB) and kept in the cache folder; or a folder.
-            idf: See the class. None keeps the folder's own.
-            split: See the class.
+        The vectors are mapped from the file, so that only those in use take memory. The name
+        `"glove-6b-50d"` is Stanford's GloVe of 400,000 words in 50 dimensions (PDDL 1.0):
+        downloaded on first use (76 MB) and kept in the cache folder. `idf` of None keeps the
+        folder's own.
 
         Raises:
             ValueError: The name is neither, the folder is damaged, or `idf` is given for vectors
@@ -155,9 +147,7 @@ class WordVectors:
         return cls(WordMatrix(words, matrix), own_idf if idf is None else idf, split, centre)
 
     def save(self, folder: str | PathLike[str]) -> None:
-        """Write vectors, idf and centre as a folder that `load` and `Similarity` take by name.
-
-        `split` is not written: give it to `load` again.
+        """Write vectors, idf and centre, but not `split`, as a folder for `load` and `Similarity`.
 
         Raises:
             ValueError: The folder exists and holds something else.
@@ -180,13 +170,8 @@ class WordVectors:
         """Read a text file in the GloVe or word2vec format: one word and its numbers per line.
 
         The first line may be a word2vec header (number of words, width). Words may contain spaces,
-        as some in GloVe do. The first vector of a repeated word is kept.
-
-        Args:
-            path: The file.
-            idf: See the class.
-            split: See the class.
-            words: Keeps only these words, for files larger than memory; None keeps all.
+        as some in GloVe do. The first vector of a repeated word is kept. `words` keeps only these,
+        for files larger than memory.
 
         Raises:
             OSError: The file cannot be read.
@@ -207,15 +192,12 @@ class WordVectors:
         return cls(vectors, idf, split)
 
     def centred(self, texts: Iterable[str]) -> WordVectors:
-        """Return a copy whose embeddings are relative to the mean of a corpus.
+        """Return a copy whose embeddings are relative to the mean of a corpus, streamed.
 
         An embedding is the unit vector along u(text) - mean of u over the corpus, where u is the
-        unit vector of the text before centring. Unit vectors, so that each sentence of the corpus
-        counts the same and only ratios of idf matter. The cosine of unrelated sentences is then
-        about 0, and a sentence that fits everything has no advantage. Not part of the paper.
-
-        Args:
-            texts: Sentences of a corpus, streamed; those without a vector are left out.
+        unit vector of the text before centring, so that each sentence of the corpus counts the
+        same. The cosine of unrelated sentences is then about 0, and a sentence that fits everything
+        has no advantage. Not part of the paper. Texts without a vector are left out.
 
         Raises:
             TypeError: `texts` is a single string.
@@ -238,10 +220,8 @@ class WordVectors:
     ) -> Vectors:
         """Return unit vectors along Σ idf(w) · v(w) over all words w of a text, with repetitions.
 
-        Words without a vector are skipped. After `centred`, see there.
-
-        NaN, with a warning, for a text in which no word has a vector and a weight above 0, or that
-        is the centre. Float64, shape (texts, width).
+        Words without a vector are skipped. NaN, with a warning, for a text in which no word has a
+        vector and a weight above 0, or that is the centre. Float64, shape (texts, width).
         """
         units = np.full((len(texts), self.width), np.nan)
         for i, text in enumerate(texts):

@@ -47,8 +47,7 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
     Args:
         folder: Folder with the `metrics.jsonl` of a `HistoryLogger` or the `metrics.csv` of
             Lightning's `CSVLogger`. A `summary.json` of `BeforeAfter` or `RunReport` in it adds
-            what they know: values before and after training, better directions, the kept step and
-            the constraints.
+            what they know.
         path: The PNG. Defaults to `curves.png` in the folder.
 
     Raises:
@@ -66,10 +65,10 @@ def plot_run(folder: str | Path, path: str | Path | None = None) -> Path:
 def draw_curves(history: Rows, report: Mapping[str, Any], path: Path) -> None:
     """Draw the curves of a run as a PNG.
 
-    One panel per held-out score, with its values before and after training and their intervals,
-    the kept step, and the values that the constraints exclude; one per judge, with its value before
-    and after; one for the reward of training rollouts; one for KL and entropy. A run that is not of
-    a policy, and whose report names no scores, has a panel per logged key.
+    One panel per held-out score, with its values before and after training and their intervals, the
+    kept step, and the values that the constraints exclude; one per judge; one for the reward of
+    training rollouts; one for KL and entropy. A run that is not of a policy, and whose report names
+    no scores, has a panel per logged key.
     """
     draw: list[Callable[[Any], None]] = [
         *(
@@ -101,13 +100,11 @@ def draw_front(
     path: Path,
     modes: Sequence[str] | None = None,
 ) -> None:
-    """Draw kept and pruned checkpoints as a PNG, one panel per pair of metrics.
+    """Draw kept and pruned checkpoints, step → values of k ≥ 2 metrics, a panel per pair of
+    metrics.
 
     The front of two metrics is drawn as a line. With more metrics each panel is a projection, and
-    its points are not connected.
-
-    `kept` and `pruned` map the step of a checkpoint to its values of the k ≥ 2 metrics; `modes`,
-    "max" or "min", are for the arrows of the axes.
+    its points are not connected. `modes`, "max" or "min", are for the arrows of the axes.
     """
     labels = [arrowed(name, mode) for name, mode in zip_longest(names, modes or ())]
     pairs = list(combinations(range(len(names)), 2))

@@ -13,20 +13,13 @@ from ctrlreward.scorers.alignment import AlignedText, AlignedToken
 
 
 def highlight(directions: Mapping[str, AlignedText], threshold: float = 0.5) -> Text:
-    """Return the texts of one sample as rich text, to print with `rich.print`.
+    """Return the texts of one sample, an item of `Alignment.explain`, to print with `rich.print`.
 
-    Each direction is one line that starts with its name and score. Tokens below the threshold
-    have a red background, darker for lower values, and are in brackets with their value, so that
-    they also show without colour. Tokens that the score leaves out are dim. Several tokens that
-    are parts of one character appear once, with the lowest of their values.
-
-    Args:
-        directions: One item of the result of `Alignment.explain`.
-        threshold: Tokens with a lower alignment are highlighted. Choose it for the model:
-            probabilities have a natural middle, but the range of cosines differs by encoder.
-
-    Returns:
-        Rich text; `.plain` is the same without colours.
+    Each direction is one line that starts with its name and score. Tokens below the threshold have
+    a red background, darker for lower values, and are in brackets with their value, so that they
+    also show without colour (`.plain`). Tokens that the score leaves out are dim. Several tokens
+    that are parts of one character appear once, with the lowest of their values. Choose the
+    threshold for the model: the range of cosines differs by encoder.
     """
     width = max((len(name) for name in directions), default=0)
     lines = []

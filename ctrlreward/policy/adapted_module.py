@@ -27,14 +27,12 @@ _PROMPTS_PER_BATCH = 128  # in `complete`
 
 
 class AdaptedModuleMixin(LightningModule):
-    """Language model with a LoRA adapter that completes prompts.
+    """Language model with a LoRA adapter that completes prompts; a subclass defines the training.
 
-    Checkpoints hold what is trained, without the frozen base weights. A subclass defines the
-    training.
-
-    The random numbers of a batch follow from the seed of the run (`seed_everything`, or
-    `torch.manual_seed`; random without one), the rank, the epoch and the batch. The seed is in the
-    checkpoint, so a resumed run samples what an uninterrupted one would have sampled.
+    Checkpoints hold what is trained, without the frozen base weights. The random numbers of a batch
+    follow from the seed of the run (`seed_everything`, or `torch.manual_seed`; random without one),
+    the rank, the epoch and the batch. The seed is in the checkpoint, so a resumed run samples what
+    an uninterrupted one would have sampled.
     """
 
     policy: PeftModel  # set by configure_model, as the next one

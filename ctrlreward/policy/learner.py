@@ -59,14 +59,10 @@ class Learner:
     ) -> Experience:
         """Compute advantages and everything else that stays fixed during the updates.
 
-        Baselines and deviations are those of the completions of all ranks.
-
-        Args:
-            rollout: n completions; those of one prompt are consecutive.
-            rewards: NaN where a sample failed, shape (n,).
-            greedy: Reward of each prompt's greedy completion, shape (prompts,), if that is the
-                baseline.
-            output: Output of the policy that sampled; None if it is the current policy.
+        Baselines and deviations are those of the completions of all ranks. Completions of one
+        prompt are consecutive in the rollout. `rewards` are NaN where a sample failed, shape (n,);
+        `greedy`, shape (prompts,), are those of greedy completions, if they are the baseline.
+        `output` is of the policy that sampled; None if it is the current policy.
         """
         choices, mask = self.objective.choices, rollout.mask
         with reference_policy(self.policy):
@@ -90,12 +86,10 @@ class Learner:
         return Experience(rollout, advantages.to(mask.device), mask, reference, old, estimates)
 
     def terms(self, experience: Experience, beta: float) -> Iterator[dict[str, Tensor]]:
-        """Yield the loss and the logged terms of each microbatch of an update.
-
-        They sum to those of the update: weights of tokens are computed for the whole of it.
+        """Yield the loss and the logged terms of each microbatch; they sum to those of the update.
 
         See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
-        gradient reaches the adapter too, and `value_loss` is that loss without gradients.
+        gradient reaches the adapter, and `value_loss` is that loss without gradients.
         """
         choices, options, n = self.objective.choices, self.generation, len(experience.mask)
         weights = loss_weights(choices, experience, options.max_completion_length)

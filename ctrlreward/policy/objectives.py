@@ -133,7 +133,7 @@ class Objective:
             value head predicts at each token.
         scale: Advantages are divided by the standard deviation of the rewards in the `"group"` or
             the `"batch"`, or by nothing (`"none"`). With the baseline `"value"`, `"batch"` whitens
-            the advantages of all tokens: mean 0 and deviation 1. TRL's `scale_rewards`.
+            the advantages of all tokens. TRL's `scale_rewards`.
         ratio: Importance ratio per `"token"` or per completion (`"sequence"`), TRL's
             `importance_sampling_level`; `"none"` for plain log-probabilities.
         clip: How far the ratio may go below and above 1 before the gradient is cut off: TRL's
@@ -145,9 +145,8 @@ class Objective:
             has the gradient of k2, since its own has mean 0.
         beta: Weight of the KL divergence, per token, in the loss, ≥ 0; TRL's default is 0.
         reference: Policy that the KL divergence is measured from, if training starts from a trained
-            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model. From
-            the start the divergence is 0 at first, as with a new adapter, and the term keeps what
-            the adapter has learned; from the base model it would undo it. Same as TRL's reference.
+            adapter (`LoRA.adapter`): that policy, frozen (`"start"`), or the `"base"` model, which
+            would undo what the adapter has learned.
         mask_truncated_completions: Whether to exclude completions that were cut off by their length
             from the loss, as in TRL. Their rewards still count in the baselines.
 
@@ -210,8 +209,8 @@ def completion_advantages(
 ) -> Tensor:
     """Compute the advantage of each completion, shape (n,); 0 where the reward is NaN.
 
-    `rewards` are NaN where a sample failed, and `groups` has the index of each completion's prompt,
-    both of shape (n,). `greedy` is the reward of each prompt's greedy completion, shape (prompts,).
+    `groups` has the index of each completion's prompt, and `greedy` the reward of each prompt's
+    greedy completion, shape (prompts,).
     """
     if greedy is not None:
         return formulas.self_critical_advantages(rewards, groups, greedy)
@@ -229,10 +228,8 @@ class Experience:
         rollout: n completions.
         advantages: Shape (n,), or (n, tokens) if each token has its own.
         mask: 1 on the tokens to learn from, shape (n, tokens).
-        reference: Log-probabilities under the reference policy (`Objective.reference`), shape
-            (n, tokens).
-        old: Log-probabilities under the policy that sampled, shape (n, tokens); None if the only
-            update is made by that same policy.
+        reference: Log-probabilities under the reference policy, shape (n, tokens).
+        old: The same under the policy that sampled; None if that makes the only update.
         estimates: Values at sampling and their targets; None without a value head.
     """
 
@@ -251,13 +248,11 @@ class Experience:
 
 
 def loss_weights(choices: Choices, experience: Experience, max_length: int) -> dict[str, Tensor]:
-    """Compute the weight of each token of an update in the loss and in the logged means.
+    """Compute the weight of each token of an update in the loss and in the logged means, (n,
+    tokens).
 
-    A collective if there are several ranks: means over tokens are over those of all ranks.
-
-    Returns:
-        `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there
-        are values to train, each (n, tokens).
+    `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there are
+    values to train. A collective: means over tokens are over those of all ranks.
     """
     mask = experience.mask
     sequence = losses.sequence_weights(mask)
@@ -286,11 +281,10 @@ def loss_terms(
 
     `log_probs` have gradients, shape (n, tokens); `weights` are rows of `loss_weights`.
 
-    Returns:
-        `loss`, with gradients. Without gradients: `kl` from the reference and `entropy`, in
-        nats per token, as means over completions of the mean over tokens; `ratio` to the policy
-        that sampled, `clip_fraction` in [0, 1], and `update_kl`, the KL divergence of the current
-        policy from the one that sampled, as means over tokens.
+    Returns `loss`, with gradients. Without: `kl` from the reference and `entropy`, in nats per
+    token, as means over completions of the mean over tokens; `ratio` to the policy that sampled,
+    `clip_fraction` in [0, 1], and `update_kl`, the KL divergence of the current policy from the one
+    that sampled, as means over tokens.
     """
     old = log_probs.detach() if experience.old is None else experience.old
     advantages, mask = experience.advantages, experience.mask

@@ -32,8 +32,7 @@ class OptimizerConfig:
         microbatch_size: Completions per backward pass; gradients are summed to the same update.
             None: all completions of an update at once.
         max_grad_norm: Largest gradient norm of an update; None, in place of TRL's 1.0, for no
-            clipping. Use it in place of the trainer's `gradient_clip_val` if the module updates by
-            manual optimisation.
+            clipping. Replaces the trainer's `gradient_clip_val` in manual optimisation.
         overlap: Whether to score a rollout while the policy learns from the previous one. The
             importance ratio corrects for the delay of one step.
         learning_rate: Learning rate after the warm-up; TRL's default is 1e-6, for full
@@ -42,9 +41,9 @@ class OptimizerConfig:
         warmup_steps: Updates over which the learning rate rises linearly.
         lr_scheduler_type: After the warm-up the learning rate stays (`"constant_with_warmup"`), or
             falls to 0 at the end of training in a line (`"linear"`) or half a cosine (`"cosine"`);
-            `"constant"` has no warm-up either, as in transformers. The end is the trainer's
-            `max_steps`, or `max_epochs` of a dataloader with a length. The rates are one step ahead
-            of transformers': no update has the rate 0.
+            `"constant"` has no warm-up either. The end is the trainer's `max_steps`, or
+            `max_epochs` of a dataloader with a length. As in transformers, one step ahead: no
+            update has the rate 0.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of
             keeping them: less memory, more time, the same gradients.
 
@@ -96,8 +95,8 @@ class OptimizerConfig:
     def minibatch_rows(self, completions: int) -> Iterator[Tensor]:
         """Yield the rows of the completions that each update learns from.
 
-        Each epoch splits all completions at random, with torch's global generator, into
-        minibatches whose sizes differ by at most 1.
+        Each pass splits all completions at random, with torch's global generator, into minibatches
+        whose sizes differ by at most 1.
         """
         if completions < self.minibatches:
             raise ValueError(
@@ -127,9 +126,7 @@ def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
 
 
 def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
-    """Return the share of the learning rate that an update is made with.
-
-    Those of `transformers.get_scheduler`, one step ahead: no update has the rate 0.
+    """Return the share of the learning rate that an update is made with; see `OptimizerConfig`.
 
     Example:
         >>> [rate("linear", step, 2, 5) for step in range(5)]
@@ -149,8 +146,7 @@ def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
 def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
     """Return the number of updates of the whole training, from the trainer's limits.
 
-    0 for a constant schedule, which needs none. With `optimizer.overlap` one rollout fewer is
-    learned from.
+    0 for a constant schedule. With `optimizer.overlap` one rollout fewer is learned from.
     """
     if config.lr_scheduler_type.startswith("constant"):
         return 0
@@ -173,10 +169,9 @@ def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
 def step_optimizer(
     module: LightningModule, microbatches: Iterable[dict[str, Tensor]], max_grad_norm: float | None
 ) -> dict[str, Tensor]:
-    """Make one update with the summed gradients of some microbatches.
+    """Make one update with the summed gradients of some microbatches; return their summed terms.
 
-    The next of the microbatches, whose `loss` has gradients, is computed after the backward pass of
-    the previous one. Returns the terms, summed over the microbatches, without gradients.
+    The next of the microbatches is computed after the backward pass of the previous one.
     """
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()

@@ -29,8 +29,7 @@ Product = Callable[[Tensor, Tensor | None], Tensor]
 def pack(weight: Tensor, rows: int) -> Product | None:
     """Return the product with a packed copy of a weight; None where packing gains nothing.
 
-    `rows` is the number of rows of the products. The function takes hidden states of shape (rows,
-    width) and a bias of shape (outputs,) or None.
+    The function takes hidden states of shape (rows, width) and a bias of shape (outputs,) or None.
     """
     if weight.device.type != "cpu":
         return None
@@ -119,14 +118,9 @@ def packed_products(model: Any, rows: int) -> Iterator[Callable[..., Tensor]]:
 class _Packed:
     """Forward pass of a linear layer, by packed weights for one number of rows.
 
-    Attributes:
-        layer: The layer.
-        adapter: Its adapter, if it has one. peft merges adapters by changes of `weight.data`, which
-            leave no trace in the version of the weights.
-        plain: Forward pass of all other inputs: the layer's, or the adapter's if that is merged.
-        rows: That number of rows.
-        kept: Products of earlier calls by layer, each with what it was packed from.
-        merged: Whether the adapter is merged into the packed weights.
+    `plain` is the forward pass of all other inputs, the layer's or that of its merged adapter.
+    `kept` are products of earlier calls by layer, each with what it was packed from: peft merges
+    adapters by changes of `weight.data`, which leave no trace in the version of the weights.
     """
 
     layer: Any

@@ -37,13 +37,11 @@ class PromptBatch:
 def read_batch(batch: object, answers: bool) -> PromptBatch:
     """Return the prompts of a batch.
 
-    Args:
-        batch: `Samples`; a string or strings; a record or records; a mapping of columns, a pandas
-            DataFrame or a `datasets.Dataset`. Records and columns have `prompt`, a string or a
-            conversation; or `prefix` or `text`, which texts then begin with; or both. Any may be
-            columns of `Samples` in the singular or the plural.
-        answers: Whether completions are texts of their own (of a chat, or of an encoder-decoder):
-            strings are then prompts whose texts begin with "", else they are what texts begin with.
+    A batch is `Samples`; a string or strings; a record or records; a mapping of columns, a pandas
+    DataFrame or a `datasets.Dataset`. Records and columns have `prompt`, a string or a
+    conversation; or `prefix` or `text`, which texts then begin with; or both. Any may be columns of
+    `Samples` in the singular or the plural. If completions are texts of their own, `answers` (of a
+    chat, or of an encoder-decoder), strings are prompts whose texts begin with "".
     """
     if isinstance(batch, Samples):
         columns: dict[str, Any] = dict(batch.columns())

@@ -51,10 +51,9 @@ class Critic:
 
 
 class ValueHead(nn.Module):
-    """The expected return before each token, a linear function of the last hidden state.
+    """The expected return before each token, a float32 linear function of the last hidden state.
 
-    The head is float32 and predicts 0 until it has been trained. Its gradient reaches the hidden
-    states.
+    It predicts 0 until it has been trained. Its gradient reaches the hidden states.
     """
 
     def __init__(self, width: int) -> None:
@@ -91,8 +90,8 @@ def estimate_advantages(
     """Compute the advantage and the return of each token; the reward is given at the last token.
 
     The tokens of a failed completion, whose reward is NaN, get advantage 0 and are excluded from
-    whitening and from the value loss. Advantages are whitened to mean 0 and standard deviation 1,
-    if at all; returns never are. Rewards have shape (n,), all others (n, tokens).
+    whitening and from the value loss. Returns are never whitened. Rewards have shape (n,), all
+    others (n, tokens).
     """
     valid = mask * ~rewards.isnan()[:, None]
     at_end = formulas.rewards_at_end(torch.nan_to_num(rewards), mask)

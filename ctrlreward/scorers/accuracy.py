@@ -22,14 +22,12 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     """Decision of a classifier on the target label of each text. Needs `labels`, or a `target`.
 
     - `accuracy`: 1.0 if the classifier predicts the target label, else 0.0; higher is better.
-      The mean over samples is the accuracy of the generator.
     - `label_probability`: probability of the target label, 0 to 1; higher is better.
 
     Args:
-        model: Local folder or Hugging Face id of a sequence classifier, folder of a `TextCNN`
-            that the text_cnn recipe wrote, or an object with `labels` and `probabilities`, such
-            as a `CTRLEval` scorer, which needs no trained classifier. None takes `CTRLEval()` with
-            its built-in weights, which knows the labels `negative` and `positive`.
+        model: Local folder or Hugging Face id of a sequence classifier, folder of a `TextCNN`, or
+            an object with `labels` and `probabilities`, such as a `CTRLEval` scorer. None takes
+            `CTRLEval()` with its built-in weights and the labels `negative` and `positive`.
         target: Target label of all texts, instead of `labels`: `"sound"` of a classifier of sound
             and corrupted texts.
         **options: See `ModelOptions`.

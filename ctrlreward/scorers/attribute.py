@@ -66,8 +66,9 @@ class AttributeClassifier(CompositeScorer):
     - `accuracy`, `label_probability`: means over the attributes that the sample names. Use these
       for a reward: they are NaN only if the sample failed.
 
-    Higher is better for all. The label of a sample names its attributes, as in `"sentiment=negative
-    topic=world"` (`attribute_label` writes it); with a single classifier a plain label will do.
+    Higher is better for all. The label of a sample names its attributes, as in
+    `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
+    plain label will do.
 
     Args:
         models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
@@ -75,9 +76,6 @@ class AttributeClassifier(CompositeScorer):
             an object with `labels` and `probabilities`. None takes `CTRLEval` with its built-in
             weights and tasks, sentiment and topic.
         **options: See `ModelOptions`.
-
-    Attributes:
-        classifiers: Attribute → `Accuracy` scorer.
 
     Raises:
         ValueError: There is no classifier, or the name of an attribute is empty or contains white
@@ -130,21 +128,19 @@ class AttributeClassifier(CompositeScorer):
         self._targets(samples)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores.
+        """Return all scores; NaN, with a warning, if a text is empty or its label names no
+        attribute.
 
-        NaN, with a warning, if a text is empty or its label names no attribute. A mean is also
-        NaN if a classifier fails on one of its attributes.
+        A mean is also NaN if a classifier fails on one of its attributes.
         """
         return self._score(samples, self._targets(samples))
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
         """Return means and deviations over the combinations of target labels.
 
-        Gu et al. (2022, 2023) report the mean and deviation over combinations of attributes as
-        accuracy. Their published evaluation averages the probability of the target label, which
-        is `score="label_probability"`.
-
-        `score` is `"accuracy"`, the share of correct decisions, or `"label_probability"`.
+        Gu et al. (2022, 2023) report them as accuracy: the share of correct decisions
+        (`"accuracy"`), or, in their published evaluation, the mean probability of the target label
+        (`"label_probability"`).
         """
         one_of("score", score, _NAMES)
         samples = as_samples(samples)

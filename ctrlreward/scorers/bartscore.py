@@ -38,11 +38,10 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
 
     BARTScore(x → y) = Σ_t log p(y_t | y_<t, x) / |y| (Yuan et al., NeurIPS 2021,
     https://arxiv.org/abs/2106.11520), with equal weights of the tokens. As in the published code,
-    the tokens that the tokenizer adds to y count, too.
+    the tokens that the tokenizer adds to y count.
 
     - `faithfulness`: of the text given the source. Needs `sources`.
-    - `precision`: of the text given the reference. Needs `references`.
-    - `recall`: of the reference given the text. Needs `references`.
+    - `precision`, `recall`: of the text given the reference, and the reverse. Need `references`.
     - `f_score`: mean of precision and recall. Needs `references`.
 
     All are 0 or less; higher is better. Values of different models can't be compared.

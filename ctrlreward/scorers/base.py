@@ -39,12 +39,10 @@ _METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
 
 def nonempty(name: str, **columns: Sequence[str]) -> list[int]:
-    """Return the indices of the samples that have text in every column, in order.
+    """Return the indices of the samples that have text in every column, named as in `Samples`.
 
-    A text of white space only is empty. A warning names each sample that is left out.
-
-    `name` is the score that is NaN, for the warning (`"perplexity"`); columns are named as in
-    `Samples`.
+    A text of white space only is empty. A warning names each sample that is left out, and `name`,
+    the score that is NaN.
     """
     kept = []
     for i, row in enumerate(zip(*columns.values(), strict=True)):
@@ -65,11 +63,7 @@ def scatter(values: Sequence[float] | Scores, kept: Sequence[int], n: int) -> Sc
 
 @dataclass(frozen=True)
 class ScoreSpec:
-    """Direction and range of one score.
-
-    Attributes:
-        higher_is_better: True if a higher score is better, False if a lower one is.
-        range: Smallest and largest possible value; infinite where there is no bound.
+    """Direction of one score, and its smallest and largest possible value, infinite for no bound.
 
     Examples:
         >>> from ctrlreward import Perplexity
@@ -92,8 +86,7 @@ class CorpusFold:
 
     Attributes:
         parts: Names of its arguments: scores, or values that `score_samples` returns only by name.
-        fold: Maps arrays of shape (n,), NaN where a sample failed, to a number in the score's
-            range; NaN if no sample counts.
+        fold: Maps arrays of shape (n,), NaN where a sample failed, to a number; NaN if none counts.
 
     Examples:
         >>> CorpusFold(("words",), len).fold(np.array([3.0, 4.0, np.nan]))
@@ -151,7 +144,6 @@ class Scorer(ABC):
         """Return a float64 array of shape (n,) per score, in input order; NaN for a failed sample.
 
         A sample fails if its text is not valid Unicode or its score is infinite, with a warning.
-
         `samples` may have any form that `as_samples` converts; `columns` are added to them or
         replace theirs, `labels="positive"`.
 
@@ -174,9 +166,7 @@ class Scorer(ABC):
         """Return the scores of n samples as one corpus, such as all outputs of a system.
 
         A score is folded by `corpus_folds`, or else it is the mean over the samples that did not
-        fail; NaN if none counts. `GenerationScorer` logs the same.
-
-        Takes the arguments of `score`.
+        fail; NaN if none counts. `GenerationScorer` logs the same. Takes the arguments of `score`.
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
@@ -192,8 +182,8 @@ class Scorer(ABC):
     def computable(self, samples: Samples) -> tuple[str, ...]:
         """Return the names of the scores that `score` computes for some samples.
 
-        These are all scores, or with `aspects="all"` those whose columns are there; a warning names
-        the others once. If there are none, these are all scores, and `score` raises.
+        With `aspects="all"` these are the ones whose columns are there; a warning names the others
+        once. If there are none, these are all scores, and `score` raises.
         """
         present = samples.columns()
         lacking = {
@@ -216,29 +206,24 @@ class Scorer(ABC):
         """Return an array of shape (n,) per score, NaN for a failed sample.
 
         Subclasses implement this, without random draws, as it may run on a thread. A second
-        parameter, `names=None`, gets the names of the scores that are wanted, None for all; others
-        may be returned, too. Written as a generator, it yields the requests to its model, which are
-        merged with the requests of other scorers to the same model (`engine.sharing`).
-
-        A pointwise scorer gets no sample twice.
+        parameter, `names=None`, gets the names of the scores that are wanted, None for all. Written
+        as a generator, it yields the requests to its model, which are merged with the requests of
+        other scorers to the same model (`engine.sharing`). A pointwise scorer gets no sample twice.
         """
 
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """Return the columns that samples must have, each with the name of what needs it.
 
-        Override it so that a run fails before it has loaded a model or generated a text.
-
-        `names` are the scores that are wanted, None for all.
+        Override it so that a run fails before it has loaded a model or generated a text. `names`
+        are the scores that are wanted, None for all.
         """
         return {}
 
     def check_samples(self, samples: Samples, names: Collection[str] | None = None) -> None:
-        """Raise what `score` would raise about samples, such as an unknown label.
+        """Raise what `score` would raise about samples, such as an unknown label; loads no weights.
 
-        Override it so that a run over a corpus fails before it has scored a text. Load no weights
-        here.
-
-        `names` are the scores that are wanted, None for all.
+        Override it so that a run over a corpus fails before it has scored a text. `names` are the
+        scores that are wanted, None for all.
         """
         for column, reader in self.required_columns(names).items():
             if getattr(samples, column) is None:
@@ -258,8 +243,8 @@ class Scorer(ABC):
     def load(self) -> None:
         """Load the models now instead of at the first `score`.
 
-        Building a model may draw random numbers. Call this before scoring on a thread beside
-        training, because all threads share the random generators.
+        Building a model may draw random numbers, from generators that all threads share: call this
+        before scoring on a thread beside training.
         """
         for part in self._inner:
             part.load()
@@ -330,8 +315,8 @@ def checked_requests(
 ) -> Requests[dict[str, Scores]]:
     """Run `scorer.score_samples` as a generator of its model requests, whichever form it has.
 
-    Samples whose text is not valid Unicode are scored as empty texts, so that the others keep their
-    places in warnings and errors: a tokenizer would fail on the whole batch.
+    A text that is not valid Unicode is scored as an empty one, since a tokenizer would fail on the
+    whole batch.
     """
     invalid = samples.invalid_unicode()
     for i, column in invalid.items():
@@ -413,7 +398,7 @@ def checked_scores(
 def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Scores]:
     """Return the scores of n samples by name, arrays of shape (n,).
 
-    Each scorer runs once, for all of its components. A pointwise scorer gets each distinct sample
+    Each scorer runs once, for all of its components; a pointwise one gets each distinct sample
     once. Requests of several scorers to the same model are merged into one call. A scorer that
     another thread is running is waited for.
     """

@@ -32,28 +32,24 @@ class FunctionScorer(Scorer):
     - Otherwise `f(texts)`, with a list of strings.
 
     In the first and the third case, further parameters get the columns that they name, in the
-    plural or the singular (`labels`, `label`), and `**kwargs` all of them. The function returns
-    one number per sample, in their order; None or NaN for a sample that failed.
+    plural or the singular (`labels`, `label`), and `**kwargs` all of them. The function returns one
+    number per sample, in their order; None or NaN for a sample that failed.
 
     Args:
         function: The function. It has to pickle where the reward does.
         higher_is_better: Direction of the score.
-        pointwise: True if the score of a text does not depend on the other texts. Repeated texts
+        pointwise: True if the score of a text does not depend on the other texts: repeated texts
             are then scored once, and those of several clients together. False by default, since a
-            function may compare the completions of a prompt, and would silently be wrong.
+            function may compare the completions of a prompt.
 
     Raises:
         TypeError: It is not a function, it is a coroutine function, or it needs an argument that
             is not a column of `Samples`.
 
     Examples:
-        >>> def brevity(texts):
-        ...     return [-float(len(text.split())) for text in texts]
         >>> def overlap(completions, sources, **kwargs):
         ...     pairs = zip(completions, sources)
         ...     return [len(set(c.split()) & set(s.split())) or None for c, s in pairs]
-        >>> FunctionScorer(brevity).score(["Good soup.", "Soup."])
-        {'brevity': array([-2., -1.])}
         >>> FunctionScorer(overlap).score(["Good soup.", "Cold."], sources="Bad soup.")
         {'overlap': array([ 1., nan])}
     """

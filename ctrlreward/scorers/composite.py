@@ -16,20 +16,15 @@ class CompositeScorer(Scorer):
         >>> from ctrlreward import ScoreSpec, Similarity, WordVectors
         >>> class Strictest(CompositeScorer):
         ...     specs = {"strictest": ScoreSpec(higher_is_better=True, range=(-1.0, 1.0))}
-        ...
-        ...     def __init__(self, *scorers):
-        ...         self.scorers = scorers
-        ...
-        ...     @property
-        ...     def parts(self):
-        ...         return self.scorers
+        ...     parts = [
+        ...         Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]})),
+        ...         Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]})),
+        ...     ]
         ...
         ...     def score_samples(self, samples):
         ...         scores = [part.score(samples)["similarity"] for part in self.parts]
         ...         return {"strictest": np.min(scores, axis=0)}
-        >>> one = Similarity(WordVectors({"soup": [1, 0], "broth": [3, 4]}))
-        >>> other = Similarity(WordVectors({"soup": [1, 0], "broth": [4, 3]}))
-        >>> Strictest(one, other).score(["broth"], sources=["soup"])
+        >>> Strictest().score(["broth"], sources=["soup"])
         {'strictest': array([0.6])}
     """
 

@@ -53,8 +53,8 @@ class PatternScore:
         right: Text after the blank.
         target: Filling whose likelihood counts: a sentence, the prefix, the remainder, or the
             word of the target label.
-        candidates: Fillings that the target is compared with, including itself. Only attribute
-            relevance has more than one: a word of each label, in the order of the labels.
+        candidates: Fillings that the target is compared with, including itself; in attribute
+            relevance a word of each label, in their order, elsewhere only the target.
         score: Mean log-probability of the target's tokens, calibrated for a decoder-only model
             (`functional.calibration.context_gain`), in (-inf, 0]; for attribute relevance the share
             of the target among the candidates, in [0, 1]. Higher is better.
@@ -71,12 +71,9 @@ class PatternScore:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One aspect of one text: its score and the pattern evaluators behind it.
+    """One aspect of one text: its score, and the pattern evaluators behind it in their order.
 
-    Attributes:
-        aspect: `"coherence"`, `"consistency"` or `"attribute_relevance"`.
-        score: Weighted mean of the evaluators' scores; NaN if there is nothing to score.
-        evaluators: Pattern evaluators in the order in which they ran; empty if the score is NaN.
+    The score is their weighted mean; NaN, without evaluators, if there is nothing to score.
     """
 
     aspect: str
@@ -198,8 +195,8 @@ class CTRLEval(ModelScorer[Infiller]):
     - `attribute_relevance`: probability of the target label among all labels, over all prompts
       and verbalizers of the task. Needs `labels`.
 
-    Higher is better for all three. Where the paper and its published code differ, this follows
-    the code, which produced the published numbers: the coherence target includes the end token.
+    Higher is better for all three. Where the paper and its published code differ, this follows the
+    code, which produced the published numbers: the coherence target includes the end token.
 
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
@@ -208,13 +205,12 @@ class CTRLEval(ModelScorer[Infiller]):
         iwf: Inverse word frequencies, weights of coherence and consistency: a file with a weight
             per token id, an `InverseFrequency`, or None for frequencies of the `wordfreq` package.
         sentence_splitter: A callable, a name, or None for the default.
-        weights: Aggregation of a text's pattern evaluators (`PatternScore`): `"beta"`, the mean
-            with the paper's weights, or an ablation of its Table 5: `"mean"`, the plain mean,
-            `"max"`, the highest, `"min"`, the lowest score. None uses `"beta"`, except for the
-            relevance of a decoder-only model, which uses `"mean"` (see docs/ctrleval.md).
+        weights: Aggregation of a text's pattern evaluators: `"beta"`, the mean with the paper's
+            weights, or an ablation of its Table 5: `"mean"`, the plain mean, `"max"`, the highest,
+            `"min"`, the lowest score. None uses `"beta"`, except for the relevance of a
+            decoder-only model, which uses `"mean"` (see docs/ctrleval.md).
         evaluators: Number of the task's evaluators (prompts × verbalizers) to draw at random for
-            attribute relevance (Figure 4), the same for all samples; None uses all. It does not
-            affect the other aspects: coherence has one evaluator per sentence, consistency two.
+            attribute relevance (Figure 4), the same for all samples; None uses all.
         seed: Seed of that draw.
         max_tokens: Tokens of a text to read, None for as many as the model can; a warning names
             a longer text. The cost of coherence grows with the square of a text's length.
@@ -316,9 +312,6 @@ class CTRLEval(ModelScorer[Infiller]):
 
         NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
         also a text without a prefix, or with nothing after it.
-
-        Raises:
-            ValueError: A column that an aspect needs is absent, or a label is not in the task.
         """
         aspects = [a for a in self.aspects if names is None or a in names]
         means = yield from self._evaluate(
@@ -329,11 +322,11 @@ class CTRLEval(ModelScorer[Infiller]):
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> list[dict[str, Explanation]]:
-        """Return the score and weight of each pattern evaluator behind the scores (Figure 5).
+        """Return the chosen aspects of each sample by name, with their pattern evaluators (Figure
+        5).
 
-        `scorers.ctrleval.to_records` converts the result to plain data.
-
-        Takes the arguments of `score`. Returns the chosen aspects of each sample by name.
+        Takes the arguments of `score`. `scorers.ctrleval.to_records` converts the result to plain
+        data.
         """
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)

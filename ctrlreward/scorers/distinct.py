@@ -22,7 +22,7 @@ class Distinct(Scorer):
 
     - `distinct_1`, `distinct_2`, `distinct_3`: number of unique n-grams over number of tokens, 0
       to 1; higher is more diverse. All texts of a group get the value of the group.
-    - `distinct`: mean of the three, as studies of multi-aspect control report it in one number.
+    - `distinct`: mean of the three, as studies of multi-aspect control report it.
 
     Groups are the column `groups` or, if it is absent, `prefixes`; without either, all texts of a
     call are one group. The value depends on all texts of the group and decreases with its size:
@@ -33,9 +33,8 @@ class Distinct(Scorer):
             or a loaded tokenizer. Published figures of multi-aspect control use GPT-2 tokens.
 
     Examples:
-        >>> scorer = Distinct("smollm2-135m")
         >>> texts = ["The soup was good.", "The soup was cold.", "The view"]
-        >>> scores = scorer.score(texts, groups=["soup", "soup", "view"])
+        >>> scores = Distinct("smollm2-135m").score(texts, groups=["soup", "soup", "view"])
         >>> first, second, _ = scores["distinct_2"]
         >>> bool(first == second)  # of one group
         True

@@ -41,9 +41,8 @@ class InfillingPerplexity(ModelScorer[Infiller]):
     Args:
         model: Local folder, Hugging Face id or short name; encoder-decoder or decoder-only.
         sentence_splitter: A callable, a name, or None for the default.
-        max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
-            The text is read once per sentence, so that the cost grows with the square. None reads
-            as many as the model can.
+        max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
+            the model can. The cost grows with the square of a text's length.
         **options: See `ModelOptions`.
 
     Raises:

@@ -66,11 +66,10 @@ class ModelScorer(Scorer, Generic[Model]):
         batch_tokens: The same.
 
     Examples:
-        >>> from transformers import PreTrainedTokenizerBase
         >>> from ctrlreward import ScoreSpec
         >>> from ctrlreward.engine.sharing import shared_model
         >>> from ctrlreward.weights.loading import load_tokenizer
-        >>> class Length(ModelScorer[PreTrainedTokenizerBase]):
+        >>> class Length(ModelScorer):
         ...     specs = {"length": ScoreSpec(higher_is_better=False, range=(0.0, np.inf))}
         ...
         ...     def build_model(self, name):

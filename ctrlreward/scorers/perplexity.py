@@ -33,11 +33,10 @@ class Perplexity(ModelScorer[CausalLM]):
 
     Args:
         model: Local folder, Hugging Face id or short name of a decoder-only model.
-        max_tokens: Tokens of a text to read; the rest of a longer one is ignored, with a warning.
-            None reads as many as the model can.
-        score_end: Score the end token after a text, too, as the perplexity of a language model of
-            sentences is computed (`recipes.scoring_models.language_model`). A truncated text has no
-            end.
+        max_tokens: Tokens of a text to read, with a warning for a longer one; None for as many as
+            the model can.
+        score_end: Score the end token after a text as well, as in the perplexity of a language
+            model of sentences. A truncated text has no end.
         **options: See `ModelOptions`.
 
     Raises:
@@ -111,14 +110,11 @@ class Perplexity(ModelScorer[CausalLM]):
 
 
 def pooled_perplexity(log_likelihood: Scores, tokens: Scores) -> float:
-    """Return exp of the negative mean log-probability over the tokens of n texts.
+    """Return exp of the negative mean log-probability over the tokens of n texts; lower is better.
 
     Longer texts weigh more, unlike in a mean of perplexities, and one unlikely sentence does not
-    dominate.
-
-    `log_likelihood` is the mean token log-probability of each text, shape (n,), and `tokens` their
-    number, which is 0 or NaN for texts to leave out. 1 or more, lower is better; NaN without
-    tokens.
+    dominate. `log_likelihood` is the mean token log-probability of each text, shape (n,), and
+    `tokens` their number, 0 or NaN for texts to leave out. 1 or more; NaN without tokens.
     """
     read = tokens > 0
     if not read.any():

@@ -19,8 +19,8 @@ Cell: TypeAlias = str | float | None
 def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scores]) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
-    The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
-    (n,). `Samples.from_jsonl` reads the file too.
+    The file is written atomically. NaN and infinite scores, arrays of shape (n,), are null.
+    `Samples.from_jsonl` reads the file too.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
@@ -43,11 +43,10 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
 def sample_table(
     samples: Samples, scores: Mapping[str, Scores], rows: int
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and rows of a table with prompt, label, text and scores.
+    """Return the header and rows of a table with prompt, label, text and scores, of shape (n,).
 
     The rows are evenly spaced over the n samples and depend only on n, so tables of different steps
-    show the same prompts; if there are fewer samples than `rows`, all are shown. Prompt and label
-    are left out if the samples have none. Each of `scores` has shape (n,).
+    show the same prompts. Prompt and label are left out if the samples have none.
     """
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]

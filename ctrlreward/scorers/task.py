@@ -87,10 +87,10 @@ class Task:
         return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
 
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
-        """Return a random subset of the evaluators, in their order.
+        """Return a random subset of the evaluators, in their order, without touching any random
+        state.
 
-        For one seed, a smaller subset is part of a larger one. No other random state is read or
-        changed.
+        For one seed, a smaller subset is part of a larger one.
         """
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):

@@ -39,8 +39,7 @@ class TransferQuality(CompositeScorer):
       is all or nothing.
     - All scores of the three scorers, under their own names.
 
-    The paper's tables report `corpus`, not the mean of `gm`. `GenerationScorer` logs the four
-    figures of a corpus beside the means.
+    The paper's tables report `corpus`, not the mean of `gm`.
 
     Args:
         accuracy: Scores the style; None takes `Accuracy()`.

@@ -28,9 +28,9 @@ _READY = re.compile(r"^ready$", re.MULTILINE)
 class RewardServer:
     """A server of a reward as a child process: `with RewardServer("reward.yaml") as remote:`.
 
-    The child runs `ctrlreward serve` on this machine alone, on a free port. It ends with the
-    block, and within a second when this process ends in any other way, SIGKILL included. An
-    interruption from the keyboard reaches this process only.
+    The child runs `ctrlreward serve` on this machine alone, on a free port. It ends with the block,
+    and within a second when this process ends in any other way, SIGKILL included. An interruption
+    from the keyboard reaches this process only. `url` and `process` are None before it listens.
 
     Args:
         reward: YAML file of the reward, as `ctrlreward serve` takes it.
@@ -40,10 +40,6 @@ class RewardServer:
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
         log: File for what the server prints; None takes a temporary one.
         start_seconds: Seconds to wait until the models are loaded.
-
-    Attributes:
-        url: Address of the server; None before it listens.
-        process: The child; None before it is started.
 
     Raises:
         RuntimeError: On entering: the server ended or was not ready in time; has the end of its
@@ -146,8 +142,7 @@ class RewardServer:
 def end_with(parent: int) -> None:
     """End this process when its parent has ended: with SIGTERM, and at once after a grace.
 
-    A process whose parent has ended gets another one. Asking for that works however the parent
-    ended, in any of its threads, and whoever has inherited its pipes.
+    A process whose parent has ended gets another one, however that ended, in any of its threads.
     """
     while os.getppid() == parent:
         time.sleep(_POLL)

@@ -197,11 +197,7 @@ class FoldReply(Message):
 
 @dataclass(frozen=True)
 class ScoredRequest:
-    """The rewards of one request of n samples.
-
-    `batch` is NaN throughout for a sample with an error; `errors` has the message of the scorer by
-    index.
-    """
+    """The rewards of one request, NaN for a sample with an error, and the errors by index."""
 
     batch: RewardBatch
     errors: Mapping[int, str]
@@ -273,9 +269,7 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 
 
 class Refusal(Exception):
-    """A request that is not scored.
-
-    `status` is the HTTP status of the reply; `retry_after`, in seconds, is None where that is no
+    """A request that is not scored: HTTP status, and seconds to retry after, None if that is no
     use.
     """
 

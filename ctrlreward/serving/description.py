@@ -16,8 +16,8 @@ from ctrlreward.serving.fingerprint import digest_of, fingerprint
 def describe(reward: Reward) -> dict[str, Any]:
     """Return the names, directions, ranges, weights and fingerprint of a reward; loads no model.
 
-    Equal rewards have equal descriptions in all processes. `fingerprint_id`, a SHA-256, is equal
-    if the scorers, weights, dtypes, models and versions are; see `fingerprint.fingerprint`.
+    Equal rewards have equal descriptions in all processes. `fingerprint_id`, a SHA-256, is equal if
+    the scorers, weights, dtypes, models and versions are; see `fingerprint.fingerprint`.
 
     Returns:
         Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`, `of_groups`,

@@ -89,10 +89,8 @@ class LimitsMiddleware:
 
     It reads the body, up to a limit of bytes and seconds, before a route sees the request, so no
     route is held up by a slow client. If the client hangs up, the route's task is cancelled. An
-    error of a route is logged by type and place only: its message may quote a text.
-
-    `headers` returns headers to add to each reply; `replied` receives route and status of each
-    reply.
+    error of a route is logged by type and place only: its message may quote a text. `headers`
+    returns headers to add to each reply; `replied` receives route and status of each.
     """
 
     def __init__(

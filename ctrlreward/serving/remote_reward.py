@@ -22,22 +22,21 @@ from ctrlreward.serving.server_connection import ServerConnection
 class RemoteReward(AnyReward):
     """The reward that a server computes (`ctrlreward serve`), wherever a `Reward` goes.
 
-    `remote["relevance"]` is a component for callbacks and adapters; the server scores it.
-    Building it opens no connection: names and weights are fetched at their first use, or by
-    `load`, which waits until the server has loaded its models. Copies in other processes (DDP
-    ranks, workers) share the server.
+    `remote["relevance"]` is a component for callbacks and adapters; the server scores it. Building
+    it opens no connection: names and weights are fetched at their first use, or by `load`, which
+    waits until the server has loaded its models. Copies in other processes (DDP ranks, workers)
+    share the server.
 
-    A request is repeated, with growing pauses, while the server can't be reached, is loading or
-    is full (429, 503). A server that is lost is an error; so is one that has another reward than
-    when it was first asked. No score is made up.
+    A request is repeated, with growing pauses, while the server can't be reached, is loading or is
+    full (429, 503). A server that is lost is an error; so is one that has another reward than when
+    it was first asked. No score is made up.
 
     Args:
         url: Address of the server: `"http://127.0.0.1:8700"`.
         token: Bearer token of the server; None takes `$CTRLREWARD_TOKEN`, if set.
         expect: Reward that the server must have: a `Reward` of this process, a description as
-            `GET /reward` returns it, or the JSON file of one. Scorers, settings, weights, dtypes
-            and versions are compared. Of a description, only its own entries are:
-            `{"weights": {"relevance": 1.0}}`. None takes any.
+            `GET /reward` returns it, or the JSON file of one. Of a description, only its own
+            entries are compared: `{"weights": {"relevance": 1.0}}`. None takes any.
         timeout: Seconds to wait for one reply.
         patience: Seconds to repeat a request, and to wait for a server that starts later. None: 120
             to repeat a request, and 3 to reach a server that never replied.
@@ -45,8 +44,7 @@ class RemoteReward(AnyReward):
     Raises:
         ValueError: The URL is not one of HTTP, a number is not positive, or the file is not JSON.
         TypeError: `expect` is something else.
-        ServerLost: At the first use or later: the server does not answer. It is a
-            `ConnectionError`.
+        ServerLost: At the first use or later: the server does not answer. A `ConnectionError`.
         OtherReward: At the first use or later: the server has another reward; lists what differs.
 
     Examples:

@@ -97,8 +97,8 @@ class RequestQueue:
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
         """Score a request with the reward; cancelling takes it out of the queue.
 
-        If `strict`, a sample that makes a scorer raise fails the whole request, as in-process;
-        otherwise only that sample fails.
+        If `strict`, a sample that makes a scorer raise fails the whole request; otherwise only
+        itself.
         """
         reward = self.reward
         return await self._result(

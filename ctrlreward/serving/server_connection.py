@@ -56,13 +56,11 @@ class _Transient(Exception):
 
 
 class ServerConnection:
-    """Requests to one server, over connections that are kept open.
+    """Requests to one server, over connections that are kept open; arguments of `RemoteReward`.
 
-    Threads share it. A pickled or forked copy opens new connections, and expects the reward
-    that the original was connected to. A request is also repeated if a proxy before the server has
-    lost the one that held it.
-
-    Takes the arguments of `RemoteReward`; `expect` is a description, or a part of one.
+    Threads share it. A pickled or forked copy opens new connections, and expects the reward that
+    the original was connected to. A request is also repeated if a proxy before the server has lost
+    the one that held it.
     """
 
     def __init__(

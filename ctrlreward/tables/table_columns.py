@@ -49,13 +49,11 @@ def to_samples(
     present: Sequence[str] | None = None,
     label_map: Mapping[str, str] | None = None,
 ) -> Samples:
-    """Return the columns that scorers read.
+    """Return the columns that scorers read, of rows whose places name them in errors.
 
     A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
-    so do its scores.
-
-    `places` name each row in errors; None counts them from 0. `present` are the columns of the
-    table, None the columns of the first row. `label_map` maps labels in the table to the scorers'.
+    so do its scores. `present` are the columns of the table, None those of the first row.
+    `label_map` maps labels in the table to the scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)

@@ -67,9 +67,9 @@ class TableShape:
 class TableWriter:
     r"""Table that is written in parts: all columns of the rows, then the scores.
 
-    NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON
-    in the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, is written as its
-    escape: `\ud800`, which JSON reads back, and which is six characters elsewhere.
+    NaN becomes null in JSONL and Parquet and an empty cell in CSV. Lists and objects become JSON in
+    the cells of a CSV file. An unpaired surrogate, which UTF-8 can't encode, becomes its escape:
+    `\ud800`.
     """
 
     def __init__(self, file: BinaryIO, shape: TableShape, scores: Sequence[str]) -> None:

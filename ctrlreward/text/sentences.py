@@ -28,10 +28,7 @@ def split_sentences(text: str) -> list[str]:
 
     Sentences end only at whitespace, and only whitespace is lost: joined by spaces, the sentences
     are the text up to whitespace. On the texts of the CTRLEval paper the result equals that of
-    NLTK, which produced the published numbers, and no trained data is needed.
-
-    Returns:
-        Stripped sentences, none of them empty; an empty list for empty or blank text.
+    NLTK, which produced the published numbers, and no trained data is needed. No sentence is empty.
     """
     words = re.finditer(r"\S+", text)
     starts = [b.start() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]

@@ -38,10 +38,7 @@ ENGLISH_STOP_WORDS = frozenset(
 
 
 def read_stop_words(given: str | PathLike[str] | Sequence[str] | None) -> frozenset[str]:
-    """Return stop words in lower case.
-
-    Args:
-        given: A file with one word per line, or the words; None returns `ENGLISH_STOP_WORDS`.
+    """Return stop words in lower case: of a file with one per line, given, or `ENGLISH_STOP_WORDS`.
 
     Raises:
         ValueError: The file can't be read.

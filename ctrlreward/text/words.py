@@ -27,9 +27,7 @@ def split_words_and_marks(text: str) -> list[str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Split at white space and convert to lower case.
-
-    Punctuation must already be separated from words, as in tokenized corpora: `great.` is one
+    """Split at white space and convert to lower case, as for tokenized corpora: `great.` is one
     word.
     """
     return text.lower().split()

@@ -24,8 +24,7 @@ def cache_folder() -> Path:
 def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
     """Return a lock on a file or folder of a cache; its folder is made.
 
-    `problem` is what the error says, and `variable` names the environment variable that moves the
-    folder.
+    The error says `problem`, and that the environment variable `variable` moves the folder.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -35,10 +34,9 @@ def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
 
 
 def build_once(key: str, build: Callable[[Path], None]) -> Path:
-    """Return the cache folder `key`; create it with `build` if it does not exist.
+    """Return the cache folder `key`; create it with `build`, complete or absent, if it is missing.
 
-    `build` fills a temporary folder that is then renamed, so that the folder is complete or absent.
-    Concurrent processes wait for the first one.
+    `build` fills a temporary folder that is then renamed. Concurrent processes wait for the first.
     """
     folder = cache_folder() / key
     if folder.is_dir():

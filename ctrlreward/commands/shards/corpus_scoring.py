@@ -26,8 +26,8 @@ from ctrlreward.tables.table_writing import TableShape, TableWriter
 class Corpus:
     """Rows of a table with texts, read anew for each use.
 
-    `columns` says which columns scorers read, `present` has those of the first row, and `label_map`
-    maps labels in the table to the scorers'; None takes them as they are.
+    Scorers read `columns` of those `present` in the first row; `label_map` maps the table's labels
+    to the scorers'.
     """
 
     rows: RowStream
@@ -103,12 +103,10 @@ def check_shard(
 def score_in_memory(
     components: Mapping[str, Component], shard: Shard, score_shards: ScoreShards
 ) -> dict[str, Scores]:
-    """Score rows one unit of scorers after the other, and show the progress on standard error.
+    """Return the scores of rows, shape (rows,) by name, NaN where they failed; show the progress.
 
-    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees
-    its models before the next one loads.
-
-    Returns arrays of shape (rows,) by name; NaN for rows that failed.
+    The scorers of a unit share their models (`scoring_units`). A unit scores all rows and frees its
+    models before the next one loads.
     """
     scores: dict[str, Scores] = {}
     for title, unit, _ in titled_units(components):

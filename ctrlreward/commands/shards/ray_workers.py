@@ -141,12 +141,10 @@ class _ActorHandle:
 
 
 def connect_ray(address: str | None, own: dict[str, Any], **options: Any) -> bool:
-    """Join a cluster or start Ray on this machine, unless Ray is connected already.
+    """Join a cluster or start Ray on this machine; return False if Ray is connected already.
 
     A Ray that is started here listens on the loopback address, has no dashboard and sends no usage
     statistics; `ray.init` takes the options, and then its own ones too.
-
-    Returns whether it was connected here, so that `ray.shutdown` is the caller's.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not address:

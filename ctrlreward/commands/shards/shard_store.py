@@ -23,11 +23,9 @@ _SHARD = re.compile(r"(\d+)-([\d.]+)\.json")
 
 @dataclass(frozen=True)
 class Manifest:
-    """Settings of a run and the shards of its corpus.
+    """Settings of a run, JSON values that a resumed run must share, and the shards of its corpus.
 
-    `settings` are JSON values by name that a resumed run must share, `chunk` the rows of each shard
-    but the last, `rows` of the corpus, and `checksums` the SHA-256 of each shard's rows,
-    hexadecimal.
+    `chunk` is the rows of each shard but the last, `checksums` the SHA-256 of each shard's rows.
     """
 
     settings: Mapping[str, Any]

@@ -35,11 +35,10 @@ _ITEM_FILTER = ItemFilter()
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of a table that follow one another.
+    """Rows of a table that follow one another, each with its place (`"reviews.jsonl:417"`).
 
-    `places` name each row (`"reviews.jsonl:417"`), `columns` maps columns of `Samples` to other
-    names in the file, and `invalid` has the column with invalid Unicode by row; `samples` are the
-    other rows.
+    `columns` maps columns of `Samples` to other names in the file. `invalid` has the column with
+    invalid Unicode by row; `samples` are the other rows.
     """
 
     number: int

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ctrlreward.data import DATA_SETS, catalogue, local_file, rated_rows, tense
+from ctrlreward.data import DATA_SETS, local_file
+from ctrlreward.recipes.made_data import rated_rows, tense
 
 
 @pytest.fixture
@@ -114,5 +115,5 @@ def test_every_file_has_a_checksum_and_a_place_of_its_own() -> None:
         )
         assert not Path(file.place).is_absolute()
         assert ".." not in Path(file.place).parts
-        made = file.data_set in catalogue._MAKERS
+        made = DATA_SETS[file.data_set].made_by is not None
         assert file.address is not None or made
