@@ -21,6 +21,7 @@ from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
 
 PREFIX = "eval_"
+_FOLD = "_ctrlreward_last_logged"
 
 
 class Validation(NamedTuple):
@@ -53,9 +54,7 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 
 def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
     """Return what rules decide on; the values of rank 0, on all ranks."""
-    logged: dict[str, Any] = {}
-    for row in [*state.log_history, metrics]:
-        logged |= row
+    logged = {**_last_logged(state), **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
     for key in [key for key in numbers if key.startswith(PREFIX)]:
@@ -71,6 +70,33 @@ def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Valida
             stale |= {each for key in scored["modes"] for each in (key, PREFIX + key)}
     numbers = on_rank_zero(lambda: numbers)
     return Validation(numbers, stale, evidence)
+
+
+class _LastLogged:
+    """Last value of each key of a log, of which each row is read once."""
+
+    def __init__(self, log_history: list[dict[str, Any]]) -> None:
+        self.log_history = log_history
+        self.rows = 0
+        self.values: dict[str, Any] = {}
+
+    def update(self) -> dict[str, Any]:
+        for row in self.log_history[self.rows :]:
+            self.values |= row
+            self.rows += 1
+        return self.values
+
+
+def _last_logged(state: TrainerState) -> dict[str, Any]:
+    """Return the last logged value of each key.
+
+    Several rules read the log at each evaluation, so the fold stays with the state, outside of its
+    fields: `trainer_state.json` has the log itself.
+    """
+    fold: _LastLogged | None = vars(state).get(_FOLD)
+    if fold is None or fold.log_history is not state.log_history:  # a resumed run has another list
+        fold = vars(state)[_FOLD] = _LastLogged(cast(list[dict[str, Any]], state.log_history))
+    return fold.update()
 
 
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
