@@ -12,19 +12,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from ctrlreward.arguments import Mode
-from ctrlreward.functional.means import valid_row_means
+from ctrlreward.files import JsonLog
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_scored_samples
-from ctrlreward.tables.run_logs import read_log
 
 
 @dataclass(frozen=True)
@@ -83,4 +78,33 @@ def read_stored_run(path: Path, checkpoints: Path | None = None) -> StoredRun:
         FileNotFoundError: There is no such file or folder.
         ValueError: No known log, a damaged one, or one without a number.
     """
-    raise NotImplementedError
+    rows: dict[int, dict] = {}
+    if (path / "metrics.jsonl").is_file():
+        log = JsonLog(path / "metrics.jsonl").read()
+    else:
+        states = sorted(
+            path.glob("checkpoint-*/trainer_state.json"), key=lambda p: p.stat().st_mtime
+        )
+        if not states:
+            raise ValueError(f"{path} has no log")
+        log = json.loads(states[-1].read_text())["log_history"]
+        log = [{k.removeprefix("eval_"): v for k, v in row.items()} for row in log]
+    for row in log:
+        rows.setdefault(row["step"], {}).update(
+            {
+                k: math.nan if v is None else v
+                for k, v in row.items()
+                if k != "step" and not isinstance(v, str)
+            }
+        )
+    samples: dict[int, dict[str, Path]] = {}
+    for file in sorted(path.glob("samples/*/step=*.jsonl")):
+        samples.setdefault(int(file.stem[5:]), {})[file.parent.name] = file
+    steps = []
+    for step in sorted({*rows, *samples}):
+        evidence = {}
+        for name, file in samples.get(step, {}).items():
+            texts, scores = read_scored_samples(file)
+            evidence |= {f"{name}/{k}": v for k, v in scores.items()}
+        steps.append(StoredStep(step, rows.get(step, {}), evidence, samples.get(step, {})))
+    return StoredRun(path, "?", steps)
