@@ -106,3 +106,16 @@ def test_rank_zero_decides_on_a_metric_that_differs_by_rank(ranks: list[dict[str
 def test_rank_zero_alone_scores(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["differs"]["scored"] == 5
     assert ranks[1]["differs"]["scored"] == 0
+
+
+def test_a_loop_without_a_trainer_decides_alike_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["loop"] for rank in ranks)
+    assert first["prompts"] == ["ab", "ab", "ef", "ef"]
+    assert second["prompts"] == ["cd", "cd"]
+    assert second["scored"] == []
+    texts = [f"{prompt} by {rank}" for prompt, rank in (("ab", 0), ("cd", 1), ("ef", 0))]
+    assert first["scored"] == [[text for text in texts for _ in range(2)]]
+    assert first["metrics"] == second["metrics"]
+    assert first["evidence"] == second["evidence"]
+    assert first["evidence"]["score/a"] == [0.375, 0.875, 0.125]
+    assert first["state"] == second["state"]
