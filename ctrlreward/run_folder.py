@@ -15,11 +15,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ctrlreward.arguments import Mode
 from ctrlreward.files import JsonLog
+from ctrlreward.functional.means import valid_row_means
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import read_scored_samples
+from ctrlreward.scorers.records import completions_per_prompt, read_scored_samples
 
 
 @dataclass(frozen=True)
@@ -78,33 +80,41 @@ def read_stored_run(path: Path, checkpoints: Path | None = None) -> StoredRun:
         FileNotFoundError: There is no such file or folder.
         ValueError: No known log, a damaged one, or one without a number.
     """
-    rows: dict[int, dict] = {}
-    if (path / "metrics.jsonl").is_file():
-        log = JsonLog(path / "metrics.jsonl").read()
-    else:
-        states = sorted(
-            path.glob("checkpoint-*/trainer_state.json"), key=lambda p: p.stat().st_mtime
-        )
-        if not states:
-            raise ValueError(f"{path} has no log")
-        log = json.loads(states[-1].read_text())["log_history"]
-        log = [{k.removeprefix("eval_"): v for k, v in row.items()} for row in log]
-    for row in log:
-        rows.setdefault(row["step"], {}).update(
-            {
-                k: math.nan if v is None else v
-                for k, v in row.items()
-                if k != "step" and not isinstance(v, str)
-            }
-        )
-    samples: dict[int, dict[str, Path]] = {}
-    for file in sorted(path.glob("samples/*/step=*.jsonl")):
-        samples.setdefault(int(file.stem[5:]), {})[file.parent.name] = file
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no folder {path}")
+    rows: dict[int, dict[str, float]] = {}
+    for row in _log(path):
+        numbers = {
+            k: math.nan if v is None else v for k, v in row.items() if not isinstance(v, str)
+        }
+        rows.setdefault(row["step"], {}).update({k: v for k, v in numbers.items() if k != "step"})
+    files = {
+        (int(file.stem.removeprefix("step=")), file.parent.name): file
+        for file in sorted(path.glob("samples/*/step=*.jsonl"))
+    }
     steps = []
-    for step in sorted({*rows, *samples}):
-        evidence = {}
-        for name, file in samples.get(step, {}).items():
+    for step in sorted({*rows, *(step for step, _ in files)}):
+        samples = {name: file for (at, name), file in files.items() if at == step}
+        evidence: dict[str, Scores] = {}
+        for name, file in samples.items():
             texts, scores = read_scored_samples(file)
-            evidence |= {f"{name}/{k}": v for k, v in scores.items()}
-        steps.append(StoredStep(step, rows.get(step, {}), evidence, samples.get(step, {})))
-    return StoredRun(path, "?", steps)
+            repeats = completions_per_prompt(texts)
+            rows_of = {key: values.reshape(-1, repeats) for key, values in scores.items()}
+            evidence |= {f"{name}/{key}": valid_row_means(row) for key, row in rows_of.items()}
+        logged = rows.get(step, {})
+        evidence = {key: row for key, row in evidence.items() if key in logged}
+        steps.append(StoredStep(step, logged, evidence, samples))
+    return StoredRun(path, "HistoryLogger", steps)
+
+
+def _log(path: Path) -> list[dict[str, Any]]:
+    if (path / "metrics.jsonl").is_file():
+        return JsonLog(path / "metrics.jsonl").read()
+    states = list(path.glob("checkpoint-*/trainer_state.json"))
+    if not states:
+        raise ValueError(f"{path} has no log: neither metrics.jsonl nor a trainer_state.json")
+    newest = max(states, key=lambda file: int(file.parent.name.removeprefix("checkpoint-")))
+    rows = json.loads(newest.read_text(encoding="utf-8"))["log_history"]
+    own = {key for row in rows for key in row if not key.startswith("eval_")}
+    plain = {k: k.removeprefix("eval_") for row in rows for k in row}
+    return [{k if plain[k] in own else plain[k]: v for k, v in row.items()} for row in rows]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import logging
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode
+from ctrlreward.arguments import Mode, did_you_mean
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.config_files import read_reward
 from ctrlreward.commands.rule_options import (
@@ -47,10 +46,17 @@ from ctrlreward.reward import AnyReward, Reward, weighted_sum
 from ctrlreward.run_folder import StoredRun, StoredStep, read_stored_run
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
-from ctrlreward.selection import StopRule
+from ctrlreward.scorers.records import (
+    completions_per_prompt,
+    read_scored_samples,
+    write_scored_samples,
+)
+from ctrlreward.selection import BestRule, StopRule
 from ctrlreward.selection.best import Bounds
 from ctrlreward.serving.description import describe
+from ctrlreward.serving.fingerprint import digest_of
+
+log = logging.getLogger(__name__)
 
 TOTAL = "total"
 PART = 64  # texts that are scored before their scores are written
@@ -66,6 +72,7 @@ class Stored:
         path: Their file.
         samples: The texts, with their columns.
         digest: SHA-256 of these.
+        prompts: SHA-256 of the columns without the texts.
     """
 
     name: str
@@ -73,6 +80,7 @@ class Stored:
     path: Path
     samples: Samples
     digest: str
+    prompts: str
 
 
 @dataclass(frozen=True)
@@ -91,11 +99,6 @@ class Rescored:
     new: Mapping[str, Mode]
     folder: Path
 
-    @property
-    def modes(self) -> dict[str, Mode]:
-        """Better direction of each key that a score declares."""
-        return {**self.run.modes, **self.new}
-
 
 def run_job(arguments: list[str], usage: str, description: str, examples: Sequence[str]) -> None:
     """Score, or resume, and print what the rules would have decided."""
@@ -108,6 +111,8 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
         at = run.path if run.path.is_dir() else run.path.parent
         folder = Path(options.output or at / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
+        new = new_scores(run, reward, options.names)
+        rules = rules_of(options, run, new, recorded_selection(at))
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
         except KeyboardInterrupt:
@@ -115,12 +120,12 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             raise SystemExit(130) from None
         finally:
             reward.release()
-        rules = rules_of(options, done, recorded_selection(at))
         decisions = [(rule, _tried(rule, run.steps), _tried(rule, done.steps)) for rule in rules]
     if options.json:
         print(json.dumps(as_json(done, decisions), indent=2, ensure_ascii=False))
     else:
-        print_result(plain_console(), done, decisions)
+        # A file gets the rows whole.
+        print_result(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
 
 
 def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandParser:
@@ -197,26 +202,43 @@ def rescore(
     for texts in found:
         check_stored(reward, texts)
     identity = {**settings, "fingerprint": reward_id(reward)}
-    log = JsonLog(folder / "rescored.jsonl", identity)
-    progress = Progress(log, log.read())
-    modes: dict[str, Mode] = {}
+    done = JsonLog(folder / "rescored.jsonl", identity)
+    progress = Progress(done, done.read())
     for i, texts in enumerate(found):
-        scorer = held_out_scorer(reward, texts)
-        modes |= {key: spec.mode for key, spec in scorer.specs.items()}
-        modes |= {f"{texts.name}/{TOTAL}": "max"} if has_total(reward) else {}
         if progress.find(texts, "metrics") is None:
             with phase(f"rescoring: validation {i + 1} of {len(found)}"):
-                progress.add(texts, scored(reward, scorer, texts, folder, progress))
-    records = [(texts, progress.find(texts, "metrics") or {}) for texts in found]
+                progress.add(texts, scored(reward, texts, folder, progress))
+    records = [(texts, {**(progress.find(texts, "metrics") or {})}) for texts in found]
+    prompts = {name: {t.prompts for t in found if t.name == name} for name in names_of(run, names)}
+    for name in [name for name, sets in prompts.items() if len(sets) > 1]:
+        log.warning(
+            "the prompts of %r differ between validations: they are compared by their means", name
+        )
+        for texts, record in records:
+            record["evidence"] = {} if texts.name == name else record["evidence"]
     steps = [_with_scores(each, records, folder) for each in run.steps]
     rows = [{"step": each.step, **_finite(each.metrics)} for each in steps]
     JsonLog(folder / "metrics.jsonl").replace(rows)
-    return Rescored(run, steps, modes, folder)
+    return Rescored(run, steps, new_scores(run, reward, names), folder)
 
 
-def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
-    """Yield the stored texts of all validations, in order."""
+def new_scores(run: StoredRun, reward: AnyReward, names: Sequence[str] = ()) -> dict[str, Mode]:
+    """Return logged key → better direction of each score that `rescore` computes."""
+    modes: dict[str, Mode] = {}
+    for name in names_of(run, names):
+        scorer = HeldOutScorer(reward.components, Samples([""]), name=name)
+        modes |= {key: spec.mode for key, spec in scorer.specs.items()}
+        modes |= {f"{name}/{TOTAL}": "max"} if has_total(reward) else {}
+    return modes
+
+
+def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
+    """Return the names of the `GenerationScorer`s whose texts are stored, or the given ones.
+
+    A `GenerationScorer` logs a fail rate; the texts of `RolloutSamples` are not held-out.
+    """
     known = dict.fromkeys(name for each in run.steps for name in each.samples)
+    logged = {key.removeprefix("eval_") for key in run.keys}
     if not known:
         raise ValueError(
             f"{run.path} has no texts: a GenerationScorer writes them to samples/<name>/"
@@ -225,13 +247,21 @@ def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
     for name in names:
         if name not in known:
             raise ValueError(f"{run.path} has no texts of {name!r}, only of {', '.join(known)}")
+    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in logged] or list(known)
+
+
+def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
+    """Yield the stored texts of all validations, in order."""
+    wanted = names_of(run, names)
     for each in run.steps:
         for name, path in each.samples.items():
-            if not names or name in names:
+            if name in wanted:
                 samples, _ = read_scored_samples(path)
-                content = json.dumps(samples.columns(), sort_keys=True)
-                digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
-                yield Stored(name, each.step, path, samples, digest)
+                columns = samples.columns()
+                digest, texts = digest_of(columns), columns.pop("texts")
+                yield Stored(
+                    name, each.step, path, samples, digest, digest_of([columns, len(texts)])
+                )
 
 
 def check_stored(reward: AnyReward, texts: Stored) -> None:
@@ -264,23 +294,6 @@ def check_stored(reward: AnyReward, texts: Stored) -> None:
         raise ValueError(f"{texts.path}: {error}") from None
 
 
-def completions_per_prompt(samples: Samples) -> int:
-    """Return how many completions of each prompt follow each other.
-
-    Completions of a prompt share all columns but the text. Equal prompts in a row count as one if
-    they have one group.
-    """
-    rows = list(zip(*(c for name, c in samples.columns().items() if name != "texts"), strict=True))
-    return math.gcd(*(len(list(same)) for _, same in groupby(rows))) if rows else 1
-
-
-def held_out_scorer(reward: AnyReward, texts: Stored) -> HeldOutScorer:
-    """Return the scorer that logs these components."""
-    repeats = completions_per_prompt(texts.samples)
-    prompts = Samples([""] * (len(texts.samples) // repeats))
-    return HeldOutScorer(reward.components, prompts, repeats, texts.name)
-
-
 class Progress:
     """What has been scored, in a log that a resumed command continues."""
 
@@ -304,11 +317,11 @@ class Progress:
         return tuple(record[name] for name in ("name", "step", "texts", "part"))
 
 
-def scored(
-    reward: AnyReward, scorer: HeldOutScorer, texts: Stored, folder: Path, progress: Progress
-) -> dict[str, Any]:
+def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -> dict[str, Any]:
     """Return the metrics of a validation and the scores by prompt, and write its samples."""
-    repeats, samples = scorer.generations_per_prompt, texts.samples
+    samples, repeats = texts.samples, completions_per_prompt(texts.samples)
+    prompts = Samples([""] * (len(samples) // repeats))
+    scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
     with fixed_randomness(scorer.seed):
         scores = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
         path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
@@ -378,9 +391,15 @@ def recorded_selection(folder: Path) -> dict[str, Any]:
     return {**summary.get("selection", {}), "directions": summary.get("directions", {})}
 
 
-def rules_of(options: Any, done: Rescored, recorded: Mapping[str, Any]) -> list[NamedRule]:
-    """Return the rules that the options ask for, and the selection of the run."""
-    modes = {**recorded.get("directions", {}), **done.modes}
+def rules_of(
+    options: Any, run: StoredRun, new: Mapping[str, Mode], recorded: Mapping[str, Any]
+) -> list[NamedRule]:
+    """Return the rules that the options ask for, and the selection of the run.
+
+    Raises:
+        ValueError: An option is wrong, or a key is neither logged nor a new score.
+    """
+    modes: dict[str, Mode] = {**recorded.get("directions", {}), **run.modes, **new}
     bounds: dict[str, Bounds] = conditions(options.subject_to)
     if not options.subject_to:
         bounds = {key: (low, high) for key, (low, high) in recorded.get("constraints", {}).items()}
@@ -390,7 +409,7 @@ def rules_of(options: Any, done: Rescored, recorded: Mapping[str, Any]) -> list[
         monitor = recorded.get("monitor")
         old = {} if monitor is None else {monitor: mode_of(monitor, modes, "--maximise KEY")}
         failing = f"/{FAIL_RATE}"
-        selecting = old | {k: mode for k, mode in done.new.items() if not k.endswith(failing)}
+        selecting = old | {key: mode for key, mode in new.items() if not key.endswith(failing)}
     rules = [rule_of_best(key, mode, bounds) for key, mode in selecting.items()]
     if options.pareto:
         rules.append(rule_of_front(options.pareto, modes))
@@ -400,7 +419,13 @@ def rules_of(options: Any, done: Rescored, recorded: Mapping[str, Any]) -> list[
             NamedRule("stop", StopRule(key, mode, **arguments), (key,))
             for key, mode in selecting.items()
         ]
-    return [*rules, *(rule_of_alarm(each, modes) for each in options.guard)]
+    rules += [rule_of_alarm(each, modes) for each in options.guard]
+    known = list(dict.fromkeys([*new, *run.keys]))
+    for key in dict.fromkeys(key for rule in rules for key in (*rule.keys, *rule.others)):
+        if key not in known:
+            hint = did_you_mean(key, known)
+            raise ValueError(f"{key!r} is neither logged nor a new score{hint}: {', '.join(known)}")
+    return rules
 
 
 def _tried(rule: NamedRule, steps: Sequence[StoredStep]) -> Replay | str:
@@ -442,22 +467,22 @@ def print_result(
     done: Rescored,
     decisions: Sequence[tuple[NamedRule, Replay | str, Replay | str]],
 ) -> None:
-    """Print the new scores by validation, and the decisions before and after."""
+    """Print the scores by validation, old → new, and the decisions before and after."""
     shown = [each for each in done.steps if set(done.new) & set(each.metrics)]
-    failing = [key for key in done.new if key.endswith(f"/{FAIL_RATE}")]
-    keys = [key for key in done.new if key not in failing or any(s.metrics.get(key) for s in shown)]
     before = {each.step: each.metrics for each in done.run.steps}
+    used = (key for rule, *_ in decisions for key in (*rule.keys, *rule.others))
+    keys = [
+        key
+        for key in dict.fromkeys([*used, *done.new])
+        if not key.endswith(f"/{FAIL_RATE}") or any(each.metrics.get(key) for each in shown)
+    ]
     table = Table(show_edge=False)
     table.add_column("step", justify="right")
     for key in keys:
-        table.add_column(f"{key} {'↑' if done.new[key] == 'max' else '↓'}", justify="right")
+        table.add_column(key, justify="right", overflow="fold")
     for each in shown:
-        cells = []
-        for key in keys:
-            old, now = before[each.step].get(key), each.metrics.get(key, math.nan)
-            was = "" if old is None or _same(old, now) else f"{old:.4f} → "
-            cells.append(f"{was}{now:.4f}")
-        table.add_row(str(each.step), *cells)
+        values = [(before[each.step].get(key), each.metrics.get(key)) for key in keys]
+        table.add_row(str(each.step), *(_change(old, now) for old, now in values))
     console.print(f"{done.run.path}: {len(shown)} validations", soft_wrap=True)
     console.print(table)
     console.print()
@@ -471,7 +496,21 @@ def print_result(
     for rule, _, found in decisions:
         reason = found if isinstance(found, str) else found.reason
         console.print(f"{rule.name}: {reason}", soft_wrap=True)
+    bounds = next((r.rule.constraints for r, *_ in decisions if isinstance(r.rule, BestRule)), {})
+    if bounds:
+        console.print(f"constraints: {', '.join(map(_bound, bounds, bounds.values()))}")
     console.print(f"scores and texts: {done.folder}", soft_wrap=True)
+
+
+def _change(old: float | None, now: float | None) -> str:
+    cells = dict.fromkeys(f"{value:.4f}" for value in (old, now) if value is not None)
+    return " → ".join(cells) or "–"
+
+
+def _bound(key: str, bounds: Bounds) -> str:
+    low, high = bounds
+    least, most = ("" if low is None else f"{low:g} ≤ "), ("" if high is None else f" ≤ {high:g}")
+    return f"{least}{key}{most}"
 
 
 def _in_words(rule: NamedRule, found: Replay | str) -> str:
@@ -480,10 +519,6 @@ def _in_words(rule: NamedRule, found: Replay | str) -> str:
     if rule.kind == "front":
         return "steps " + ", ".join(map(str, found.steps))
     return "none" if found.step is None else f"step {found.step}"
-
-
-def _same(one: float, other: float) -> bool:
-    return f"{one:.4f}" == f"{other:.4f}"
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -34,11 +34,15 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.cli import main
 from ctrlreward.commands import rescoring_job
-from ctrlreward.commands.rescoring_job import completions_per_prompt, rescore
+from ctrlreward.commands.rescoring_job import rescore
 from ctrlreward.files import JsonLog
 from ctrlreward.run_folder import read_stored_run
 from ctrlreward.samples import JSON_KEYS
-from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.scorers.records import (
+    completions_per_prompt,
+    read_scored_samples,
+    write_scored_samples,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -325,6 +329,30 @@ def test_other_texts_are_scored_again(
     assert {**one, 2: None} == {**two, 2: None}
 
 
+def test_rollouts_are_not_rescored_unless_named(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The texts of `RolloutSamples` are of other prompts at each step, so nothing is paired."""
+    rollouts = folder / "run" / "samples" / "rollout"
+    for step in (1, 2):
+        prompts = [f"{step} {i}" for i in range(4)]
+        samples = Samples([f"mix {prompt}" for prompt in prompts], prompts=prompts, groups=prompts)
+        write_scored_samples(rollouts / f"step={step:06d}.jsonl", samples, {})
+    found = rescored(folder, f"--output={folder / 'one'}", capsys=capsys)
+    assert all(key.startswith("score/") for key in found["directions"])
+    caplog.clear()
+    options = ["--names", "rollout", "--maximise", "rollout/variety", f"--output={folder / 'two'}"]
+    found = rescored(folder, *options, capsys=capsys)
+    for path in rollouts.iterdir():
+        path.unlink()
+    rollouts.rmdir()
+    assert "prompts of 'rollout' differ between validations" in caplog.text
+    assert found["decisions"][0]["rescored"]["reason"].endswith("(no scores by prompt)")
+
+
 def refused(folder: Path, *options: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as exit_:
         main(["rescore", str(folder / "run"), str(folder / "judge.yaml"), *options])
@@ -370,13 +398,17 @@ def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixtur
         (["--stop", "patience"], "--stop must have patience=VALUE with a number"),
         (["--guard", "reward/total"], "--guard must be PROXY:HELD_OUT, got 'reward/total'"),
         (["--guard", "reward/total:policy/kl"], "better direction of 'policy/kl' is unknown"),
+        (["--maximise", "score/shar"], "'score/shar' is neither logged nor a new score (did you"),
+        (["--subject_to", "policy/kl<=1"], "'policy/kl' is neither logged nor a new score"),
         (["--names", "held_out"], "has no texts of 'held_out', only of score"),
     ],
 )
 def test_a_wrong_option_is_named(
     folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Share.calls.clear()
     assert message in refused(folder, *options, capsys=capsys)
+    assert Share.calls == []
 
 
 def test_a_folder_of_other_scores_is_refused(
