@@ -21,6 +21,7 @@ COMMANDS = {
     "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
     "data": ("commands.data", "list and download the data sets of the recipes"),
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
+    "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
     "trajectories": (
         "recipes.style_transfer.trajectories",

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from ctrlreward.arguments import positive
-from ctrlreward.completion import Generator, generate
+from ctrlreward.completion import Generator, generate_across_ranks
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.functional.sequential import Resolution, jackknife_values, resolution
+from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike, as_samples
 from ctrlreward.scorers.base import Component, Scorer, Scores, ScoreSpec, score
 from ctrlreward.scorers.components import ComponentLike, as_component
@@ -126,12 +127,17 @@ class HeldOutScorer:
     def evaluate(self, generator: Generator) -> dict[str, float]:
         """Complete the prompts, score the texts and return the metrics, by `<name>/<score>`.
 
+        A collective with several ranks of `torch.distributed`: every rank calls it, completes its
+        share of the prompts, and gets the same values; rank 0 scores.
+
         Args:
             generator: A function from prompts to completions without the prompt, or a
                 `TextGenerator` or `SampleGenerator`. Put the model in eval mode first.
         """
-        samples = generate(generator, self.prompts, self.generations_per_prompt, self.seed)
-        return self.metrics(self.score_samples(samples))
+        samples = generate_across_ranks(
+            generator, self.prompts, self.generations_per_prompt, self.seed
+        )
+        return self.metrics(on_rank_zero(lambda: self.score_samples(samples)))
 
     def score_samples(self, samples: Samples, path: Path | None = None) -> dict[str, Scores]:
         """Return the scores of completions, and what the metrics of a corpus need.

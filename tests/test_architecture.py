@@ -24,7 +24,7 @@ LAYERS = [
     ["models"],
     ["scorers"],
     ["placement", "plots", "completion"],
-    ["reward", "held_out"],
+    ["reward", "held_out", "run_folder"],
     ["selection", "serving", "lightning_package"],
     ["callbacks"],
     ["policy", "adapters", "huggingface"],

@@ -43,6 +43,11 @@ class ServedReward:
         from ctrlreward.serving.application import create_app
 
         reward = reward_of(self.block, self.device, file)
+        if not isinstance(reward, Reward):
+            where = f", {reward.url}" if isinstance(reward, RemoteReward) else ""
+            raise ValueError(
+                f"the file has the reward of another server{where}: serve its own file"
+            )
         routers = []
         if self.trainers is not None:
             from ctrlreward.adapters.trainer_routes import trainer_routes
@@ -51,7 +56,7 @@ class ServedReward:
         return create_app(reward, self.options, routers)
 
 
-def build_reward(path: Path, device: str | None = None) -> Reward:
+def build_reward(path: Path, device: str | None = None) -> AnyReward:
     """Return the reward of a YAML file; see `serve`."""
     block, file = read_reward(path)
     return reward_of(block, device, file)
@@ -59,7 +64,7 @@ def build_reward(path: Path, device: str | None = None) -> Reward:
 
 def reward_of(
     block: Mapping[str, Any], device: str | None = None, file: ConfigFile | None = None
-) -> Reward:
+) -> AnyReward:
     """Return the reward of a block; see `ServedReward`. Errors name the file."""
     if "class_path" in block:
         reward = _parsed("reward", AnyReward, block, file and file.under("reward"))
@@ -70,11 +75,7 @@ def reward_of(
             for name, component in block["components"].items()
         }
         reward = Reward(components, **{k: v for k, v in block.items() if k != "components"})
-    if isinstance(reward, RemoteReward):
-        raise ValueError(
-            f"the file has the reward of another server, {reward.url}: serve its own file"
-        )
-    if device is not None:
+    if device is not None and isinstance(reward, Reward):
         for component in reward.components.values():
             component.scorer.to(device)
         reward.device = device

@@ -22,7 +22,9 @@ from ctrlreward.callbacks.report import scored_texts, write_comparison
 from ctrlreward.completion import generate_across_ranks
 from ctrlreward.held_out import SAMPLING_NAMES, HeldOutScorer
 from ctrlreward.huggingface.checkpoint import RewardCheckpoint
+from ctrlreward.huggingface.generation import GenerationScorer
 from ctrlreward.huggingface.generator import TrainerGenerator, check_trainer
+from ctrlreward.huggingface.run_state import directions, history, plain_names
 from ctrlreward.huggingface.stopping import RewardEarlyStopping
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.samples import Samples, SamplesLike
@@ -37,9 +39,9 @@ class BeforeAfter(TrainerCallback):
 
     Generates and scores before the first step, and again when training has ended: with
     `load_best_model_at_end=True`, by the checkpoint that `RewardCheckpoint` selected. Prints a
-    table and six pairs of texts, and writes `before.jsonl`, `after.jsonl` and `summary.json` to
-    `output_dir`, with the keys of `ctrlreward.callbacks.BeforeAfter`. A resumed run reads
-    `before.jsonl` back.
+    table and six pairs of texts, and writes `before.jsonl`, `after.jsonl`, `summary.json` and
+    `curves.png` to `output_dir`, as `ctrlreward.callbacks.BeforeAfter` does. A resumed run reads
+    `before.jsonl` back. The figure needs `pip install 'ctrlreward[plots]'`.
 
     Args:
         trainer: The trainer that the callback is added to.
@@ -104,7 +106,8 @@ class BeforeAfter(TrainerCallback):
             sets = {name: self._scored(name) for name in ("before", "after")}
             facts = self._facts(args, state)
             scores, seconds = self.held_out.components, self._seconds
-            write_comparison(self._folder, scores, self.judges, sets, facts, seconds, None)
+            rows = history(state)
+            write_comparison(self._folder, scores, self.judges, sets, facts, seconds, rows)
         for component in self._components.values():
             component.scorer.release()
 
@@ -136,18 +139,21 @@ class BeforeAfter(TrainerCallback):
         stops = [each for each in callbacks if isinstance(each, RewardEarlyStopping) and each.state]
         stopped = next((each.state.stopping_reason for each in stops if each.state.stopped_by), "")
         keeper = keepers[0] if keepers else None
+        names = plain_names(state)
         bounds = keeper.constraints if keeper else {}
+        scorers = [each for each in callbacks if isinstance(each, GenerationScorer)]
         loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
         return {
             "steps": state.global_step,
             "stopped_by": f"RewardEarlyStopping: {stopped}" if stopped else "end of training",
             "best_checkpoint": state.best_model_checkpoint if loaded else "the last step",
-            "directions": {},
+            "directions": directions(state),
+            "resolution": {k: r._asdict() for each in scorers for k, r in each.resolutions.items()},
             "constraints_met": keeper is None or keeper.selected_step is not None,
             "selection": {
-                "monitor": keeper.monitor if keeper else None,
+                "monitor": names.get(keeper.monitor, keeper.monitor) if keeper else None,
                 "step": keeper.selected_step if keeper else None,
-                "constraints": {key: list(interval) for key, interval in bounds.items()},
+                "constraints": {names.get(key, key): list(b) for key, b in bounds.items()},
                 "optimism": keeper.optimism if keeper else None,
                 "reason": keeper.reason if keeper else "",
             },

@@ -32,6 +32,7 @@ class DecisionCallback(TrainerCallback, ABC):
         self._state_type = state_type
         self._training = False
         self._decided = -1
+        self._had_stopped = False
         self._missing: ValueError | None = None
 
     @abstractmethod
@@ -66,14 +67,29 @@ class DecisionCallback(TrainerCallback, ABC):
     ) -> None:
         """Start, or continue a resumed run as if it had not been interrupted.
 
-        The trainer looks at a stop after a step, so a resumed run that had stopped makes one.
+        The trainer looks at a stop after a step, so a resumed run that had stopped makes one, which
+        is neither evaluated nor saved.
         """
         self._training, self._decided, self._missing, self.state = True, -1, None, None
         before = stored(state).get(self._key)
+        self._had_stopped = False
         if state.global_step and before is not None:
             self.state = self._state_type.from_dict(before)
-            if self.resume(self.rule(state), state):
-                control.should_training_stop = True
+            self._had_stopped = self.resume(self.rule(state), state)
+            control.should_training_stop |= self._had_stopped
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the decisions of a run that had stopped as they were."""
+        if self._had_stopped:
+            control.should_evaluate = control.should_save = False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave the decisions of a run that had stopped as they were."""
+        self.on_step_end(args, state, control)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -16,11 +16,16 @@ import numpy as np
 from transformers import TrainerState
 
 from ctrlreward.arguments import Mode, better_direction
+from ctrlreward.files import finite_or_none
 from ctrlreward.functional.means import valid_row_means
 from ctrlreward.ranks import on_rank_zero
 from ctrlreward.scorers.base import Scores
 
 PREFIX = "eval_"
+_FOLD = "_ctrlreward_last_logged"
+
+# What TRL's trainers log of rollouts → the same metric of `PolicyTuner`.
+_AS_UNDER_LIGHTNING = {"reward": "reward/total", "kl": "policy/kl", "entropy": "policy/entropy"}
 
 
 class Validation(NamedTuple):
@@ -53,9 +58,7 @@ def scorers(state: TrainerState) -> dict[str, dict[str, Any]]:
 
 def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Validation:
     """Return what rules decide on; the values of rank 0, on all ranks."""
-    logged: dict[str, Any] = {}
-    for row in [*state.log_history, metrics]:
-        logged |= row
+    logged = {**_last_logged(state), **metrics}
     numbers = {key: float(v) for key, v in logged.items() if isinstance(v, int | float)}
     numbers |= {key: math.nan for key, value in logged.items() if value is None}
     for key in [key for key in numbers if key.startswith(PREFIX)]:
@@ -73,6 +76,61 @@ def read_validation(state: TrainerState, metrics: Mapping[str, float]) -> Valida
     return Validation(numbers, stale, evidence)
 
 
+def plain_names(state: TrainerState) -> dict[str, str]:
+    """Return logged key → the same without `eval_`, where no key of training has this name."""
+    logged = {key for row in state.log_history for key in row}
+    return {
+        key: name
+        for key in logged
+        if key.startswith(PREFIX) and (name := key.removeprefix(PREFIX)) not in logged
+    }
+
+
+def history(state: TrainerState) -> list[dict[str, Any]]:
+    """Return the log as the rows that a `HistoryLogger` would have."""
+    names = _AS_UNDER_LIGHTNING | plain_names(state)
+    rows = cast(list[dict[str, Any]], state.log_history)
+    numbers = [{k: v for k, v in row.items() if isinstance(v, int | float)} for row in rows]
+    return [
+        {**{names.get(k, k): finite_or_none(v) for k, v in row.items()}, "step": row["step"]}
+        for row in numbers
+    ]
+
+
+class _LastLogged:
+    """Last value of each key of a log, of which each row is read once."""
+
+    def __init__(self, log_history: list[dict[str, Any]]) -> None:
+        self.log_history = log_history
+        self.rows = 0
+        self.values: dict[str, Any] = {}
+
+    def update(self) -> dict[str, Any]:
+        for row in self.log_history[self.rows :]:
+            self.values |= row
+            self.rows += 1
+        return self.values
+
+
+def _last_logged(state: TrainerState) -> dict[str, Any]:
+    """Return the last logged value of each key.
+
+    Several rules read the log at each evaluation, so the fold stays with the state, outside of its
+    fields: `trainer_state.json` has the log itself.
+    """
+    fold: _LastLogged | None = vars(state).get(_FOLD)
+    if fold is None or fold.log_history is not state.log_history:  # a resumed run has another list
+        fold = vars(state)[_FOLD] = _LastLogged(cast(list[dict[str, Any]], state.log_history))
+    return fold.update()
+
+
+def directions(state: TrainerState) -> dict[str, Mode]:
+    """Return the better direction of each key of a `GenerationScorer`."""
+    return {
+        key: mode for scored in scorers(state).values() for key, mode in scored["modes"].items()
+    }
+
+
 def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str = "mode") -> Mode:
     """Return the better direction of a key: the given one, else the declared one.
 
@@ -81,9 +139,7 @@ def resolve_mode(state: TrainerState, key: str, mode: Mode | None, argument: str
     Raises:
         ValueError: The mode contradicts the score, or is missing for a key that nobody declares.
     """
-    known: dict[str, Mode] = {}
-    for scored in scorers(state).values():
-        known |= scored["modes"]
+    known = directions(state)
     name = key.removeprefix(PREFIX)
     is_loss = name == "loss" or name.endswith("_loss")
     declared: Mode | None = known.get(name) or ("min" if is_loss else None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
@@ -38,6 +40,16 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
     names = records[0] if records else ()
     scores = {name: np.array([each[name] for each in records], np.float64) for name in names}
     return Samples.from_jsonl(path), scores
+
+
+def completions_per_prompt(samples: Samples) -> int:
+    """Return how many completions of each prompt follow each other.
+
+    Completions of a prompt share all columns but the text. Equal prompts in a row count as one if
+    they have one group.
+    """
+    rows = list(zip(*(c for name, c in samples.columns().items() if name != "texts"), strict=True))
+    return math.gcd(*(len(list(same)) for _, same in groupby(rows))) if rows else 1
 
 
 def sample_table(

@@ -19,6 +19,8 @@ from ctrlreward.cli import COMMANDS, main
 from ctrlreward.commands import scoring_job
 from ctrlreward.commands.shards.workers import in_process
 from ctrlreward.commands.training_job import build
+from ctrlreward.samples import as_samples
+from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.tables.row_streams import read_rows
 from ctrlreward.weights import sources
 
@@ -103,6 +105,19 @@ def files(
     for name, shift in (("paper.csv", 0), ("ours.csv", 1)):
         systems = [{"system": s, "accuracy": i + shift, "loss": 1} for i, s in enumerate("abc")]
         write_csv(name, systems)
+    for step in (1, 2):
+        write_scored_samples(
+            Path(f"runs/demo/samples/score/step={step:06d}.jsonl"),
+            as_samples(samples, groups=range(len(samples))),
+            {},
+        )
+    rows = [{"step": i, "reward/total": i, "score/fail_rate": 0.0} for i in (1, 2)]
+    write_jsonl("runs/demo/metrics.jsonl", rows)
+    Path("judge.yaml").write_text(
+        "components:\n"
+        "  fluency: {scorer: Perplexity, score: log_likelihood}\n"
+        "  distinct_2: {scorer: Distinct, score: distinct_2}\n"
+    )
     senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
     monkeypatch.setenv("CTRLREWARD_DATA", "data")
     for data_set in ("ctrleval", "ctc", "li2018", "yelp_shen"):

@@ -116,6 +116,16 @@ from types import SimpleNamespace
 from ctrlreward.callbacks import GenerationScorer
 samples, lengths, self = held_out, None, SimpleNamespace(reward=reward, shape_rewards=None)
 """,
+    "other_trainers.md": """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from ctrlreward.weights.sources import resolve
+folder = resolve("smollm2-135m")
+model, tokenizer = (c.from_pretrained(folder) for c in (AutoModelForCausalLM, AutoTokenizer))
+tokenizer.pad_token = tokenizer.eos_token
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = [dict.fromkeys(("input_ids", "labels"), torch.tensor([[2, 3, 4]]))] * 8
+""",
 }
 
 

@@ -1,122 +1,121 @@
-"""The table of decisions, driven through `Trainer` and our callbacks."""
+"""The table of decisions, driven through `Trainer` and our callbacks, on one rank and on two."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from decision_cases import (
-    BY_PROMPT,
-    CASES,
-    PROMPTS,
-    ByPrompt,
-    Case,
-    HandDriven,
-    HandDrivenByPrompt,
-    eighths,
-    values,
-)
-from scripted_scores import Scripted
+from decision_cases import BY_PROMPT, CASES, Case, HandDriven, HandDrivenByPrompt
+from trainer_runs import ON_TWO_RANKS, run_by_means, run_by_prompt
 from transformers import Trainer
-
-from ctrlreward.huggingface import (
-    GenerationScorer,
-    ParetoCheckpoint,
-    ProxyGuard,
-    RewardCheckpoint,
-    RewardEarlyStopping,
-)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-
-def add(trainer: Trainer, scorer: Scripted, prompts: int, *callbacks: Any, every: int = 1) -> None:
-    scores = {"a": scorer["a"], "b": scorer["b"]}
-    held_out = GenerationScorer(
-        trainer, scores, ["ab"] * prompts, every, generation={"max_new_tokens": 1}
-    )
-    for callback in (held_out, *callbacks):
-        trainer.add_callback(callback)
+CUTS = {f"{name}, cut at {cut}": (name, cut) for name in BY_PROMPT for cut in (0, 2)}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not CASES[name].resume])
-def test_a_case_by_means(make_trainer: Callable[..., Trainer], name: str) -> None:
-    case: Case = CASES[name]
+@pytest.fixture(scope="module")
+def ranks(
+    tiny_llama: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+    run_script: Callable[..., None],
+) -> list[dict[str, Any]]:
+    """Decisions of both ranks. Cases by prompt are cut at 2, others where the table says so."""
+    folder = tmp_path_factory.mktemp("two_ranks")
+    script = Path(__file__).with_name("two_ranks.py")
+    run_script(script, folder, tiny_llama("abcdef"), timeout=300)
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+def text(state: dict[str, Any]) -> str:
+    """Return JSON, in which NaN equals NaN, with sorted keys as in `trainer_state.json`."""
+    return json.dumps(json.loads(json.dumps(state)), sort_keys=True)
+
+
+def check_means(case: Case, found: dict[str, Any]) -> None:
     by_hand = HandDriven(case)
     by_hand.play()
-    trainer = make_trainer(max_steps=case.steps)
-
-    def scripted(key: str, step: int) -> list[float]:
-        row = values(getattr(case, key))
-        return [row[min(step, len(row) - 1)]] * PROMPTS
-
-    low, high = case.constraint or (None, None)
-    stop = RewardEarlyStopping(
-        "score/a",
-        patience=case.patience,
-        min_delta=case.min_delta / 8,
-        min_steps=case.min_steps,
-        stopping_threshold=eighths(case.threshold),
-        divergence_threshold=eighths(case.divergence),
-        check_finite=case.finite,
-    )
-    bounds = {"eval_score/b": (eighths(low), eighths(high))} if case.constraint else {}
-    best = RewardCheckpoint("score/a", constraints=bounds)
-    front = ParetoCheckpoint(["score/a", "score/b"])
-    add(
-        trainer,
-        Scripted(scripted, trainer, case.mode),
-        PROMPTS,
-        stop,
-        best,
-        front,
-        every=case.every,
-    )
-    trainer.train()
-    assert trainer.state.global_step == case.stop
-    assert stop.state.stopped_by == by_hand.stop.stopped_by == case.reason
-    assert set(front.kept) == set(by_hand.front.kept) == case.front
+    # A resumed run that had stopped makes one more step.
+    had_stopped = case.reason is not None and case.resume == case.stop
+    assert found["steps"] == case.stop + had_stopped
+    stop, front = found["states"]["stop"], found["states"]["front"]
+    assert stop["stopped_by"] == by_hand.stop.stopped_by == case.reason
+    assert text(stop) == text(by_hand.stop.to_dict())
+    assert text(front) == text(by_hand.front.to_dict())
+    assert {int(step) for step in front["kept"]} == case.front
     if case.top_k == 1:
-        assert best.selected_step == (max(case.best) if case.best else None)
-        folders = {
-            int(path.name.split("-")[1]) for path in Path(trainer.args.output_dir).glob("c*")
-        }
-        assert case.best | case.front <= folders
-        expected = f"checkpoint-{best.selected_step}" if case.best else "None"
-        assert str(trainer.state.best_model_checkpoint).endswith(expected)
+        selected = max(case.best) if case.best else None
+        assert found["selected"] == found["best_global_step"] == selected
+        assert case.best | case.front <= set(found["checkpoints"])
+        expected = f"checkpoint-{selected}" if case.best else "None"
+        assert str(found["best_model_checkpoint"]).endswith(expected)
 
 
-@pytest.mark.parametrize("cut", [0, 2])
-@pytest.mark.parametrize("name", list(BY_PROMPT))
-def test_a_case_by_prompt(make_trainer: Callable[..., Trainer], name: str, cut: int) -> None:
-    case: ByPrompt = BY_PROMPT[name]
+def check_prompts(name: str, found: dict[str, Any]) -> None:
+    case = BY_PROMPT[name]
     by_hand = HandDrivenByPrompt(case)
     by_hand.play()
+    states = {key: json.loads(json.dumps(s.to_dict())) for key, s in by_hand.states.items()}
+    assert found["steps"] == case.stop
+    assert found["states"]["stop"] == states["stop"]
+    assert found["states"]["stop"]["stopped_by"] == case.cause
+    assert found["states"]["best"]["candidates"] == states["best"]["candidates"]
+    assert found["states"]["alarm"] == states["alarm"]
+    assert found["states"]["alarm"]["alarm_step"] == case.alarm
+    assert found["selected"] == found["best_global_step"] == case.selected
 
-    def run(steps: int, checkpoint: str | None) -> tuple[Trainer, Any, Any, Any]:
-        trainer = make_trainer(max_steps=len(case.a), save_strategy="steps", save_steps=1)
-        stop = RewardEarlyStopping("score/a", **case.stopping)
-        best = RewardCheckpoint("score/a", **case.keeping)
-        guard = ProxyGuard(**{"proxy": "score/b", "held_out": "score/a", **case.guarding})
-        scripted = Scripted(case.scores, trainer, "max")
-        add(trainer, scripted, 12, stop, best, guard)
-        if steps:
-            trainer.args.max_steps = steps
-        trainer.train(resume_from_checkpoint=checkpoint)
-        return trainer, stop, best, guard
 
-    checkpoint = None
-    if cut:
-        first, *_ = run(cut, None)
-        checkpoint = str(Path(first.args.output_dir) / f"checkpoint-{cut}")
-    trainer, stop, best, guard = run(0, checkpoint)
-    assert trainer.state.global_step == case.stop
-    assert stop.state.stopped_by == case.cause
-    assert best.selected_step == case.selected
-    assert guard.state.alarm_step == case.alarm
-    assert stop.state == by_hand.states["stop"]
-    assert best.state.candidates == by_hand.states["best"].candidates
-    assert guard.state == by_hand.states["alarm"]
-    assert trainer.state.best_global_step == case.selected
+@pytest.mark.parametrize("name", list(CASES))
+def test_a_case_by_means(make_trainer: Callable[..., Trainer], name: str) -> None:
+    check_means(CASES[name], run_by_means(CASES[name], make_trainer))
+
+
+@pytest.mark.parametrize("name", list(CUTS))
+def test_a_case_by_prompt(make_trainer: Callable[..., Trainer], name: str) -> None:
+    case, cut = CUTS[name]
+    check_prompts(case, run_by_prompt(BY_PROMPT[case], make_trainer, cut))
+
+
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
+def test_both_ranks_decide_by_means(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        check_means(CASES[name], rank["means"][name])
+
+
+@pytest.mark.parametrize("name", list(BY_PROMPT))
+def test_both_ranks_decide_by_prompt(ranks: list[dict[str, Any]], name: str) -> None:
+    for rank in ranks:
+        check_prompts(name, rank["prompts"][name])
+
+
+def test_rank_zero_decides_on_a_metric_that_differs_by_rank(ranks: list[dict[str, Any]]) -> None:
+    """Each rank logs its own value: it rises on rank 0 and falls on rank 1."""
+    first, second = (rank["differs"] for rank in ranks)
+    assert first["logged"] == [1, 2, 3, 4, 5]
+    assert second["logged"] == [-1, -2, -3, -4, -5]
+    for rank in (first, second):
+        assert rank["steps"] == 5
+        assert rank["states"]["stop"]["stopped_by"] is None
+        assert rank["states"]["stop"]["best"] == rank["states"]["best"]["kept"]["5"] == 5
+        assert rank["selected"] == rank["best_global_step"] == 5
+
+
+def test_rank_zero_alone_scores(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["differs"]["scored"] == 5
+    assert ranks[1]["differs"]["scored"] == 0
+
+
+def test_a_loop_without_a_trainer_decides_alike_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    first, second = (rank["loop"] for rank in ranks)
+    assert first["prompts"] == ["ab", "ab", "ef", "ef"]
+    assert second["prompts"] == ["cd", "cd"]
+    assert second["scored"] == []
+    texts = [f"{prompt} by {rank}" for prompt, rank in (("ab", 0), ("cd", 1), ("ef", 0))]
+    assert first["scored"] == [[text for text in texts for _ in range(2)]]
+    assert first["metrics"] == second["metrics"]
+    assert first["evidence"] == second["evidence"]
+    assert first["evidence"]["score/a"] == [0.375, 0.875, 0.125]
+    assert first["state"] == second["state"]

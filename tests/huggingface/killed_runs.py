@@ -1,0 +1,175 @@
+"""Script of test_killed.py: runs of three trainers, uncut, and killed and resumed.
+
+Each run is a forked process, so imports happen once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import trl
+from datasets import Dataset
+from trainer_runs import outcome
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerState,
+)
+
+from ctrlreward import Samples
+from ctrlreward.huggingface import (
+    GenerationScorer,
+    ProxyGuard,
+    RewardCheckpoint,
+    RewardEarlyStopping,
+)
+from ctrlreward.scorers.components import FunctionScorer
+
+LLAMA, T5 = sys.argv[2:4]
+KILLS = {"GRPO": ["scoring"], "SFT": ["scoring"], "Seq2Seq": ["scoring", "saving"]}
+AT = 4  # the step at whose evaluation, or checkpoint, a run is killed
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "per_device_eval_batch_size": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_total_limit": 2,
+    "load_best_model_at_end": True,
+    "logging_steps": 1,
+    "learning_rate": 0.05,
+    "max_steps": 9,
+    "report_to": "none",
+    "use_cpu": True,
+    "disable_tqdm": True,
+}
+
+
+def letters(texts: list[str]) -> list[float]:
+    """Share of letters of the second half of the alphabet."""
+    return [sum(c > "c" for c in text) / max(1, len(text)) for text in texts]
+
+
+def length(texts: list[str]) -> list[float]:
+    return [float(len(text)) for text in texts]
+
+
+def causal(kind: str, folder: Path) -> Trainer:
+    tokenizer = AutoTokenizer.from_pretrained(LLAMA)
+    tokenizer.pad_token = tokenizer.eos_token
+    settings = {**SETTINGS, "output_dir": str(folder), "bf16": False}
+    if kind == "SFT":
+        texts = Dataset.from_dict({"text": ["abcdef", "fedcba", "ffeedd"] * 6})
+        return trl.SFTTrainer(
+            LLAMA,
+            args=trl.SFTConfig(**settings),
+            train_dataset=texts,
+            eval_dataset=texts.select(range(2)),
+            processing_class=tokenizer,
+        )
+    settings |= {"num_generations": 2, "max_completion_length": 6}
+    return trl.GRPOTrainer(
+        LLAMA,
+        reward_funcs=lambda completions, **_: letters(completions),
+        args=trl.GRPOConfig(**settings),
+        train_dataset=Dataset.from_dict({"prompt": ["ab", "cd", "ef"] * 6}),
+        eval_dataset=Dataset.from_dict({"prompt": ["ab", "cd"]}),
+        processing_class=tokenizer,
+    )
+
+
+def encoder_decoder(folder: Path) -> Trainer:
+    tokenizer = AutoTokenizer.from_pretrained(T5)
+    model = AutoModelForSeq2SeqLM.from_pretrained(T5)
+    pairs = [("the soup", "the table"), ("the bus", "the lake"), ("the dog", "the soup")]
+    rows = [
+        {"input_ids": tokenizer(a).input_ids, "labels": tokenizer(b).input_ids} for a, b in pairs
+    ]
+    return Seq2SeqTrainer(
+        model,
+        Seq2SeqTrainingArguments(**SETTINGS, output_dir=str(folder)),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model),
+        train_dataset=rows * 6,  # type: ignore[arg-type]
+        eval_dataset=rows[:2],  # type: ignore[arg-type]
+        processing_class=tokenizer,
+    )
+
+
+def run(kind: str, folder: Path, kill: str = "") -> None:
+    """Train, from the last whole checkpoint if there is one, and write what was decided."""
+    torch.manual_seed(0)
+    seq2seq = kind == "Seq2Seq"
+    trainer = encoder_decoder(folder) if seq2seq else causal(kind, folder)
+    prompts = (
+        ["the soup", "the dog", "the bus", "the lake"] if seq2seq else ["ab", "cd", "ef", "fa"]
+    )
+    samples = Samples([""] * 4, prefixes=[""] * 4, prompts=prompts) if seq2seq else Samples(prompts)
+
+    def scored(texts: list[str]) -> list[float]:
+        if kill == "scoring" and trainer.state.global_step == AT:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return letters(texts)
+
+    if kill == "saving":
+
+        def save_to_json(self: TrainerState, path: str) -> None:
+            if self.global_step == AT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            whole(self, path)
+
+        whole = TrainerState.save_to_json
+        TrainerState.save_to_json = save_to_json
+    scores = {"a": FunctionScorer(scored), "length": FunctionScorer(length)}
+    used = {
+        "stop": RewardEarlyStopping("score/a", patience=3),
+        "best": RewardCheckpoint("score/a", constraints={"score/length": (1, None)}),
+        "alarm": ProxyGuard("score/a", "score/length"),
+    }
+    held_out = GenerationScorer(trainer, scores, samples, generation={"max_new_tokens": 6})
+    for callback in (held_out, *used.values()):
+        trainer.add_callback(callback)
+    states = [*folder.glob("checkpoint-*/trainer_state.json")]
+    last = max(states, key=lambda path: int(path.parent.name.split("-")[1]), default=None)
+    trainer.train(resume_from_checkpoint=last and str(last.parent))
+    decided = outcome(trainer, used)
+    assert trainer.model is not None
+    weights = {
+        key: value.double().sum().item() for key, value in trainer.model.state_dict().items()
+    }
+    texts = {p.name: p.read_text() for p in (folder / "samples" / "score").iterdir()}
+    found = {"decided": decided, "weights": weights, "texts": texts}
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+def forked(work: Callable[..., None], *arguments: Any) -> int:
+    """Return the exit code of a function in a fork, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        work(*arguments)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    root = Path(sys.argv[1])
+    for kind, kills in KILLS.items():
+        codes = {"uncut": forked(run, kind, root / kind / "run")}
+        (root / kind / "run").rename(root / kind / "uncut")
+        for kill in kills:
+            codes[kill] = forked(run, kind, root / kind / "run", kill)
+            codes[f"{kill}, resumed"] = forked(run, kind, root / kind / "run")
+            (root / kind / "run").rename(root / kind / kill)
+        (root / kind / "codes.json").write_text(json.dumps(codes))

@@ -1,0 +1,82 @@
+"""What rules read from the log of a trainer."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import TrainerState
+
+from ctrlreward.huggingface.run_state import read_validation
+
+ROWS = st.lists(
+    st.dictionaries(
+        st.sampled_from(["loss", "eval_loss", "eval_score/a", "score/a", "step"]),
+        st.sampled_from([0.5, 1, None]),
+    ),
+    max_size=8,
+)
+
+
+class CountingLog(list[dict[str, Any]]):
+    """A log that counts the rows that are read from it."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.read += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Any:
+        for row in super().__iter__():
+            self.read += 1
+            yield row
+
+
+def fold_of_the_whole_log(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the last value of each key, key by key, from the end."""
+    last: dict[str, float] = {}
+    for key in {key for row in rows for key in row}:
+        value = next(row[key] for row in reversed(rows) if key in row)
+        last[key] = math.nan if value is None else float(value)
+    for key, value in list(last.items()):
+        last.setdefault(key.removeprefix("eval_"), value)
+    return last
+
+
+def same(found: dict[str, float], expected: dict[str, float]) -> bool:
+    return json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
+
+
+@given(st.lists(ROWS, max_size=6), ROWS)
+def test_the_last_value_of_each_key_counts(logs: list[list[Any]], now: list[Any]) -> None:
+    state, metrics = TrainerState(), dict(now[0]) if now else {}
+    for rows in logs:
+        state.log_history.extend(rows)
+        expected = fold_of_the_whole_log([*state.log_history, metrics])
+        assert same(read_validation(state, metrics).metrics, expected)
+
+
+def test_each_row_of_the_log_is_read_once() -> None:
+    state, rules = TrainerState(), 5
+    log = state.log_history = CountingLog()
+    for step in range(400):
+        log.append({"loss": 1 / (step + 1), "step": step})
+        for _ in range(rules):
+            assert read_validation(state, {"eval_loss": 2.0}).metrics["step"] == step
+    assert log.read == len(log)  # 5 · 400² / 2 rows if each evaluation read all
+
+
+def test_the_log_of_a_resumed_run_is_another_list(tmp_path: Path) -> None:
+    state = TrainerState()
+    state.log_history.append({"loss": 1.0})
+    assert read_validation(state, {}).metrics == {"loss": 1.0}
+    state.save_to_json(str(tmp_path / "trainer_state.json"))
+    assert "last_logged" not in (tmp_path / "trainer_state.json").read_text()
+    state.log_history = [{"loss": 3.0}, {"loss": 2.0}]
+    assert read_validation(state, {}).metrics == {"loss": 2.0}
