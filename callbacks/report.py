@@ -367,10 +367,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def scored_texts(
     path: Path, components: Mapping[str, Component], seed: int, setting: str
 ) -> tuple[Samples, dict[str, Scores]]:
-    """Read texts and scores that `BeforeAfter` wrote, and add the scores that the file lacks.
-
-    `setting` is the trainer's setting that names the folder, for the error of a missing file.
-    """
+    """Read texts and scores back and add missing scores; `setting` names the folder in errors."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "

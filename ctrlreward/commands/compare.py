@@ -121,10 +121,7 @@ def _parser() -> CommandParser:
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print the runs, then a table and a summary of each study, then the studies left out.
-
-    Lines are not wrapped, so that output piped to a file keeps them.
-    """
+    """Print the runs, a table and a summary of each study, and the studies left out, unwrapped."""
     for number, run in enumerate(comparison.runs, 1):
         console.print(f"run {number}: {run.name}", soft_wrap=True)
     for study, agreement in comparison.studies.items():
