@@ -9,6 +9,7 @@ from ctrlreward.lightning_package import (
     LightningModule,
     Trainer,
     check_strategy,
+    misconfigured,
     package_of,
 )
 
@@ -48,6 +49,14 @@ class CallbackMixin(Callback):
         """Release what the run has used; after an error Lightning calls no `teardown`."""
         super().on_exception(trainer, pl_module, exception)
         self.release()
+
+    def refuse(self, error: str) -> None:
+        """Raise the error of `mismatch` or `unclear_input`, if there is one.
+
+        Lightning calls `configure_model` after `setup`, so the second is for `on_fit_start`.
+        """
+        if error:
+            raise misconfigured(self, f"{type(self).__name__}: {error}")
 
     def release(self) -> None:
         """End threads, free models and restore the module, after a run and after its error."""

@@ -149,10 +149,8 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     @property
     def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value, in units of the score, ≥ 0 on
-        average.
-
-        None without scores by prompt of two candidates.
+        """Expected excess of the selected score over its true value, ≥ 0 on average; None if not
+        known.
         """
         return self.rule.optimism(self.state)
 

@@ -11,7 +11,6 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.completion import refuse
 from ctrlreward.callbacks.lightning_internals import state_key
 from ctrlreward.callbacks.loggers.wandb_rows import define_scores, log_sample_table
 from ctrlreward.callbacks.overlap import PendingScores, late_score_error
@@ -46,10 +45,7 @@ from ctrlreward.scorers.components import ComponentLike
 
 
 @checked_keywords(
-    **SAMPLING_NAMES,
-    every_n_epochs="every_n_validations",
-    num_samples="table_rows",
-    prefix="name",
+    **SAMPLING_NAMES, every_n_epochs="every_n_validations", num_samples="table_rows", prefix="name"
 )
 class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
     """Generates from held-out prompts at validation, scores the texts and logs the mean scores.
@@ -183,7 +179,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
         if stage == "predict":
             return
         self._loaded_step = None
-        refuse(self, mismatch(pl_module, self.samples))
+        self.refuse(mismatch(pl_module, self.samples))
         if stage == "fit":
             self._check_fit(trainer)
         _check_devices(self.components, trainer)
@@ -203,7 +199,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
-        refuse(self, unclear_input(pl_module, self.samples))
+        self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Define the curves in Weights & Biases, and score the texts that a checkpoint left."""
@@ -216,14 +212,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
             self._pending.clear()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Generate, score and log at every nth validation."""
-        self._evaluate(trainer, pl_module)
-
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Generate, score and log."""
-        self._evaluate(trainer, pl_module)
-
-    def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Generate, score and log: at every nth validation in training, and at each other one."""
         self.has_new_scores = False
         if trainer.sanity_checking:
             return
@@ -250,6 +239,8 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
                 self.last_scored_step = step
             else:  # Lightning passes it to the loggers as the step of their row
                 pl_module.log("step", float(step), on_epoch=True, sync_dist=True, batch_size=1)
+
+    on_test_epoch_end = on_validation_epoch_end
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Wait for the last scores and pass them to the loggers; no callback can act on them.
@@ -348,11 +339,7 @@ class GenerationScorerMixin(HeldOutScorer, CallbackMixin):
 
 
 def _check_devices(scores: Mapping[str, Component], trainer: Trainer) -> None:
-    """Raise if a scorer runs on one of several training devices.
-
-    Raises:
-        MisconfigurationException: Names scorer, score and device.
-    """
+    """Raise if a scorer runs on one of several training devices; name it, its score and device."""
     devices = {
         f"{type(component.scorer).__name__} of scores[{key!r}]": component.scorer.devices
         for key, component in scores.items()

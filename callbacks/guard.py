@@ -19,12 +19,7 @@ from ctrlreward.callbacks.monitoring import (
     resolve_mode,
     rule_errors,
 )
-from ctrlreward.lightning_package import (
-    Callback,
-    LightningModule,
-    Trainer,
-    misconfigured,
-)
+from ctrlreward.lightning_package import Callback, LightningModule, Trainer, misconfigured
 from ctrlreward.selection import AlarmRule, AlarmState
 from ctrlreward.selection.alarm import WINDOW, HeldOutMode, Reference, check_held_out_mode
 
@@ -196,13 +191,6 @@ class ProxyGuardMixin(CallbackMixin):
             reason = f"ProxyGuard at step {step}: {decision.reason}"
             rank_zero_warn(reason)
             send_alert(trainer, f"{self.name}: possible reward hacking", reason)
-        for key, value in (("alarm", float(alarm)), ("p_value", decision.p_value)):
-            pl_module.log(
-                f"{self.name}/{key}",
-                value,
-                on_step=False,
-                on_epoch=True,
-                sync_dist=True,
-                batch_size=1,
-            )
+        values = {f"{self.name}/alarm": float(alarm), f"{self.name}/p_value": decision.p_value}
+        pl_module.log_dict(values, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
         trainer.should_stop = trainer.should_stop or (alarm and self.stop)

@@ -77,9 +77,8 @@ Judge: TypeAlias = Component | AUC  # a component is compared by its mean
 def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
-    """Return the `judges` of `BeforeAfter`, with a component for those that are scorers.
-
-    `scores` are the names of the report's scores, which stand in the same files.
+    """Return the judges, scorers as components, unless one is named as one of the report's
+    scores.
     """
     if not isinstance(judges, Mapping):
         raise TypeError(

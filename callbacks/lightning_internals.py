@@ -32,10 +32,7 @@ from ctrlreward.lightning_package import Callback, ModelCheckpoint, Trainer, Wan
 
 
 def state_key(callback: Callback, **identity: Any) -> str:
-    """Return the key of a callback's state in a checkpoint.
-
-    `identity` are the arguments that tell two callbacks of one class apart.
-    """
+    """Return the key of a callback's state in a checkpoint, by arguments that tell two apart."""
     return callback._generate_state_key(**identity)
 
 
@@ -98,9 +95,8 @@ class CheckpointStepsMixin(ModelCheckpoint):
     def free_path(
         self, metrics: dict[str, torch.Tensor], trainer: Trainer, replaced: str | None
     ) -> str:
-        """Return the path of a new checkpoint by the metrics of its name.
-
-        It has a version if a file of that name exists, unless that is `replaced`.
+        """Return a new checkpoint's path, with a version if another file than `replaced` has its
+        name.
         """
         return self._get_metric_interpolated_filepath_name(metrics, trainer, replaced)
 

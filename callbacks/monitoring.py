@@ -32,9 +32,8 @@ OTHER_NAMES = {
 
 
 class RuleErrorMixin(RuntimeError):
-    """A rule of `ctrlreward.selection` rejects its settings, or misses a metric.
-
-    Mixed into `MisconfigurationException`; a RuntimeError as in Lightning's `EarlyStopping`.
+    """A rule rejects its settings or misses a metric; a RuntimeError as Lightning's
+    `EarlyStopping`.
     """
 
 

@@ -181,11 +181,13 @@ class ParetoCheckpointMixin(SelectingCheckpointMixin):
             self.remove(trainer, path)
 
     def _paths(self, state: ParetoState) -> dict[int, str]:
-        return {step: self._path(step, values) for step, values in state.kept.items()}
-
-    def _path(self, step: int, values: Sequence[float]) -> str:
-        shown = {key: torch.tensor(v) for key, v in zip(self.metrics, values, strict=True)}
-        return self.format_checkpoint_name({**shown, "step": torch.tensor(step)})
+        names = ("step", *self.metrics)
+        return {
+            step: self.format_checkpoint_name(
+                {name: torch.tensor(v) for name, v in zip(names, (step, *values), strict=True)}
+            )
+            for step, values in state.kept.items()
+        }
 
     def _show(self) -> None:
         paths, best = self._paths(self.state), self.selected_step

@@ -15,7 +15,6 @@ import torch
 from ctrlreward.arguments import checked_keywords, positive, sign_of
 from ctrlreward.callbacks.base_callback import CallbackMixin
 from ctrlreward.callbacks.checkpoint import RewardCheckpointMixin
-from ctrlreward.callbacks.completion import refuse
 from ctrlreward.callbacks.judges import (
     AUC,
     Judge,
@@ -30,13 +29,7 @@ from ctrlreward.callbacks.monitoring import is_fitting, known_modes, read_metric
 from ctrlreward.callbacks.report_text import console_table, text_pairs
 from ctrlreward.callbacks.saving import selecting_checkpoint
 from ctrlreward.callbacks.stopping import stopped_by
-from ctrlreward.completion import (
-    Generator,
-    fixed_randomness,
-    generate,
-    mismatch,
-    unclear_input,
-)
+from ctrlreward.completion import Generator, fixed_randomness, generate, mismatch, unclear_input
 from ctrlreward.files import JsonLog, finite_or_none, write_whole
 from ctrlreward.held_out import SAMPLING_NAMES, components_by_name
 from ctrlreward.lightning_package import (
@@ -165,7 +158,7 @@ class BeforeAfterMixin(CallbackMixin):
             check_columns(self._components, samples)
         check_judges(self.judges.values(), self.prompts)
         if stage == "fit" and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            refuse(self, mismatch(pl_module, self.samples))
+            self.refuse(mismatch(pl_module, self.samples))
             if selecting_checkpoint(trainer) is None:
                 raise misconfigured(
                     trainer,
@@ -176,7 +169,7 @@ class BeforeAfterMixin(CallbackMixin):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that the language model gets its input apart from the beginning of its output."""
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            refuse(self, unclear_input(pl_module, self.samples))
+            self.refuse(unclear_input(pl_module, self.samples))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Generate and score with the untuned policy, unless the run is resumed."""
@@ -374,10 +367,7 @@ def run_facts(trainer: Trainer) -> dict[str, Any]:
 def scored_texts(
     path: Path, components: Mapping[str, Component], seed: int, setting: str
 ) -> tuple[Samples, dict[str, Scores]]:
-    """Read texts and scores that `BeforeAfter` wrote, and add the scores that the file lacks.
-
-    `setting` is the trainer's setting that names the folder, for the error of a missing file.
-    """
+    """Read texts and scores back and add missing scores; `setting` names the folder in errors."""
     if not path.exists():
         raise FileNotFoundError(
             f"{path} does not exist: BeforeAfter wrote it before the first step of this run; "

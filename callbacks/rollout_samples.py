@@ -16,9 +16,8 @@ from ctrlreward.scorers.records import write_scored_samples
 
 @runtime_checkable
 class LearnsFromRollouts(Protocol):
-    """Interface of a LightningModule that exposes its rollouts.
-
-    `last_rollout` has texts and rewards of the last update; None before the first one.
+    """A LightningModule that exposes texts and rewards of its last update, None before the
+    first.
     """
 
     last_rollout: tuple[Samples, RewardBatch] | None

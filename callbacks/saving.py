@@ -129,9 +129,8 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
             shutil.rmtree(adapter_folder(path), ignore_errors=True)
 
     def show_kept(self, kept: Mapping[str, float], best: str | None) -> None:
-        """Set the attributes in which loggers and reports look up the kept checkpoints.
-
-        `kept` maps their paths to values of `monitor`; `best` is one of the paths.
+        """Set Lightning's attributes by `kept`, path → value of `monitor`, of which `best`
+        is one.
         """
         # Exact for metrics logged in float32 or float64.
         scores = {path: torch.tensor(kept[path], dtype=torch.float64) for path in kept}

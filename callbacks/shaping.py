@@ -44,9 +44,8 @@ class ShapedModule(Protocol):
 
 @runtime_checkable
 class KLWeighted(Protocol):
-    """A LightningModule whose `beta`, the weight of the KL term, can be adapted to a target.
-
-    It has to log `policy/kl` in each training step.
+    """A LightningModule that logs `policy/kl`, whose `beta` weights the KL term and can be
+    adapted.
     """
 
     beta: float

@@ -29,9 +29,7 @@ from ctrlreward.selection.stopping import DECLINE, FUTILITY, PATIENCE
 
 
 @checked_keywords(
-    **OTHER_NAMES,
-    early_stopping_patience="patience",
-    early_stopping_threshold="min_delta",
+    **OTHER_NAMES, early_stopping_patience="patience", early_stopping_threshold="min_delta"
 )
 class RewardEarlyStoppingMixin(CallbackMixin, EarlyStopping):
     """Early stopping that counts each held-out score once.

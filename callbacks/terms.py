@@ -23,9 +23,8 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 
 @dataclass(frozen=True)
 class WeightSchedules:
-    """Piecewise linear schedules of the weights of a `Reward`'s components.
-
-    `points` maps a component to pairs of step and weight, by increasing step.
+    """Piecewise linear weights of a `Reward`'s components: pairs of step and weight by increasing
+    step.
     """
 
     points: Mapping[str, Sequence[tuple[int, float]]]

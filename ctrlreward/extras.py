@@ -27,9 +27,7 @@ EXTRA_OF = {
 
 
 def import_extra(module: str, user: str) -> Any:
-    """Import a module of an optional package, one of `EXTRA_OF`; `user` is the subject of an
-    error.
-    """
+    """Import a module of an optional package of `EXTRA_OF`; an error says what `user` needs."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -23,9 +23,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write in parts, which appears or replaces the old one at the end, or never.
-
-    See `write_whole`.
+    """Yield a file to write in parts, which appears or replaces the old one at the end, or
+    never.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
@@ -67,10 +66,7 @@ def finite_or_none(value: SupportsFloat) -> float | None:
 
 
 def json_line(record: Any) -> str:
-    """Return a record as one line of JSON with its line end.
-
-    Only what UTF-8 can't encode, an unpaired surrogate, is escaped.
-    """
+    """Return a record as one line of JSON; only an unpaired surrogate is escaped."""
     line = json.dumps(record, ensure_ascii=False) + "\n"
     return line.encode(errors="backslashreplace").decode()
 

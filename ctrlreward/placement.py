@@ -42,10 +42,7 @@ def shared_device(
 
 
 class Worker:
-    """One background thread that runs calls in order, without gradients.
-
-    The thread starts with the first call and again after `close`.
-    """
+    """One background thread that runs calls in order, without gradients, from the first call on."""
 
     def __init__(self, name: str = "ctrlreward") -> None:
         self.name = name
@@ -96,10 +93,7 @@ def _lower_priority() -> None:
 
 @contextmanager
 def reserve_core() -> Iterator[None]:
-    """Leave one core to a `Worker` that yields the CPU, where there are several cores.
-
-    For work that more cores hardly speed up, such as sampling token by token.
-    """
+    """Leave one of several cores to a `Worker`, for work that more cores hardly speed up."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1))
     try:

@@ -194,10 +194,7 @@ _DISPLAY: ContextVar[Log | None] = ContextVar("display", default=None)
 
 @contextmanager
 def show(work: Work) -> Iterator[Log]:
-    """Show work on standard error, as a part of outer work if there is any; yield its display.
-
-    A terminal reads the work twice a second, from another thread.
-    """
+    """Show work on standard error, as a part of outer work if there is any; yield its display."""
     outer = _DISPLAY.get()
     if outer:
         with outer.shown(work):
@@ -238,17 +235,15 @@ def track(
 def part(
     title: str, total: float, unit: str = "texts"
 ) -> AbstractContextManager[Callable[[float], None]]:
-    """Return `track` within work that is being shown, and elsewhere a context that shows nothing.
-
-    For libraries, which leave it to their callers to write to standard error.
+    """Return `track` within work that is being shown, else nothing: callers decide on standard
+    error.
     """
     return track(title, total, unit) if _DISPLAY.get() else nullcontext(lambda items: None)
 
 
 def phase(title: str) -> AbstractContextManager[object]:
-    """Return a context that names a phase of work that is being shown, and elsewhere does nothing.
-
-    Unlike a count, a phase is announced in a log at once.
+    """Return a context that names a phase of work that is being shown; a log announces it at
+    once.
     """
     return show(Phase(title)) if _DISPLAY.get() else nullcontext()
 

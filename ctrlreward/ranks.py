@@ -25,11 +25,7 @@ def rank_and_ranks() -> tuple[int, int]:
 
 
 def on_every_rank(work: Callable[[], Result]) -> list[Result]:
-    """Call `work` on every rank and return the results of all ranks, which are pickled, in rank
-    order.
-
-    A collective: every rank must call it.
-    """
+    """Call `work` on every rank, a collective; return the pickled results of all in rank order."""
     _, ranks = rank_and_ranks()
     if ranks == 1:
         return [work()]
@@ -54,10 +50,7 @@ def fail_together(work: Callable[[], Result]) -> Result:
 
 
 def on_rank_zero(work: Callable[[], Result]) -> Result:
-    """Call `work` on rank 0 only and return its result, which is pickled, on every rank.
-
-    A collective: every rank must call it. The others wait, at most for the group's timeout.
-    """
+    """Call `work` on rank 0 only, a collective, and return its pickled result on every rank."""
     rank, ranks = rank_and_ranks()
     if ranks == 1:
         return work()

@@ -181,7 +181,10 @@ class WandbReportMixin(CallbackMixin):
         if stage != "fit" or run is None:
             return
         self._write_summary(trainer)
-        run.summary.update(_report(trainer))  # only now: before, the file is of an earlier run
+        path = Path(trainer.default_root_dir) / "summary.json"
+        if callbacks_of(trainer, BeforeAfterMixin) and path.is_file():
+            # Only now: before, the file is of an earlier run.
+            run.summary.update({"report": json.loads(path.read_text(encoding="utf-8"))})
         if self.log_adapter:
             self._log_adapter(trainer, run)
         if self.logger is not None and run.offline:
@@ -248,11 +251,3 @@ def _stopped(trainer: Trainer) -> Summary:
             reason = stopper.stopping_reason_message
             stopped |= {"stopped_by": stopper.stopped_by, "stopped_because": reason}
     return stopped
-
-
-def _report(trainer: Trainer) -> Summary:
-    """Return the summary that `BeforeAfter` has written."""
-    path = Path(trainer.default_root_dir) / "summary.json"
-    if not callbacks_of(trainer, BeforeAfterMixin) or not path.is_file():
-        return {}
-    return {"report": json.loads(path.read_text(encoding="utf-8"))}

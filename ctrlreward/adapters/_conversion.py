@@ -49,9 +49,8 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 
 
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
-    """Raise a ValueError if a sample's result could not be represented as the trainer needs it.
-
-    `failed_score` must be finite, and `keys`, which a result has, must not be names of components.
+    """Raise unless `failed_score` is finite, and no component is named as one of a result's
+    `keys`.
     """
     if not math.isfinite(failed_score):
         raise ValueError(

@@ -27,10 +27,7 @@ class ExampleFormatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 
 class CommandParser(ArgumentParser):
-    """Parser without abbreviations, whose errors suggest the nearest option or scorer.
-
-    The parser of each scorer is a `CommandParser` as well.
-    """
+    """Parser, of scorers too, without abbreviations, whose errors suggest the nearest name."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **options})
@@ -55,9 +52,8 @@ class CommandParser(ArgumentParser):
 def command_parser(
     command: str, usage: str, description: str, examples: Sequence[str]
 ) -> CommandParser:
-    """Return a parser without options for `"ctrlreward score"`, with its arguments in short.
-
-    The examples are complete command lines, which end the help.
+    """Return a parser without options for `"ctrlreward score"`, whose help ends with the
+    examples.
     """
     return CommandParser(
         prog=command,

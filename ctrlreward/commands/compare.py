@@ -110,36 +110,18 @@ def _parser() -> CommandParser:
     parser.add_argument("run_a", metavar="RUN_A", type=str, help=run_help)
     parser.add_argument("run_b", metavar="RUN_B", type=str, help="a run of the same experiment")
     parser.add_argument("--runs", nargs="+", type=str, default=[], help="more runs to compare")
-    parser.add_argument(
-        "--metrics",
-        nargs="+",
-        type=str,
-        default=["*"],
-        help="metrics to compare, by name or pattern: 'score/*' 'after/*'",
-    )
-    parser.add_argument(
-        "--system_columns",
-        nargs="+",
-        type=str,
-        default=["system"],
-        help="columns of a CSV file that together name a system",
-    )
-    parser.add_argument(
-        "--metric_columns",
-        nargs="+",
-        type=str,
-        default=["metric"],
-        help="columns of a long CSV file that together name a metric",
-    )
+    for option, default, text in (
+        ("metrics", "*", "metrics to compare, by name or pattern: 'score/*' 'after/*'"),
+        ("system_columns", "system", "columns of a CSV file that together name a system"),
+        ("metric_columns", "metric", "columns of a long CSV file that together name a metric"),
+    ):
+        parser.add_argument(f"--{option}", nargs="+", type=str, default=[default], help=text)
     parser.add_argument("--output", type=str | None, default=None, help="JSON file for all numbers")
     return parser
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print the runs, then a table and a summary of each study, then the studies left out.
-
-    Lines are not wrapped, so that output piped to a file keeps them.
-    """
+    """Print the runs, a table and a summary of each study, and the studies left out, unwrapped."""
     for number, run in enumerate(comparison.runs, 1):
         console.print(f"run {number}: {run.name}", soft_wrap=True)
     for study, agreement in comparison.studies.items():
@@ -155,7 +137,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
 
 
 def _metric_table(study: str, agreement: StudyAgreement, comparison: Comparison) -> RichTable:
-    several = _several_systems(agreement)
+    several = len(agreement.systems) > 1
     table = RichTable(title=study or None, title_justify="left", show_edge=False)
     table.add_column("metric", overflow="fold")
     headings = ["systems"] if several else [f"run {i + 1}" for i in range(len(comparison.runs))]
@@ -201,7 +183,7 @@ def _summary_lines(agreement: StudyAgreement, runs: int) -> Iterator[str]:
         f"CV* (type I): {_number(agreement.mean_cv_star)} %, mean of {comparable} metrics"
         + ("; for two runs, about their difference in percent of their mean" if runs == 2 else "")
     )
-    if _several_systems(agreement):
+    if len(agreement.systems) > 1:
         yield from _correlation_lines(agreement)
         findings = agreement.findings
         yield (
@@ -239,10 +221,6 @@ def _correlation_lines(agreement: StudyAgreement) -> Iterator[str]:
     if systems.n and len(agreement.systems) > _MAX_SYSTEMS:
         rest = len(agreement.systems) - _MAX_SYSTEMS
         yield f"  and {rest} more systems: --output FILE.json lists all"
-
-
-def _several_systems(agreement: StudyAgreement) -> bool:
-    return len(agreement.systems) > 1
 
 
 def _correlation(correlation: Correlation) -> tuple[str, str]:

@@ -161,9 +161,7 @@ def check_models(file: ConfigFile) -> None:
 
 
 def read_reward(path: Path) -> tuple[dict[str, Any], ConfigFile]:
-    """Return the reward of a YAML file, `class_path` or `components` with other arguments, and the
-    file.
-    """
+    """Return the reward block of a YAML file, by `class_path` or `components`, and the file."""
     file = read_config(path)
     check_models(file)
     for keys, block in _reward_places(file.content):
@@ -230,10 +228,7 @@ def trainer_options() -> tuple[str, ...]:
 
 
 def replace_strings(config: Any, replaced: Callable[[str], str]) -> Any:
-    """Replace each string of nested dictionaries, namespaces and lists, in place.
-
-    Returns the configuration, or the new string if it is one.
-    """
+    """Replace each string of nested dictionaries, namespaces and lists, in place; return it all."""
     if isinstance(config, str):
         return replaced(config)
     if isinstance(config, list):

@@ -30,20 +30,10 @@ _REPLACED = ("metrics.jsonl", "summary.json")
 _OF_A_RUN = (
     *_SIGNS,
     _LOCK,
-    "config.yaml",
-    "curves.png",
-    "before.jsonl",
-    "after.jsonl",
-    "samples",
-    "lightning_logs",
-    "version_*",
-    "wandb",
-    "mlruns",
-    "events.out.tfevents.*",
-    "hparams.yaml",
-    "metrics.csv",
-    ".*.unfinished",  # of a run that was killed; see ctrlreward/files.py
-    ".*.replaced",
+    *("config.yaml", "curves.png", "before.jsonl", "after.jsonl", "samples"),
+    *("lightning_logs", "version_*", "hparams.yaml", "metrics.csv", "events.out.tfevents.*"),
+    *("wandb", "mlruns"),
+    *(".*.unfinished", ".*.replaced"),  # of a run that was killed; see ctrlreward/files.py
 )
 
 # Lightning resumes from such a checkpoint on its own, after a cluster has requeued the job.

@@ -242,10 +242,7 @@ def _resume(
 def name_components(
     scorers: Sequence[Scorer], names: Sequence[str] | None, samples: Samples | None = None
 ) -> dict[str, Component]:
-    """Return all scores of some scorers by name, or those that the columns allow.
-
-    `names` prefix them, one per scorer, as in `"small.coherence"`.
-    """
+    """Return the scores of scorers that the columns allow, prefixed by `names`, one per scorer."""
     if not scorers:
         raise ValueError(f"scorers is empty: give one or more of {', '.join(SCORERS)}")
     if names is not None and (len(names) != len(scorers) or len(set(names)) != len(names)):

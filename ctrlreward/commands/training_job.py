@@ -66,10 +66,7 @@ _KNOWN_MESSAGES = {
 
 
 class TrainParser(LightningArgumentParser):
-    """Lightning's parser, without abbreviations, whose errors are one line.
-
-    The parser of each class that a configuration names is a `TrainParser` as well.
-    """
+    """Lightning's parser, of each class too, without abbreviations, whose errors are one line."""
 
     def __init__(
         self, *, files: Sequence[ConfigFile] = (), arguments: Sequence[str] = (), **options: Any
@@ -104,9 +101,8 @@ class TrainCLI(LightningCLI):
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the trainer, with a `RewardProgressBar` unless it has another progress bar or none.
-
-        It is the first callback, and so enters a phase before another callback does its work.
+        """Build the trainer, with a `RewardProgressBar` first unless it has another progress bar or
+        none.
         """
         options = self.config_init.trainer
         callbacks = options.callbacks or []

@@ -41,10 +41,8 @@ class DataFile:
 
     @property
     def path(self) -> Path:
-        """Path of the file on this machine, or the path that `get` would write.
-
-        A file in `data_folder()` comes first, then one in the cache. Downloads are written to the
-        former, and what is made to the latter.
+        """Path of the file where it is, in `data_folder()` or the cache, or where `get` would write
+        it.
         """
         own, cached = data_folder() / self.place, _cached_data() / self.place
         if own.is_file() or (self.address is not None and not cached.is_file()):

@@ -57,10 +57,7 @@ def tokens_within(memory: int, model: PreTrainedModel) -> int:
 
 
 def windows(texts: Sequence[str]) -> Iterator[range]:
-    """Yield the indices of consecutive texts that are scored together; show how many are done.
-
-    A window is a single text, or texts with at most `_WINDOW_CHARACTERS` together.
-    """
+    """Yield the indices of texts that are scored together, of `_WINDOW_CHARACTERS` or one text."""
     with part("scoring", len(texts)) as advance:
         start = characters = 0
         for i, text in enumerate(texts):
@@ -117,9 +114,8 @@ def run_batched(
 def pack(
     lengths: Sequence[int], batch_tokens: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Pack items into batches under the token budget, longest first.
-
-    A new batch starts also where the padding would cost more than another forward pass.
+    """Pack items under the token budget, longest first, and apart where padding costs more than a
+    pass.
     """
     batches: list[list[int]] = []
     longest, padding = 0, 0

@@ -63,7 +63,7 @@ def clipped_surrogate(
         tensor([[-1.2000, -0.5000]])
     """
     lower, upper = clip
-    advantage = _of_tokens(advantages)
+    advantage = advantages.view(len(advantages), -1)
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - lower, 1 + upper) * advantage)
 
 
@@ -75,7 +75,7 @@ def is_clipped(ratio: Tensor, advantages: Tensor, clip: tuple[float, float] = (0
         tensor([[ True, False]])
     """
     lower, upper = clip
-    advantage = _of_tokens(advantages)
+    advantage = advantages.view(len(advantages), -1)
     return ((ratio > 1 + upper) & (advantage > 0)) | ((ratio < 1 - lower) & (advantage < 0))
 
 
@@ -88,7 +88,7 @@ def score_function(log_probs: Tensor, advantages: Tensor) -> Tensor:
         >>> score_function(torch.tensor([[-0.5, -2.0]]), advantages=torch.tensor([2.0]))
         tensor([[1., 4.]])
     """
-    return -_of_tokens(advantages) * log_probs
+    return -advantages.view(len(advantages), -1) * log_probs
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None = 0.2) -> Tensor:
@@ -249,8 +249,3 @@ def ended(tokens: Tensor, end_tokens: Tensor) -> Tensor:
         tensor([ True, False])
     """
     return torch.isin(tokens, end_tokens).any(dim=-1)
-
-
-def _of_tokens(advantages: Tensor) -> Tensor:
-    """Return advantages of tokens as they are, and those of completions as (n, 1)."""
-    return advantages if advantages.dim() == 2 else advantages[:, None]

@@ -49,10 +49,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
 
 
 def mark(token_id: int) -> str:
-    """Return the string that a `text_reader` reads as a control token, as a new id.
-
-    `real_ids` returns the token's own id.
-    """
+    """Return the string that a `text_reader` reads as a control token, as an id for `real_ids`."""
     return f"{_OPEN}{_DRAWN}:{token_id}{_CLOSE}"
 
 
@@ -180,10 +177,7 @@ def _build(tokenizer: PreTrainedTokenizerBase) -> _Readers:
 def _copy(
     tokenizer: PreTrainedTokenizerBase, control: Mapping[str, int], broken: Iterable[str] | None
 ) -> Any:
-    """Copy a tokenizer, without its vocabulary, as one that reads marks and no control token.
-
-    `broken` are strings to split after their first character, since the vocabulary has them.
-    """
+    """Copy a tokenizer to read marks and no control token, with `broken` strings in two pieces."""
     reader: Any = copy.copy(tokenizer)
     reader.split_special_tokens = True
     if not tokenizer.is_fast:

@@ -62,9 +62,8 @@ TOKEN_LAYERS: Mapping[str, int] = {
 
 
 def token_layer(model: str) -> int | None:
-    """Return the layer at which a model's tokens are compared; None, the last, if it isn't known.
-
-    `model` is a Hugging Face id or short name; of a local folder no layer is known.
+    """Return the layer at which a model's tokens are compared; None for a folder or an
+    unknown one.
     """
     if model not in SHORT_NAMES and Path(model).expanduser().exists():
         return None

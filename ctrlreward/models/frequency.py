@@ -139,10 +139,7 @@ class InverseFrequency:
         write_whole(Path(path), "".join(f"{w:.17g}\n" for w in self.weights))
 
     def require(self, vocabulary: int) -> InverseFrequency:
-        """Return these weights if they fit a vocabulary.
-
-        `vocabulary` is `len(tokenizer)` of the scoring model.
-        """
+        """Return these weights if they fit a vocabulary, `len(tokenizer)` of the scoring model."""
         if len(self.weights) != vocabulary:
             raise ValueError(
                 f"iwf has {len(self.weights)} weights, and the model's tokenizer has {vocabulary} "
@@ -152,8 +149,7 @@ class InverseFrequency:
         return self
 
     def sentence_weight(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> float:
-        """Return the largest weight among the tokens: NISF before normalisation (§3.2).
-
-        Without ids the weight is 0.0.
+        """Return the largest weight among the tokens, 0 without any: NISF before normalisation
+        (§3.2).
         """
         return float(self.weights[np.asarray(ids, dtype=np.int64)].max(initial=0.0))

@@ -39,9 +39,8 @@ class Infiller(Protocol):
 def load_infiller(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> Infiller:
-    """Load an infiller, shared by all calls with equal arguments.
-
-    Encoder-decoders fill their pretrained mask token; decoder-only models are prompted.
+    """Load an infiller, shared by all calls with equal arguments: by masks, or a prompted
+    decoder.
     """
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)

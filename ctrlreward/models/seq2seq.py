@@ -60,8 +60,9 @@ class Filling(NamedTuple):
         return (self.given + self.scored)[:-1]
 
     def truncate(self, limit: int | None) -> Filling:
-        """Truncate to `limit` decoder positions, keeping the first two tokens and those nearest to
-        the blank."""
+        """Truncate to `limit` decoder positions: the first two tokens, and the nearest to the
+        blank.
+        """
         if not limit:
             return self
         dropped = max(0, min(len(self.read) - limit, len(self.given) - 2))
@@ -233,9 +234,8 @@ def _decoder_rows(fillings: Iterable[Filling]) -> list[_DecoderRow]:
 def _family(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, Callable[[Blank, str], Filling]]:
-    """Return the mask token of a model family, if the tokenizer has it, and the decoder sequence.
-
-    The latter is a function of a blank and its filling.
+    """Return a family's mask token, if the tokenizer has it, and its decoder sequence for a
+    blank.
     """
     start = config.decoder_start_token_id
 

@@ -44,10 +44,7 @@ class Blank(NamedTuple):
 
 
 class TokenScores(NamedTuple):
-    """Tokens of a target and their log-probabilities.
-
-    `ids` are int64 and `log_probs`, natural, float64, both of shape (tokens,).
-    """
+    """Tokens of a target, int64, and their natural log-probabilities, float64, shape (tokens,)."""
 
     ids: npt.NDArray[np.int64]
     log_probs: npt.NDArray[np.float64]

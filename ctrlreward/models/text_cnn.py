@@ -111,9 +111,7 @@ class TextCNN(nn.Module):
 
 
 class TextCNNClassifier:
-    """Frozen, trained `TextCNN`, with the arguments of `FrozenModel`, and words in place of
-    tokens.
-    """
+    """Frozen, trained `TextCNN`: a `FrozenModel` with words in place of tokens."""
 
     def __init__(
         self,

@@ -45,10 +45,7 @@ def encode_texts(
     limit: int,
     name: Callable[[int], str] = "texts[{}]".format,
 ) -> list[Ids]:
-    """Return the token ids of each text, special tokens included.
-
-    A control token in a text is text (`text_reader`).
-    """
+    """Return the token ids of each text, special tokens included; text is text (`text_reader`)."""
     if not texts:
         return []
     reader = text_reader(tokenizer, texts)

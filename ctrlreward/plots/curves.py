@@ -32,11 +32,7 @@ Rows: TypeAlias = Sequence[Mapping[str, Any]]
 
 
 def curve(history: Rows, name: str) -> tuple[list[int], list[float]]:
-    """Return the steps and values of one metric, skipping rows without a finite value of it.
-
-    Of several values at one step, such as those of a validation and of a later test, the last one
-    counts.
-    """
+    """Return the steps and finite values of one metric; of several at one step, the last."""
     points = {row["step"]: row[name] for row in history if row.get(name) is not None}
     return sorted(points), [points[step] for step in sorted(points)]
 

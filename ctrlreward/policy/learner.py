@@ -26,10 +26,7 @@ from ctrlreward.policy.value import Critic, ValueHead, estimate_advantages
 
 @dataclass(frozen=True)
 class Learner:
-    """A policy with its objective, independent of the trainer.
-
-    With several ranks every rank has to make the same calls.
-    """
+    """A policy with its objective, without a trainer; every rank has to make the same calls."""
 
     policy: PeftModel
     value_head: ValueHead | None

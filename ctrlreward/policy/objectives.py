@@ -257,13 +257,12 @@ def loss_weights(choices: Choices, experience: Experience, max_length: int) -> d
     mask = experience.mask
     sequence = losses.sequence_weights(mask)
     token = share_of_mean(mask.sum()) * losses.token_weights(mask)
-    by_aggregation = {
-        "sequence": sequence,
-        "token": token,
-        "constant": losses.constant_weights(mask, max_length),
-        "sum": losses.constant_weights(mask, 1),
-    }
-    weights = {"loss": by_aggregation[choices.aggregation], "sequence": sequence, "token": token}
+    weights = {"sequence": sequence, "token": token}
+    if choices.aggregation in weights:
+        weights["loss"] = weights[choices.aggregation]
+    else:
+        length = max_length if choices.aggregation == "constant" else 1
+        weights["loss"] = losses.constant_weights(mask, length)
     if experience.estimates is not None:
         valued = mask * experience.estimates.mask
         weights["value"] = share_of_mean(valued.sum()) * losses.token_weights(valued)

@@ -105,10 +105,7 @@ def _is_one(messages: Any) -> bool:
 
 
 def _prompts(column: Iterable[Any]) -> list[Prompt]:
-    """Return the prompts of a column, which PyTorch's default collation may have transposed.
-
-    It makes n conversations of k messages k messages with n roles and n contents.
-    """
+    """Return the prompts of a column: as n conversations, where collation made k messages of n."""
     items = list(column)
     if not _is_conversation(items):
         return items

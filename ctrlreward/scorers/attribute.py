@@ -29,10 +29,7 @@ _ASSIGNMENT = re.compile(r"(?:^|\s+)([^\s=]+)=")
 
 
 class MeanAndDeviation(NamedTuple):
-    """Mean and standard deviation over combinations of target labels.
-
-    Mean in [0, 1], higher is better; population standard deviation (divisor n).
-    """
+    """Mean in [0, 1], higher is better, and population standard deviation, over combinations."""
 
     mean: float
     deviation: float
@@ -128,10 +125,8 @@ class AttributeClassifier(CompositeScorer):
         self._targets(samples)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores; NaN, with a warning, if a text is empty or its label names no
-        attribute.
-
-        A mean is also NaN if a classifier fails on one of its attributes.
+        """Return all scores; NaN, with a warning, for an empty text, no attribute, or a failed
+        part.
         """
         return self._score(samples, self._targets(samples))
 
@@ -235,10 +230,7 @@ def attribute_label(targets: Mapping[str, str | None]) -> str:
 
 
 def _parse(label: str, single: str | None) -> dict[str, str] | None:
-    """Return attribute → target label, empty for an empty label; None if it can't be parsed.
-
-    A plain label belongs to the single attribute.
-    """
+    """Return attribute → target label, `single` for a plain label; None if it can't be parsed."""
     start, *pieces = _ASSIGNMENT.split(label.strip())
     names, values = pieces[::2], pieces[1::2]
     if start and single is not None and not names:

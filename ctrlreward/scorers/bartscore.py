@@ -105,9 +105,8 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen scores, or those of them in `names`.
-
-        NaN, with a warning, if the text or what it is compared with is empty.
+        """Return the chosen scores; NaN, with a warning, if the text or its counterpart is
+        empty.
         """
         wanted = [name for name in self.aspects if names is None or name in names]
         needed = dict.fromkeys(part for name in wanted for part in _PARTS[name])

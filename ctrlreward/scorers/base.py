@@ -404,10 +404,7 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
-    for scorer, names in wanted.items():
-        for column, reader in scorer.required_columns(names).items():
-            if getattr(samples, column) is None:
-                raise MissingColumn(column, reader, samples.columns())
+    check_columns(components, samples)
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     with ExitStack() as locks:
@@ -446,8 +443,7 @@ def _named(
 def check_columns(components: Mapping[str, Component], samples: Samples) -> None:
     """Raise if samples lack a column that a component needs."""
     for component in components.values():
-        for column, reader in component.scorer.required_columns([component.name]).items():
-            samples.require(column, reader)
+        Scorer.check_samples(component.scorer, samples, [component.name])
 
 
 def check_samples(components: Mapping[str, Component], samples: Samples) -> None:

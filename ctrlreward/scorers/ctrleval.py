@@ -108,9 +108,8 @@ def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
 
 
 def consistency_blanks(text: str, prefix: str) -> list[Blank]:
-    """Return two blanks: the remainder given the prefix, and the prefix given the remainder.
-
-    The remainder keeps its leading space, as in the published implementation.
+    """Return two blanks: remainder given prefix, with its leading space as published, and the
+    reverse.
     """
     remainder = text[len(prefix) :]
     return [
@@ -368,9 +367,8 @@ class CTRLEval(ModelScorer[Infiller]):
     def _evaluate(
         self, samples: Samples, aspects: Sequence[AspectName], fold: Callable[[Evaluated], Result]
     ) -> Requests[dict[AspectName, list[Result]]]:
-        """Fold the evaluators of each sample, by aspect, window by window.
-
-        Reads at most `max_tokens` of a text, and warns of a sample without evaluators.
+        """Fold the evaluators of each sample, by aspect, window by window; warn of a sample without
+        any.
         """
         prefixes: Sequence[str] = [""] * len(samples.texts)
         targets: list[int] = []
@@ -424,9 +422,8 @@ class CTRLEval(ModelScorer[Infiller]):
         return results
 
     def _word_log_probs(self, texts: Sequence[str]) -> Requests[Scores]:
-        """Return the mean token log-probability of each word after each text, none of them empty.
-
-        Shape (texts, evaluators, labels).
+        """Return the mean token log-probability of each word after each text, (texts, evaluators,
+        labels).
         """
         means: list[float] = []
         for window in windows(texts):

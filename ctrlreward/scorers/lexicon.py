@@ -90,10 +90,7 @@ class LexiconSentiment(Scorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen scores, or those of them in `names`.
-
-        NaN, with a warning, for an empty text.
-        """
+        """Return the chosen scores; NaN, with a warning, for an empty text."""
         aspects = self.aspects if names is None else names
         signs = self._signs(samples) if "accuracy" in aspects else None
         kept = nonempty("polarity", texts=samples.texts)

@@ -116,10 +116,7 @@ class ModelScorer(Scorer, Generic[Model]):
 
     @contextmanager
     def exclusive_model(self) -> Iterator[Model]:
-        """Yield the loaded model while no other thread uses it.
-
-        A model that is itself a scorer is not locked: it locks its own model.
-        """
+        """Yield the loaded model while no other thread uses it; a scorer locks its own model."""
         model = self.loaded_model
         if isinstance(model, Scorer):
             yield model

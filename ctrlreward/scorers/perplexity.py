@@ -80,10 +80,7 @@ class Perplexity(ModelScorer[CausalLM]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> Requests[dict[str, Scores]]:
-        """Return both scores; NaN, with a warning, for an empty text.
-
-        Names that include `"tokens"` get the number of scored tokens, too.
-        """
+        """Return both scores, or `"tokens"`, by name; NaN, with a warning, for an empty text."""
         total, tokens = np.zeros((2, len(samples)))
         kept = set(nonempty("perplexity", texts=samples.texts))
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)

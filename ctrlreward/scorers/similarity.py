@@ -55,10 +55,7 @@ class Similarity(ModelScorer[SentenceEncoder]):
         return shared_model(Encoder, name, self.device, self.dtype, self.batch_tokens, layer)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the cosines.
-
-        NaN, with a warning, if text or source is empty or the model has no vector for it.
-        """
+        """Return the cosines; NaN, with a warning, for an empty text or one without a vector."""
         sources = samples.require("sources", "Similarity")
         kept = nonempty("similarity", texts=samples.texts, sources=sources)
         texts = [column[i] for column in (samples.texts, sources) for i in kept]

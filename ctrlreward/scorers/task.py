@@ -20,10 +20,7 @@ _BUILT_IN = resources.files("ctrlreward.scorers") / "prompts"
 
 
 class Evaluator(NamedTuple):
-    """A prompt and a verbalizer.
-
-    `words` has one word or phrase per label, in the order of the task's labels.
-    """
+    """A prompt and a verbalizer: a word or phrase per label, in the order of the task's labels."""
 
     prompt: str
     words: tuple[str, ...]
@@ -87,10 +84,8 @@ class Task:
         return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
 
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
-        """Return a random subset of the evaluators, in their order, without touching any random
-        state.
-
-        For one seed, a smaller subset is part of a larger one.
+        """Return a random subset of the evaluators in order; for one seed, a part of each larger
+        one.
         """
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):

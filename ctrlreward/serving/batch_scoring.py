@@ -93,9 +93,8 @@ def refusal(error: Exception) -> Exception:
 def merged_scores(
     components: Mapping[str, Component], requests: Sequence[Samples]
 ) -> list[dict[str, Scores]]:
-    """Return the scores of requests with the same columns by name, pointwise ones from one call.
-
-    Scores that depend on other samples are computed on each request alone.
+    """Return the scores of requests with the same columns: pointwise ones from one call, others
+    alone.
     """
     if len(requests) == 1:
         return [score(components, requests[0])]

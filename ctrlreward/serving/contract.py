@@ -227,10 +227,7 @@ def score_reply(scored: ScoredRequest) -> dict[str, Any]:
 
 
 def to_number(value: float) -> float | str | None:
-    """Return a float as JSON can hold it: null for NaN, `"Infinity"`, `"-Infinity"`.
-
-    Finite numbers are exact: Python writes the shortest digits that read back as the same float64.
-    """
+    """Return a float as JSON can hold it, exactly: null for NaN, `"Infinity"`, `"-Infinity"`."""
     if math.isfinite(value):
         return float(value)
     return None if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -247,9 +244,8 @@ def dumps(value: Any) -> bytes:
 
 
 def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the errors of pydantic as `loc`, `msg` and `type`, without the input, which has texts.
-
-    An unknown key gets the nearest known one.
+    """Return the errors of pydantic without the input, which has texts, with the nearest
+    known key.
     """
     models = (Sample, ScoreBody, ScorerBody, FoldBody)
     known = [key for model in models for key in model.model_fields]
@@ -269,8 +265,8 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 
 
 class Refusal(Exception):
-    """A request that is not scored: HTTP status, and seconds to retry after, None if that is no
-    use.
+    """A request that is not scored: HTTP status, and seconds to retry after, None if it is
+    no use.
     """
 
     status = 500

@@ -127,10 +127,7 @@ class RemoteReward(AnyReward):
 
 
 class RemoteScorer(Scorer):
-    """A scorer of a server: its scores, directions, ranges and corpus scores, and no device here.
-
-    `RemoteReward` makes them: `remote["relevance"].scorer`.
-    """
+    """A scorer of a server, on no device here: `remote["relevance"].scorer`."""
 
     def __init__(self, connection: ServerConnection, id_: str) -> None:
         self.connection = connection

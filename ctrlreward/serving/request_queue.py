@@ -63,9 +63,8 @@ class RequestQueue:
         return sum(request.characters for request in (*self._waiting, *self._scoring))
 
     async def start(self, load: Callable[[], object] | None = None) -> None:
-        """Load the models on the scoring thread, and score from then on.
-
-        An error of `load`, or else `reward.load`, sets the state to `"failed"`.
+        """Load the models on the scoring thread, and score from then on; an error sets
+        `"failed"`.
         """
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
@@ -95,10 +94,8 @@ class RequestQueue:
             raise NotReady(self.state, self._reason)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
-        """Score a request with the reward; cancelling takes it out of the queue.
-
-        If `strict`, a sample that makes a scorer raise fails the whole request; otherwise only
-        itself.
+        """Score a request; if `strict`, a sample that makes a scorer raise fails the whole
+        request.
         """
         reward = self.reward
         return await self._result(
@@ -113,9 +110,8 @@ class RequestQueue:
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with some scores, or parts of corpus scores, of one scorer.
-
-        The first sample that it rejects fails all. Refuses as `score`, and an unknown score.
+        """Score a request with scores, or parts of corpus scores, of one scorer; one bad sample
+        fails all.
         """
         scorer = self.scorers[scorer_id]
         wanted = tuple(dict.fromkeys(names))

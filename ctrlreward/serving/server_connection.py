@@ -141,9 +141,8 @@ class ServerConnection:
     def _send(
         self, method: str, path: str, content: bytes | None = None, expected: str | None = None
     ) -> httpx2.Response:
-        """Send a request until it succeeds, fails for good, or patience ends.
-
-        The reply must have the fingerprint that is expected.
+        """Send a request until a reply has the expected fingerprint, it fails for good, or patience
+        ends.
         """
         started = time.monotonic()
         retrying = tenacity.Retrying(

@@ -14,10 +14,7 @@ from ctrlreward.tables.parsing import no_such_file
 
 
 class Location:
-    """A file or folder, which need not exist.
-
-    The address is a local path or a URL; `shown` is its name in messages.
-    """
+    """A file or folder, by path or URL, which need not exist; `shown` is its name in messages."""
 
     def __init__(self, address: str | Path, shown: str | None = None) -> None:
         self._address = str(address)

@@ -16,10 +16,8 @@ Row: TypeAlias = dict[str, Any]  # cells by column name
 
 
 class PlacedRow(NamedTuple):
-    """A row and where it is.
-
-    `file` is its number in `RowStream.files`, `place` its file and last line, `reviews.jsonl:417`;
-    in Parquet, its number from 1.
+    """A row, the number of its file, and its place: `reviews.jsonl:417`, in Parquet a row
+    from 1.
     """
 
     file: int

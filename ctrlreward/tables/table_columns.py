@@ -107,9 +107,8 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def explained_columns(present: Sequence[str]) -> Iterator[None]:
-    """Say how a file with these columns can have one that a scorer lacks.
-
-    A `MissingColumn` that is raised inside, which explains it for Python, becomes a ValueError.
+    """Turn a `MissingColumn` into a ValueError that says how a file with these columns can
+    have it.
     """
     try:
         yield

@@ -23,10 +23,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 
 class TableShape:
-    """Columns of a table that is to be written in parts, gathered from all of its rows before.
-
-    `types` has the type of each column of a Parquet file.
-    """
+    """Columns, and types for Parquet, of a table to be written in parts, from all of its rows."""
 
     def __init__(self, suffix: str) -> None:
         self.suffix = suffix
@@ -123,9 +120,8 @@ class TableWriter:
 def encode_rows(
     suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores], shape: TableShape | None = None
 ) -> bytes:
-    """Encode n rows and scores of shape (n,) by name in memory; see `TableWriter`.
-
-    The shape has the columns, if the rows are a part of a table. Raises as `TableShape.add`.
+    """Encode n rows and scores of shape (n,) in memory, as a part of a table of that shape or
+    alone.
     """
     if shape is None:
         shape = TableShape(suffix)

@@ -27,7 +27,5 @@ def split_words_and_marks(text: str) -> list[str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Split at white space and convert to lower case, as for tokenized corpora: `great.` is one
-    word.
-    """
+    """Split at white space, in lower case, as for tokenized corpora: `great.` is one word."""
     return text.lower().split()

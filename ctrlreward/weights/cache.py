@@ -22,9 +22,8 @@ def cache_folder() -> Path:
 
 
 def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
-    """Return a lock on a file or folder of a cache; its folder is made.
-
-    The error says `problem`, and that the environment variable `variable` moves the folder.
+    """Return a lock on a file or folder of a cache; its error has `problem` and the `variable` to
+    set.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,9 +33,8 @@ def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
 
 
 def build_once(key: str, build: Callable[[Path], None]) -> Path:
-    """Return the cache folder `key`; create it with `build`, complete or absent, if it is missing.
-
-    `build` fills a temporary folder that is then renamed. Concurrent processes wait for the first.
+    """Return the cache folder `key`, whole or absent; one process fills a temporary one with
+    `build`.
     """
     folder = cache_folder() / key
     if folder.is_dir():

@@ -97,10 +97,7 @@ def load_tokenizer(model: str) -> PreTrainedTokenizerBase:
 def load_frozen(
     auto_class: AutoClass, model: str, device: str = "cpu", dtype: str | None = None
 ) -> PreTrainedModel:
-    """Load a pretrained model in evaluation mode, without gradients, on its device.
-
-    Only safetensors are read, and no code from a model's repository is run.
-    """
+    """Load a pretrained model for inference on its device, of safetensors, without remote code."""
     torch_dtype = pick_dtype(dtype, device)
     loaded = load_weights(auto_class, model, load_config(model), torch_dtype)
     frozen = loaded.eval().requires_grad_(False).to(torch.device(device))
@@ -116,10 +113,7 @@ def load_weights(
     quantization_config: BitsAndBytesConfig | None = None,
     device_map: Mapping[str, str] | None = None,
 ) -> PreTrainedModel:
-    """Load a pretrained model of which every weight comes from its checkpoint.
-
-    transformers alone would fill what is missing with random numbers, with a warning.
-    """
+    """Load a pretrained model of which every weight comes from its checkpoint, none at random."""
     _check_kind(auto_class, model, config)
     location = resolve(model)
     with _hub(model, location), _quiet_loading(location):
@@ -194,9 +188,8 @@ def _hub(model: str, location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_loading(location: str) -> Iterator[None]:
-    """Hide transformers' page on the loaded weights, which `check_complete` judges.
-
-    Also hide the progress bar of a local folder, which loads in half a second.
+    """Hide transformers' page on loaded weights, which `check_complete` judges, and its
+    short bars.
     """
     hide = transformers_logging.is_progress_bar_enabled() and Path(location).is_dir()
     if hide:

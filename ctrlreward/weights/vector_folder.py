@@ -27,10 +27,7 @@ def read_vectors(
 ) -> tuple[
     list[str], npt.NDArray[np.float32], dict[str, float] | None, npt.NDArray[np.float64] | None
 ]:
-    """Read a folder of word vectors.
-
-    The matrix is mapped from the file: only the rows in use take memory.
-    """
+    """Read a folder of word vectors; the matrix is mapped, so only the rows in use take memory."""
     tensors = load_file(folder / _VECTORS)
     words = json.loads((folder / _WORDS).read_text(encoding="utf-8"))
     matrix, idf = tensors["vectors"].numpy(), folder / _IDF

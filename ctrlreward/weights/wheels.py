@@ -16,10 +16,7 @@ from ctrlreward.progress import Phase, show
 
 @dataclass(frozen=True)
 class Wheel:
-    """Pinned wheel that contains a model.
-
-    `member` is the path of the model inside the wheel: a folder (ends with `/`) or a file.
-    """
+    """Pinned wheel that contains a model: `member`, a folder in it (ends with `/`) or a file."""
 
     name: str
     version: str

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ctrlreward.reward import Reward
-from ctrlreward.samples import Samples
+from ctrlreward.samples import MissingColumn, Samples
+from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.scorers.base import (
     Component,
     Scorer,
     Scores,
     ScoreSpec,
+    check_columns,
     checked_scores,
     score,
 )
@@ -194,3 +196,11 @@ def test_an_attribute_error_within_a_property_is_not_hidden() -> None:
 
     with pytest.raises(AttributeError, match="'dict' object has no attribute 'numerator'"):
         _ = Mine({}).ratio
+
+
+def test_columns_of_several_references_are_there() -> None:
+    relevance = Alignment("minilm-l6", aspects="relevance")["relevance"]
+    samples = Samples(["soup"], sources=["broth"], references=[("stew", "pot")])
+    check_columns({"relevance": relevance}, samples)
+    with pytest.raises(MissingColumn, match="references"):
+        check_columns({"relevance": relevance}, Samples(["soup"], sources=["broth"]))

@@ -70,10 +70,7 @@ def check_shard(
     rows: Sequence[PlacedRow],
     shapes: Sequence[TableShape],
 ) -> None:
-    """Check rows that follow one another.
-
-    A line on standard error names each row whose text is not valid Unicode.
-    """
+    """Check rows that follow one another; a line names each whose text is not valid Unicode."""
     clashing = [name for name in components if any(name in row.cells for row in rows)]
     if clashing:
         raise ValueError(
@@ -211,10 +208,7 @@ def _shards(corpus: Corpus, chunk: int, wanted: set[int]) -> Iterator[Shard]:
 
 
 def models_of(scorer: Scorer) -> frozenset[Hashable]:
-    """Return a key of each model that a scorer uses; scorers with equal keys share the model.
-
-    A model is identified by all that it is loaded with: name, device, dtype and token budget.
-    """
+    """Return a key of each model that a scorer uses: all that it is loaded with."""
     if isinstance(scorer, CompositeScorer):
         return frozenset(model for part in scorer.parts for model in models_of(part))
     if not isinstance(scorer, ModelScorer):

@@ -105,10 +105,7 @@ class RayWorkers(WorkerPool):
 
 
 class _ActorHandle:
-    """One actor, as a `Worker`.
-
-    Ray sets OMP_NUM_THREADS by the CPUs of an actor; PyTorch's threads are set apart from it.
-    """
+    """One actor, as a `Worker`; it has PyTorch's threads apart from the CPUs that Ray counts."""
 
     def __init__(self, pool: RayWorkers) -> None:
         self._ray = import_extra("ray", "--engine ray")
