@@ -56,21 +56,23 @@ FORMS = ("PolicyTuner", "PolicyTuner, float32", "GRPOTrainer")
 
 
 class Clock:
-    """Seconds of each step and of its phases, tokens per step, and seconds of the validation."""
+    """Seconds of each step and its phases, of processors and of the validation; tokens per step."""
 
     def __init__(self) -> None:
         self.step: list[float] = []
+        self.cpu: list[float] = []
         self.sampling: list[float] = []
         self.reward: list[float] = []
         self.tokens: list[float] = []
         self.validation = 0.0
-        self._started = 0.0
+        self._started = self._cpu_started = 0.0
 
     def start(self) -> None:
-        self._started = time.perf_counter()
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
 
     def stop(self) -> None:
         self.step.append(time.perf_counter() - self._started)
+        self.cpu.append(time.process_time() - self._cpu_started)
 
 
 class LightningClock(Clock, pl.Callback):
@@ -252,7 +254,7 @@ def run(form: str, steps: int) -> Clock:
     }
     with tempfile.TemporaryDirectory() as folder:
         clock = works[form](folder)
-    for seconds in (clock.step, clock.sampling, clock.reward, clock.tokens):
+    for seconds in (clock.step, clock.cpu, clock.sampling, clock.reward, clock.tokens):
         del seconds[:-steps]
     return clock
 
@@ -274,21 +276,24 @@ def main() -> None:
     for _ in range(options.runs):
         for form in options.forms:
             clocks[form].append(run(form, options.steps))
+            seconds = ", ".join(f"{each:.2f}" for each in clocks[form][-1].step)
+            print(f"# {form}: {seconds} s", flush=True)
     for form in options.forms:
         seconds = {
             name: np.array([getattr(clock, name) for clock in clocks[form]])
-            for name in ("step", "sampling", "reward")
+            for name in ("step", "sampling", "reward", "cpu")
         }
+        cpu = seconds.pop("cpu")  # which tells more where other work shares the processors
         seconds["rest"] = seconds["step"] - seconds["sampling"] - seconds["reward"]
         shown = "   ".join(f"{name} {np.median(each):6.2f} s" for name, each in seconds.items())
         tokens = float(np.mean([clock.tokens for clock in clocks[form]]))
         spread = f"({seconds['step'].min():.2f} to {seconds['step'].max():.2f})"
         validations = [clock.validation for clock in clocks[form]]
         print(
-            f"trl_step  {form:<22}{shown} {spread}   {tokens:.0f} tokens a step   validation "
-            f"{np.median(validations):.2f} s"
+            f"trl_step  {form:<22}{shown} {spread}   processors {np.median(cpu):.2f} s   "
+            f"{tokens:.0f} tokens   validation {np.median(validations):.2f} s"
         )
-        record = {name: each.tolist() for name, each in seconds.items()}
+        record = {name: each.tolist() for name, each in {**seconds, "cpu": cpu}.items()}
         print(
             json.dumps({"suite": "trl_step", "form": form, "tokens": tokens, **record}), flush=True
         )
