@@ -141,7 +141,7 @@ PYTHON_PAGES = [page for page in PAGES if any(b.language == "python" for b in bl
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
 def test_python(page: Path, workplace: dict[str, str], request: pytest.FixtureRequest) -> None:
-    if page.name == "README.md":
+    if page.name == "demo.md":
         the_demos_result(workplace)
     if page.name == "write_your_own_scorer.md":
         request.getfixturevalue("changed")

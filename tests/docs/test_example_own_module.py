@@ -22,7 +22,7 @@ OURS = {
 
 @pytest.mark.usefixtures("workplace")
 def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
-    """With the package of its comments; `test_blocks.py` runs README.md's copy with the other."""
+    """With the package of its comments; `test_blocks.py` runs the copy of quickstart.md with the other."""
     code = SCRIPT.read_text()
     for line, other in OURS.items():
         assert code.count(line) == code.count(f"# or: {other}") == 1
@@ -46,6 +46,6 @@ def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
         assert np.mean(scores) == pytest.approx(mean, abs=1e-6)
 
 
-def test_the_readme_shows_the_example() -> None:
+def test_the_quickstart_shows_the_example() -> None:
     code = SCRIPT.read_text().split('"""\n', 1)[1].strip()
-    assert code in (DOCS.parent / "README.md").read_text()
+    assert code in (DOCS / "quickstart.md").read_text()
