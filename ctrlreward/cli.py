@@ -22,6 +22,7 @@ COMMANDS = {
     "data": ("commands.data", "list and download the data sets of the recipes"),
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
+    "probe": ("commands.probe", "find out how a reward can be gamed, before training"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
     "trajectories": (
         "recipes.style_transfer.trajectories",

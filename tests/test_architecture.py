@@ -25,7 +25,7 @@ LAYERS = [
     ["scorers"],
     ["placement", "plots", "completion"],
     ["reward", "held_out", "run_folder"],
-    ["selection", "serving", "lightning_package"],
+    ["selection", "serving", "lightning_package", "probing"],
     ["callbacks"],
     ["policy", "adapters", "huggingface"],
     ["lightning"],

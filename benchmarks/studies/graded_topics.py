@@ -2,7 +2,7 @@
 
     python benchmarks/studies/graded_topics.py [--model smollm2-135m] [--dtype bfloat16]
 
-`topic_passages.tsv` has 40 passages that we wrote, ten of each topic of the paper. Each is
+`ctrlreward.text.passages` has 40 passages that we wrote, ten of each topic of the paper. Each is
 damaged by degrees, which are the grades:
 
 - coherence: as written (3); a sentence is replaced by one from another passage of its topic (2), of
@@ -17,38 +17,28 @@ Prints Kendall's τ-b of each score with the grade, over all texts, with and wit
 from __future__ import annotations
 
 import argparse
-import csv
 import random
-from pathlib import Path
-from typing import NamedTuple
 
 from scipy.stats import kendalltau
 
 from ctrlreward import CTRLEval, Samples
+from ctrlreward.text.passages import Passage, passages
 from ctrlreward.text.sentences import find_splitter
 
-FILE = Path(__file__).with_name("topic_passages.tsv")
+
+def sentences_of(passage: Passage) -> list[str]:
+    """Return the sentences of the whole text."""
+    return find_splitter(None)(passage.text)
 
 
-class Passage(NamedTuple):
-    topic: str
-    prefix: str
-    remainder: str
-
-    @property
-    def sentences(self) -> list[str]:
-        """Sentences of the whole text."""
-        return find_splitter(None)(f"{self.prefix} {self.remainder}")
-
-
-def graded(passages: list[Passage]) -> dict[str, tuple[Samples, list[int]]]:
+def graded(written: list[Passage]) -> dict[str, tuple[Samples, list[int]]]:
     """Return texts and their grades by aspect."""
     draw = random.Random(0)
     coherence, consistency, relevance = [], [], []
-    for one in passages:
-        same = [p for p in passages if p.topic == one.topic and p is not one]
-        other = [p for p in passages if p.topic != one.topic]
-        sentences = one.sentences
+    for one in written:
+        same = [p for p in written if p.topic == one.topic and p is not one]
+        other = [p for p in written if p.topic != one.topic]
+        sentences = sentences_of(one)
         place = draw.randrange(1, len(sentences))
         coherence.append((" ".join(sentences), 3))
         for sources, places, grade in (
@@ -58,7 +48,7 @@ def graded(passages: list[Passage]) -> dict[str, tuple[Samples, list[int]]]:
         ):
             changed = list(sentences)
             for i in places:
-                changed[i] = draw.choice(draw.choice(sources).sentences[1:])
+                changed[i] = draw.choice(sentences_of(draw.choice(sources))[1:])
             coherence.append((" ".join(changed), grade))
         for remainder, grade in (
             (one.remainder, 2),
@@ -67,17 +57,17 @@ def graded(passages: list[Passage]) -> dict[str, tuple[Samples, list[int]]]:
         ):
             consistency.append((f"{one.prefix} {remainder}", one.prefix, grade))
         stranger = draw.choice(other)
-        half = " ".join([*sentences[:2], *stranger.sentences[2:]])
+        half = " ".join([*sentences[:2], *sentences_of(stranger)[2:]])
         relevance += [
             (" ".join(sentences), one.topic, 2),
             (half, one.topic, 1),
-            (" ".join(stranger.sentences), one.topic, 0),
+            (" ".join(sentences_of(stranger)), one.topic, 0),
         ]
     texts, prefixes, fit = map(list, zip(*consistency, strict=True))
     about, labels, share = map(list, zip(*relevance, strict=True))
-    written, whole = map(list, zip(*coherence, strict=True))
+    damaged, whole = map(list, zip(*coherence, strict=True))
     return {
-        "coherence": (Samples(written), whole),
+        "coherence": (Samples(damaged), whole),
         "consistency": (Samples(texts, prefixes=prefixes), fit),
         "attribute_relevance": (Samples(about, labels=labels), share),
     }
@@ -88,11 +78,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="fastest")
     options = parser.parse_args()
-    with FILE.open(encoding="utf-8") as file:
-        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-        passages = [Passage(**row) for row in rows]
     print(f"{'Kendall tau-b':22s}uncalibrated   calibrated")
-    for aspect, (samples, grades) in graded(passages).items():
+    for aspect, (samples, grades) in graded(passages()).items():
         found = []
         for calibration in (False, None):
             scorer = CTRLEval(

@@ -1,0 +1,251 @@
+"""Command `ctrlreward probe`: how a reward can be gamed, before it is trained on."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from ctrlreward.arguments import positive
+from ctrlreward.commands.command_parser import CommandParser, command_parser
+from ctrlreward.commands.served_reward import build_reward
+from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.files import finite_or_none
+from ctrlreward.functional.bootstrap import Estimate
+from ctrlreward.probing import TOTAL, Examination, best_of_n, examine, overoptimisation
+from ctrlreward.reward import AnyReward, Reward
+from ctrlreward.samples import Samples, as_samples
+from ctrlreward.scorers.base import Scores
+from ctrlreward.tables.locations import Location
+from ctrlreward.tables.row_streams import RowStream
+from ctrlreward.text.passages import passages
+
+_USAGE = "REWARD [--texts FILE] [options]"
+
+_DESCRIPTION = """Compare the reward of texts with the reward of degenerate versions of them: empty,
+repeated, copied, shuffled, padded and others.
+
+REWARD is a YAML file, as for 'ctrlreward serve', or FILE.py:FUNCTION or MODULE:FUNCTION, a function
+of texts or with TRL's signature, whose module is run. Exit status 1 if the reward prefers a
+degenerate version, 0 if none."""
+
+_EXAMPLES = (
+    "ctrlreward probe reward.yaml --texts validation.jsonl",
+    "ctrlreward probe rewards.py:format_reward",
+    "ctrlreward probe reward.yaml --texts completions.jsonl --held_out judge.yaml --json",
+)
+
+
+def run(arguments: list[str]) -> None:
+    """Probe a reward and print what was found."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    with user_errors(parser):
+        positive("count", options.count)
+        reward = load_reward(options.reward, options.device)
+        samples = read_texts(options.texts, options.labels, options.count)
+        found = examine(reward, samples, options.seed)
+        judged = None
+        if options.held_out:
+            judge = load_reward(options.held_out, options.device)
+            judged = judge_best_of_n(reward, judge, samples)
+    if options.json:
+        print(json.dumps(as_json(found, judged), indent=2, ensure_ascii=False))
+    else:
+        print_examination(found, judged)
+    raise SystemExit(1 if found.gamed else 0)
+
+
+def load_reward(given: str, device: str | None = None) -> AnyReward:
+    """Return the reward of a YAML file, or of `file.py:function` or `module:function`.
+
+    Raises:
+        ValueError: The reward is none of these, or the module has no such function.
+        OSError: There is no such file.
+    """
+    if given.endswith((".yaml", ".yml")):
+        return build_reward(Path(given), device)
+    place, colon, name = given.rpartition(":")
+    if not colon:
+        raise ValueError(f"must be a YAML file, FILE.py:FUNCTION or MODULE:FUNCTION, got {given!r}")
+    function = _function(place, name)
+    return function if isinstance(function, AnyReward) else Reward({name: function})
+
+
+def _function(place: str, name: str) -> Callable[..., Any] | AnyReward:
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise OSError(f"there is no file {place}")
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec, place
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"{place} has no function {name!r}")
+    return found
+
+
+def read_texts(path: str | None, labels: Sequence[str] | None, count: int) -> Samples:
+    """Return the first texts of a file, or built-in passages, with labels in turn."""
+    if path is not None:
+        if labels:
+            raise ValueError("--labels are for the built-in texts: --texts has labels in a column")
+        rows = list(itertools.islice(RowStream(Location(path)), count))
+        return as_samples(rows)
+    # Every fourth is on the same topic: a few of them have all topics.
+    each = [p for group in zip(*[iter(passages())] * 10, strict=True) for p in group]
+    chosen = [each[(i % 4) * 10 + i // 4] for i in range(min(count, len(each)))]
+    prefixes = [passage.prefix for passage in chosen]
+    named = list(itertools.islice(itertools.cycle(labels), len(chosen))) if labels else None
+    return Samples(
+        [p.text for p in chosen],
+        prefixes=prefixes,
+        prompts=prefixes,
+        sources=prefixes,
+        labels=named,
+    )
+
+
+def judge_best_of_n(
+    reward: AnyReward, judge: AnyReward, samples: Samples
+) -> tuple[list[Any], tuple[float, float]]:
+    """Return the curve of `best_of_n`, and α and β of it.
+
+    Raises a ValueError unless each prompt has the same number of completions, two or more.
+    """
+    clusters = samples.groups or samples.prompts or samples.prefixes
+    members: dict[str, list[int]] = {}
+    for i, cluster in enumerate(clusters or ()):
+        members.setdefault(str(cluster), []).append(i)
+    sizes = {len(rows) for rows in members.values()}
+    if len(sizes) != 1 or sizes == {1}:
+        raise ValueError(
+            "--held_out needs the same number of completions, two or more, of each prompt: --texts "
+            f"has {', '.join(map(str, sorted(sizes))) or 'no prompts'}"
+        )
+    rows = list(members.values())
+    totals: list[Scores] = [each(samples).total[rows] for each in (reward, judge)]
+    kept = np.isfinite(totals).all(axis=(0, 2))
+    if not kept.any():
+        raise ValueError("each prompt has a completion without a reward")
+    curve = best_of_n(*(total[kept] for total in totals))
+    return curve, overoptimisation(curve)
+
+
+def as_json(found: Examination, judged: tuple[Any, Any] | None) -> dict[str, Any]:
+    """Return all figures as JSON; NaN as null."""
+    result: dict[str, Any] = {
+        "gamed": [finding.probe for finding in found.gamed],
+        "blind": [finding.probe for finding in found.blind],
+        "probes": [
+            {
+                "probe": f.probe,
+                "samples": f.samples,
+                "change": {name: _numbers(estimate) for name, estimate in f.change.items()},
+                "wins": finite_or_none(f.wins),
+                "failed": f.failed,
+                "verdict": f.verdict,
+                "guard": f.guard,
+            }
+            for f in found.findings
+        ],
+        "length_correlation": _finite(found.length_correlation),
+        "correlations": {f"{a} {b}": finite_or_none(r) for (a, b), r in found.correlations.items()},
+        "company": _finite(found.company),
+    }
+    if judged:
+        curve, (alpha, beta) = judged
+        result["best_of_n"] = [each._asdict() for each in curve]
+        result |= {"alpha": alpha, "beta": beta}
+    return result
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: finite_or_none(value) for name, value in values.items()}
+
+
+def _numbers(estimate: Estimate) -> dict[str, float | None]:
+    return _finite(estimate._asdict())
+
+
+def print_examination(found: Examination, judged: tuple[Any, Any] | None) -> None:
+    """Print the tables."""
+    console = plain_console()
+    components = [name for name in found.length_correlation if name != TOTAL]
+    table = Table(title="degenerate - original", box=None, header_style="")
+    for name in ("probe", "total", "wins", *components, "verdict"):
+        table.add_column(name, justify="left" if name in ("probe", "verdict") else "right")
+    for each in found.findings:
+        change = each.change[TOTAL]
+        interval = (
+            "no score"
+            if math.isnan(change.value)
+            else (f"{change.value:+.3f} ({change.low:+.3f} to {change.high:+.3f})")
+        )
+        failed = f", {each.failed} of {each.samples} without a score" if each.failed else ""
+        needs = f": needs {each.guard}" if each.verdict == "gamed" else failed
+        parts = [_signed(each.change[name].value) for name in components]
+        table.add_row(each.probe, interval, f"{each.wins:.0%}", *parts, each.verdict + needs)
+    console.print(table)
+    lengths = ", ".join(f"{n} {_signed(r)}" for n, r in found.length_correlation.items())
+    console.print(f"rank correlation with the number of words: {lengths}")
+    if found.correlations:
+        pairs = ", ".join(f"{a} and {b} {_signed(r)}" for (a, b), r in found.correlations.items())
+        console.print(f"rank correlation of components: {pairs}")
+    company = ", ".join(f"{name} {value:.2g}" for name, value in found.company.items())
+    console.print(f"largest change of a score in other company: {company}")
+    if judged:
+        curve, (alpha, beta) = judged
+        table = Table(title="best of n by this reward", box=None, header_style="")
+        for name in ("n", "KL", "reward", "held-out score"):
+            table.add_column(name, justify="right")
+        for step in curve:
+            table.add_row(
+                str(step.n), f"{step.kl:.3f}", f"{step.proxy:.4f}", f"{step.held_out:.4f}"
+            )
+        console.print(table)
+        console.print(f"held-out gain d (α - β d), d² = KL: α = {alpha:.4f}, β = {beta:.4f}")
+    for verdict, which in (("gamed by", found.gamed), ("blind to", found.blind)):
+        names = ", ".join(each.probe for each in which) or "none of the probes"
+        console.print(f"{verdict}: {names}")
+
+
+def _signed(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.3f}"
+
+
+def _parser() -> CommandParser:
+    parser = command_parser("ctrlreward probe", _USAGE, _DESCRIPTION, _EXAMPLES)
+    one: dict[str, Any] = {"type": str | None, "default": None}
+    parser.add_argument("reward", metavar="REWARD", type=str, help="the reward")
+    parser.add_argument(
+        "--texts",
+        **one,
+        help="JSONL, CSV or Parquet file of sound texts, with the columns that the reward reads. "
+        "Default: 40 built-in passages with a prefix each",
+    )
+    parser.add_argument(
+        "--labels", nargs="+", type=str, default=None, help="labels of the built-in texts, in turn"
+    )
+    parser.add_argument("--count", type=int, default=64, help="number of texts to read")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffles")
+    parser.add_argument(
+        "--held_out",
+        **one,
+        help="reward or judge, as REWARD, of the best of n completions of each prompt",
+    )
+    parser.add_argument("--device", **one, help="device of all scorers, such as cuda:1")
+    parser.add_argument("--json", action="store_true", help="print all as JSON")
+    return parser
