@@ -149,9 +149,7 @@ class RewardCheckpointMixin(SelectingCheckpointMixin):
 
     @property
     def optimism(self) -> float | None:
-        """Expected excess of the selected score over its true value, ≥ 0 on average; None if not
-        known.
-        """
+        """Expected excess of the selected score over its true value, ≥ 0 on average, or None."""
         return self.rule.optimism(self.state)
 
     def state_dict(self) -> dict[str, Any]:

@@ -77,9 +77,7 @@ Judge: TypeAlias = Component | AUC  # a component is compared by its mean
 def judges_by_name(
     judges: Mapping[str, ComponentLike | AUC], scores: Collection[str]
 ) -> dict[str, Judge]:
-    """Return the judges, scorers as components, unless one is named as one of the report's
-    scores.
-    """
+    """Return the judges, scorers as components; their names must not be those of `scores`."""
     if not isinstance(judges, Mapping):
         raise TypeError(
             f"judges is a {type(judges).__name__}: give a mapping, "

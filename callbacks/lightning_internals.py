@@ -95,9 +95,7 @@ class CheckpointStepsMixin(ModelCheckpoint):
     def free_path(
         self, metrics: dict[str, torch.Tensor], trainer: Trainer, replaced: str | None
     ) -> str:
-        """Return a new checkpoint's path, with a version if another file than `replaced` has its
-        name.
-        """
+        """Return a new checkpoint's path; it has a version if another file has its name."""
         return self._get_metric_interpolated_filepath_name(metrics, trainer, replaced)
 
     def may_remove(self, trainer: Trainer, path: str, saved: str) -> bool:

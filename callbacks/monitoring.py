@@ -32,9 +32,7 @@ OTHER_NAMES = {
 
 
 class RuleErrorMixin(RuntimeError):
-    """A rule rejects its settings or misses a metric; a RuntimeError as Lightning's
-    `EarlyStopping`.
-    """
+    """A rule rejects its settings or misses a metric, a RuntimeError as in Lightning."""
 
 
 @contextmanager

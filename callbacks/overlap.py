@@ -62,9 +62,7 @@ class PendingScores:
         self.step, self.samples, self._future = -1, None, None
 
     def close(self) -> None:
-        """Wait for the running call, end the thread, log an error that nobody saw, and keep the
-        texts.
-        """
+        """Wait for the running call, end the thread, and log an error that nobody saw."""
         self.worker.close()
         error = None if self._future is None else self._future.exception()
         if error is not None:

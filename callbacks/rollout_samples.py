@@ -16,9 +16,7 @@ from ctrlreward.scorers.records import write_scored_samples
 
 @runtime_checkable
 class LearnsFromRollouts(Protocol):
-    """A LightningModule that exposes texts and rewards of its last update, None before the
-    first.
-    """
+    """A LightningModule with texts and rewards of its last update, None before the first."""
 
     last_rollout: tuple[Samples, RewardBatch] | None
 

@@ -129,9 +129,7 @@ class SelectingCheckpointMixin(CallbackMixin, CheckpointStepsMixin, ABC):
             shutil.rmtree(adapter_folder(path), ignore_errors=True)
 
     def show_kept(self, kept: Mapping[str, float], best: str | None) -> None:
-        """Set Lightning's attributes by `kept`, path → value of `monitor`, of which `best`
-        is one.
-        """
+        """Set Lightning's attributes by `kept`, path → value of `monitor`, and the best path."""
         # Exact for metrics logged in float32 or float64.
         scores = {path: torch.tensor(kept[path], dtype=torch.float64) for path in kept}
         self.best_k_models = scores

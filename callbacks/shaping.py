@@ -44,9 +44,7 @@ class ShapedModule(Protocol):
 
 @runtime_checkable
 class KLWeighted(Protocol):
-    """A LightningModule that logs `policy/kl`, whose `beta` weights the KL term and can be
-    adapted.
-    """
+    """A LightningModule that logs `policy/kl`, with the weight of the KL term, `beta`."""
 
     beta: float
 

@@ -23,9 +23,7 @@ from ctrlreward.scorers.components import ComponentLike, as_component
 
 @dataclass(frozen=True)
 class WeightSchedules:
-    """Piecewise linear weights of a `Reward`'s components: pairs of step and weight by increasing
-    step.
-    """
+    """Piecewise linear weights of components: pairs of step and weight by increasing step."""
 
     points: Mapping[str, Sequence[tuple[int, float]]]
 

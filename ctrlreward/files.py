@@ -23,9 +23,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file to write in parts, which appears or replaces the old one at the end, or
-    never.
-    """
+    """Yield a file to write in parts, which appears or replaces the old one whole, or never."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = _beside(path, "unfinished")
     try:

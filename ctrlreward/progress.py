@@ -235,16 +235,12 @@ def track(
 def part(
     title: str, total: float, unit: str = "texts"
 ) -> AbstractContextManager[Callable[[float], None]]:
-    """Return `track` within work that is being shown, else nothing: callers decide on standard
-    error.
-    """
+    """Return `track` within work that is being shown, else a context that shows nothing."""
     return track(title, total, unit) if _DISPLAY.get() else nullcontext(lambda items: None)
 
 
 def phase(title: str) -> AbstractContextManager[object]:
-    """Return a context that names a phase of work that is being shown; a log announces it at
-    once.
-    """
+    """Return a context that names a phase of work that is being shown, in a log at once."""
     return show(Phase(title)) if _DISPLAY.get() else nullcontext()
 
 

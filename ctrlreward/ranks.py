@@ -40,10 +40,7 @@ def on_every_rank(work: Callable[[], Result]) -> list[Result]:
 
 
 def fail_together(work: Callable[[], Result]) -> Result:
-    """Call `work` on every rank and return this rank's own result, or raise on all ranks.
-
-    A collective: every rank must call it. The result may be anything, as it is not sent.
-    """
+    """Call `work` on every rank, a collective; return this rank's result, or raise on all."""
     own: list[Result] = []
     on_every_rank(lambda: own.append(work()))
     return own[0]

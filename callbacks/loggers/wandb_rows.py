@@ -27,7 +27,7 @@ def log_sample_table(
     rows: int,
     steps: Mapping[str, int] | None = None,
 ) -> None:
-    """Log `sample_table(…)` and further `steps` at `trainer.global_step`; call this on rank 0."""
+    """Log `sample_table(…)` and further `steps` at `trainer.global_step`; call it on rank 0."""
     for logger in wandb_loggers(trainer):
         wandb = import_extra("wandb", "WandbLogger")
         columns, data = sample_table(samples, scores, rows)
@@ -49,8 +49,6 @@ def define_scores(trainer: Trainer, specs: Mapping[str, ScoreSpec], step_key: st
 
 
 def send_alert(trainer: Trainer, title: str, text: str) -> None:
-    """Send a WARN with a title of less than 64 characters to each Weights & Biases run, from rank
-    0.
-    """
+    """Send a WARN, with a title of under 64 characters, to each run, from rank 0."""
     for logger in wandb_loggers(trainer) if trainer.is_global_zero else ():
         logger.experiment.alert(title, text, level="WARN")

@@ -49,9 +49,7 @@ def check_pointwise(reward: AnyReward, caller: str) -> None:
 
 
 def check_failed_score(reward: AnyReward, failed_score: float, keys: Sequence[str]) -> None:
-    """Raise unless `failed_score` is finite, and no component is named as one of a result's
-    `keys`.
-    """
+    """Raise unless `failed_score` is finite, and no component is named as a result's key."""
     if not math.isfinite(failed_score):
         raise ValueError(
             f"failed_score = {failed_score}: give a finite number; the trainer would spread it to "

@@ -100,9 +100,7 @@ class _ScoreSums(_ScoreMetric):
     def update(
         self, data: SamplesLike, ids: Sequence[int] | None = None, **columns: Unpack[SampleKeywords]
     ) -> None:
-        """Score n samples and add them up; repeated samples are scored once.
-        A `MetricCollection` passes the ids of `ScoreOfAll` to all metrics; they are not used.
-        """
+        """Score n samples and add them up; `ids` are for `ScoreOfAll` in the same collection."""
         samples = as_samples(data, **columns)
         scorer = self.component.scorer
         scores = score({name: scorer[name] for name in self._names}, samples)

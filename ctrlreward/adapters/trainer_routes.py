@@ -158,9 +158,7 @@ def trainer_routes(options: TrainerRoutes, reward: Reward) -> APIRouter:
 
 
 def _finite_values(batch: RewardBatch, failed_score: float) -> dict[str, list[float]]:
-    """Return `total`, components and `failed` (1.0 or 0.0) of n samples, with `failed_score` for
-    NaN.
-    """
+    """Return total, components and `failed` (1.0 or 0.0) of n samples; `failed_score` for NaN."""
     values = {}
     for name, scores in {"total": batch.total, **batch.components}.items():
         valid = ~batch.failed & np.isfinite(scores)

@@ -205,10 +205,7 @@ class _Component(_RewardFunc):
 
 
 class _CachedReward:
-    """A reward that keeps the last batch, for several functions that score the same samples.
-
-    TRL's asynchronous trainer calls these functions from several threads at once.
-    """
+    """A reward that keeps the last batch, for functions of several threads that score the same."""
 
     def __init__(self, reward: AnyReward) -> None:
         self.reward = reward

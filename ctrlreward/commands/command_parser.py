@@ -52,9 +52,7 @@ class CommandParser(ArgumentParser):
 def command_parser(
     command: str, usage: str, description: str, examples: Sequence[str]
 ) -> CommandParser:
-    """Return a parser without options for `"ctrlreward score"`, whose help ends with the
-    examples.
-    """
+    """Return a parser without options for `"ctrlreward score"`; its help ends with examples."""
     return CommandParser(
         prog=command,
         usage=f"{command} {usage}",

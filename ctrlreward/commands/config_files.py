@@ -97,8 +97,7 @@ def read_config(path: str | Path) -> ConfigFile:
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
-    """Return arguments in which a configuration follows what it extends, and all files in that
-    order.
+    """Return arguments in which a configuration follows what it extends, and all files.
 
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes
     `--config yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.

@@ -92,8 +92,7 @@ def move_last_runs_aside(trainer: Trainer) -> Iterator[tuple[Path, Path]]:
 
 
 def move_last_run_aside(folder: Path, written: Collection[str] = ()) -> Path | None:
-    """Rename the folder of the last run to the first free of `<folder>-1`, `<folder>-2`, …; return
-    it.
+    """Rename the folder of the last run to the first free of `<folder>-1`, …; return it.
 
     Only a folder that a run has to itself is renamed: one with `metrics.jsonl`, `summary.json` or
     `checkpoints`, and with nothing but what runs write, which `written` adds to. A folder without a

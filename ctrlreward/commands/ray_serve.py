@@ -33,10 +33,7 @@ _NOT_LOADED = re.compile(r"not ready: failed: (.*)")
 
 
 class RewardReplica:
-    """Replica of a served reward, which Ray Serve starts, checks and replaces.
-
-    It counts as started when its models are loaded; until then it gets no request.
-    """
+    """Replica of a served reward for Ray Serve, started when its models are loaded."""
 
     def __init__(self, served: ServedReward, threads: int) -> None:
         # Ray sets OMP_NUM_THREADS by num_cpus, unless the machine's environment has one.

@@ -106,10 +106,7 @@ def _singular(argument: str) -> str:
 
 
 def _check(arguments: Sequence[str]) -> None:
-    """Check what can be checked without PyTorch, unless there is a YAML file or help is wanted.
-
-    Raises as `open_rows` does, and a ValueError if an option or a scorer is unknown or missing.
-    """
+    """Check what can be checked without PyTorch, unless there is a YAML file or help is wanted."""
     files: list[str] = []
     scorers: list[str] | None = None
     rest = deque(arguments)

@@ -101,9 +101,7 @@ class TrainCLI(LightningCLI):
         )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Build the trainer, with a `RewardProgressBar` first unless it has another progress bar or
-        none.
-        """
+        """Build the trainer, with a `RewardProgressBar` first unless it has another bar or none."""
         options = self.config_init.trainer
         callbacks = options.callbacks or []
         if options.enable_progress_bar is not False and not any(

@@ -41,9 +41,7 @@ class DataFile:
 
     @property
     def path(self) -> Path:
-        """Path of the file where it is, in `data_folder()` or the cache, or where `get` would write
-        it.
-        """
+        """Path of the file, in `data_folder()` or the cache, or where `get` would write it."""
         own, cached = data_folder() / self.place, _cached_data() / self.place
         if own.is_file() or (self.address is not None and not cached.is_file()):
             return own
@@ -139,8 +137,7 @@ def data_folder() -> Path:
 
 
 def find(name: str) -> Sequence[DataFile]:
-    """Return the files of a data set, or the one file that is named; of similar names, an error
-    tells.
+    """Return the files of a data set, or the one file that is named; else a ValueError.
 
     Examples:
         >>> [str(file) for file in find("wikitext2")]

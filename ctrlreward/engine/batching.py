@@ -114,9 +114,7 @@ def run_batched(
 def pack(
     lengths: Sequence[int], batch_tokens: int, items: Iterable[int] | None = None
 ) -> list[list[int]]:
-    """Pack items under the token budget, longest first, and apart where padding costs more than a
-    pass.
-    """
+    """Pack items under the budget, longest first; a new batch also where padding costs more."""
     batches: list[list[int]] = []
     longest, padding = 0, 0
     for i in sorted(range(len(lengths)) if items is None else items, key=lambda i: -lengths[i]):

@@ -129,8 +129,7 @@ def logit_blocks(
     temperature: float = 1.0,
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
 ) -> Callable[[Tensor], Iterator[Tensor]]:
-    """Return a function from hidden states to float32 logits, in blocks of `words` of the
-    vocabulary.
+    """Return a function from hidden states to float32 logits, in blocks of `words` words.
 
     Includes the transformations that models apply after the layer: a bias (BART, PEGASUS), a scale
     (Cohere, Granite), a soft cap (Gemma). Logits are divided by `temperature`; `multiply` computes

@@ -35,10 +35,7 @@ Requests = Generator[Request, list[Any], Result]
 
 
 def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
-    """Run generators side by side and merge their requests to one model into one call.
-
-    Waits for a model that another thread is using.
-    """
+    """Run generators side by side and merge their requests to one model into one call."""
     results: dict[int, Result] = {}
     pending: dict[int, Request] = {}
     responses: dict[int, Any] = dict.fromkeys(range(len(generators)))  # None starts a generator
@@ -80,10 +77,7 @@ def shared_model(build: Callable[..., Model], *arguments: Hashable) -> Model:
 
 @contextmanager
 def exclusive(model: object) -> Iterator[None]:
-    """Keep other threads from using a model, whose hooks and tokenizer serve one thread at a time.
-
-    The thread that holds the model may enter again.
-    """
+    """Keep other threads from using a model; the thread that holds it may enter again."""
     with _locks_lock:
         lock = _locks.setdefault(id(model), RLock())
     with lock:

@@ -186,9 +186,7 @@ def compare_curves(curves: Sequence[Mapping[int, float]]) -> Correlation:
 def _compare_metric(
     metric: str, columns: Sequence[Column], gaps: list[Gap]
 ) -> tuple[list[Column], MetricAgreement]:
-    """Compare one metric over the systems with a finite value in every run; add `gaps` for
-    others.
-    """
+    """Compare one metric over systems with a finite value in every run; add `gaps` for others."""
     kept, spread = [], {}
     for system in dict.fromkeys(system for column in columns for system in column):
         reasons = []

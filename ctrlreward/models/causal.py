@@ -137,9 +137,7 @@ class CausalLM(FrozenModel):
         return list(map(TokenScores, *parts))
 
     def _encode(self, continuations: Sequence[Continuation]) -> list[tuple[list[int], int]]:
-        """Return context and target as one text, truncated to the context, and where the target
-        starts.
-        """
+        """Return context and target as one text, truncated, and where the target starts."""
         distinct = list(dict.fromkeys(c.context + c.target for c in continuations))
         reader = text_reader(self.tokenizer, distinct)
         batch = reader(

@@ -62,10 +62,7 @@ class Classifier(FrozenModel):
         self.labels = _labels(model, self.model.config, labels)
 
     def probabilities(self, texts: Sequence[str]) -> Probabilities:
-        """Return the softmax over the outputs, float64, shape (texts, labels).
-
-        Texts longer than the model's context are truncated, with a warning.
-        """
+        """Return the softmax over outputs, float64, (texts, labels); long texts are truncated."""
 
         def softmax(output: Any, mask: Tensor) -> list[Probabilities]:
             return list(output.logits.cpu().double().softmax(dim=-1).numpy())

@@ -26,10 +26,7 @@ class SentenceEncoder(Protocol):
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
     ) -> Vectors:
-        """Return unit vectors, float64, shape (texts, width); NaN for a text without one.
-
-        `name` names the text at an index in warnings.
-        """
+        """Return unit vectors, float64, (texts, width); NaN without one; `name` is for warnings."""
 
 
 # Layer whose tokens are compared, by the name of the model without its owner. RoBERTa-large-MNLI's
@@ -62,9 +59,7 @@ TOKEN_LAYERS: Mapping[str, int] = {
 
 
 def token_layer(model: str) -> int | None:
-    """Return the layer at which a model's tokens are compared; None for a folder or an
-    unknown one.
-    """
+    """Return the layer at which a model's tokens are compared; None for an unknown one."""
     if model not in SHORT_NAMES and Path(model).expanduser().exists():
         return None
     return TOKEN_LAYERS.get(model.rpartition("/")[2])

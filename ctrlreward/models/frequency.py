@@ -149,7 +149,5 @@ class InverseFrequency:
         return self
 
     def sentence_weight(self, ids: Sequence[int] | npt.NDArray[np.int64]) -> float:
-        """Return the largest weight among the tokens, 0 without any: NISF before normalisation
-        (§3.2).
-        """
+        """Return the largest weight among the tokens, or 0: NISF before normalisation (§3.2)."""
         return float(self.weights[np.asarray(ids, dtype=np.int64)].max(initial=0.0))

@@ -39,9 +39,7 @@ class Infiller(Protocol):
 def load_infiller(
     model: str, device: str = "cpu", dtype: str | None = None, batch_tokens: int | None = None
 ) -> Infiller:
-    """Load an infiller, shared by all calls with equal arguments: by masks, or a prompted
-    decoder.
-    """
+    """Load an infiller, shared by all calls with equal arguments: masked, or prompted."""
     if load_config(model).is_encoder_decoder:
         return shared_model(Seq2SeqInfiller, model, device, dtype, batch_tokens)
     return CausalInfiller(shared_model(CausalLM, model, device, dtype, batch_tokens))

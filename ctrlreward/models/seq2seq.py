@@ -60,9 +60,7 @@ class Filling(NamedTuple):
         return (self.given + self.scored)[:-1]
 
     def truncate(self, limit: int | None) -> Filling:
-        """Truncate to `limit` decoder positions: the first two tokens, and the nearest to the
-        blank.
-        """
+        """Truncate to `limit` decoder positions: the first two, and the nearest to the blank."""
         if not limit:
             return self
         dropped = max(0, min(len(self.read) - limit, len(self.given) - 2))
@@ -234,9 +232,7 @@ def _decoder_rows(fillings: Iterable[Filling]) -> list[_DecoderRow]:
 def _family(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[int, Callable[[Blank, str], Filling]]:
-    """Return a family's mask token, if the tokenizer has it, and its decoder sequence for a
-    blank.
-    """
+    """Return a family's mask token, if there is one, and its decoder sequence for a blank."""
     start = config.decoder_start_token_id
 
     @lru_cache(maxsize=256)  # for the words of a task, shared by all texts

@@ -67,10 +67,7 @@ def encode_texts(
 def first_tokens(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], limit: int | None
 ) -> list[str]:
-    """Return each text up to its first `limit` tokens, special tokens not counted; None keeps all.
-
-    One warning names the longest text that is cut.
-    """
+    """Return each text up to its first `limit` tokens, None for all; warn of the longest cut."""
     kept = list(texts)
     if limit is None:
         return kept

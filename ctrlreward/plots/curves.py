@@ -96,8 +96,7 @@ def draw_front(
     path: Path,
     modes: Sequence[str] | None = None,
 ) -> None:
-    """Draw kept and pruned checkpoints, step → values of k ≥ 2 metrics, a panel per pair of
-    metrics.
+    """Draw kept and pruned checkpoints, step → values of k ≥ 2 metrics, a panel per pair.
 
     The front of two metrics is drawn as a line. With more metrics each panel is a projection, and
     its points are not connected. `modes`, "max" or "min", are for the arrows of the axes.

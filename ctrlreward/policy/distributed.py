@@ -14,10 +14,7 @@ from ctrlreward.ranks import on_every_rank, rank_and_ranks
 
 
 def gather_values(values: Tensor) -> tuple[Tensor, slice]:
-    """Concatenate the values of all ranks, in rank order.
-
-    Values have no gradients. Also return the slice that holds this rank's own.
-    """
+    """Return the values of all ranks, in rank order, and the slice that holds this rank's own."""
     arrays = on_every_rank(lambda: values.detach().cpu().numpy())
     start = sum(len(array) for array in arrays[: rank_and_ranks()[0]])
     gathered = torch.cat([torch.from_numpy(array) for array in arrays]).to(values.device)

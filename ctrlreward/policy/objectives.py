@@ -248,8 +248,7 @@ class Experience:
 
 
 def loss_weights(choices: Choices, experience: Experience, max_length: int) -> dict[str, Tensor]:
-    """Compute the weight of each token of an update in the loss and in the logged means, (n,
-    tokens).
+    """Compute the weight of each token in the loss and in the logged means, (n, tokens).
 
     `"loss"` by the algorithm's aggregation, `"sequence"` and `"token"`, and `"value"` if there are
     values to train. A collective: means over tokens are over those of all ranks.

@@ -169,10 +169,7 @@ def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
 def step_optimizer(
     module: LightningModule, microbatches: Iterable[dict[str, Tensor]], max_grad_norm: float | None
 ) -> dict[str, Tensor]:
-    """Make one update with the summed gradients of some microbatches; return their summed terms.
-
-    The next of the microbatches is computed after the backward pass of the previous one.
-    """
+    """Make one update with the summed gradients of microbatches; return their summed terms."""
     optimizer: Any = module.optimizers()
     schedule: Any = module.lr_schedulers()
     optimizer.zero_grad()

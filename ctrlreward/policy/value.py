@@ -70,10 +70,7 @@ class ValueHead(nn.Module):
 
 @dataclass(frozen=True)
 class Estimates:
-    """Values at sampling and the returns that they should predict.
-
-    All have shape (n, tokens); `mask` is 1 on the tokens whose value is trained.
-    """
+    """Values at sampling, the returns to predict, and a mask of trained tokens, (n, tokens)."""
 
     values: Tensor
     returns: Tensor

@@ -125,9 +125,7 @@ class AttributeClassifier(CompositeScorer):
         self._targets(samples)
 
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores; NaN, with a warning, for an empty text, no attribute, or a failed
-        part.
-        """
+        """Return all scores; NaN, with a warning, for an empty text or a failed part."""
         return self._score(samples, self._targets(samples))
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:

@@ -105,9 +105,7 @@ class BARTScore(ModelScorer[Seq2SeqInfiller]):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the chosen scores; NaN, with a warning, if the text or its counterpart is
-        empty.
-        """
+        """Return the chosen scores; NaN, with a warning, for an empty text or counterpart."""
         wanted = [name for name in self.aspects if names is None or name in names]
         needed = dict.fromkeys(part for name in wanted for part in _PARTS[name])
         scores = {part: self._score(part, samples) for part in needed}

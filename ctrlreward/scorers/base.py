@@ -337,10 +337,7 @@ def checked_requests(
 def checked_scores(
     scorer: Scorer, samples: Samples, returned: object, names: Collection[str]
 ) -> dict[str, Scores]:
-    """Return what a scorer has computed as float64 arrays of shape (n,), whoever wrote it.
-
-    None and infinite scores become NaN, the latter with a warning.
-    """
+    """Return a scorer's scores as float64 arrays of shape (n,), NaN for None and infinity."""
     owner, texts, specs = type(scorer).__name__, samples.texts, scorer.specs
     if not isinstance(returned, Mapping):
         raise TypeError(

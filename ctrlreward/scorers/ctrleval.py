@@ -108,9 +108,7 @@ def coherence_blanks(sentences: Sequence[str]) -> list[Blank]:
 
 
 def consistency_blanks(text: str, prefix: str) -> list[Blank]:
-    """Return two blanks: remainder given prefix, with its leading space as published, and the
-    reverse.
-    """
+    """Return two blanks: remainder, with its leading space, given prefix, and the reverse."""
     remainder = text[len(prefix) :]
     return [
         Blank(prefix + " ", "", (remainder,), joined=True),
@@ -321,8 +319,7 @@ class CTRLEval(ModelScorer[Infiller]):
     def explain(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
     ) -> list[dict[str, Explanation]]:
-        """Return the chosen aspects of each sample by name, with their pattern evaluators (Figure
-        5).
+        """Return the chosen aspects of each sample by name, with their evaluators (Figure 5).
 
         Takes the arguments of `score`. `scorers.ctrleval.to_records` converts the result to plain
         data.
@@ -367,9 +364,7 @@ class CTRLEval(ModelScorer[Infiller]):
     def _evaluate(
         self, samples: Samples, aspects: Sequence[AspectName], fold: Callable[[Evaluated], Result]
     ) -> Requests[dict[AspectName, list[Result]]]:
-        """Fold the evaluators of each sample, by aspect, window by window; warn of a sample without
-        any.
-        """
+        """Fold the evaluators of each sample, by aspect, window by window; warn if one has none."""
         prefixes: Sequence[str] = [""] * len(samples.texts)
         targets: list[int] = []
         if "consistency" in aspects:
@@ -422,9 +417,7 @@ class CTRLEval(ModelScorer[Infiller]):
         return results
 
     def _word_log_probs(self, texts: Sequence[str]) -> Requests[Scores]:
-        """Return the mean token log-probability of each word after each text, (texts, evaluators,
-        labels).
-        """
+        """Return the log-probability of each word after each text, (texts, evaluators, labels)."""
         means: list[float] = []
         for window in windows(texts):
             blanks = [

@@ -84,9 +84,7 @@ class Task:
         return tuple(Evaluator(prompt, words) for prompt in self.prompts for words in rows)
 
     def subset(self, count: int, seed: int) -> tuple[Evaluator, ...]:
-        """Return a random subset of the evaluators in order; for one seed, a part of each larger
-        one.
-        """
+        """Return a random subset of the evaluators in order, a part of each larger one."""
         evaluators = self.evaluators
         if not 1 <= count <= len(evaluators):
             raise ValueError(

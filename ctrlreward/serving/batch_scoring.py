@@ -93,9 +93,7 @@ def refusal(error: Exception) -> Exception:
 def merged_scores(
     components: Mapping[str, Component], requests: Sequence[Samples]
 ) -> list[dict[str, Scores]]:
-    """Return the scores of requests with the same columns: pointwise ones from one call, others
-    alone.
-    """
+    """Return the scores of requests with the same columns, pointwise ones from one call."""
     if len(requests) == 1:
         return [score(components, requests[0])]
     pointwise = {name: c for name, c in components.items() if c.scorer.pointwise}

@@ -244,9 +244,7 @@ def dumps(value: Any) -> bytes:
 
 
 def explained(errors: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the errors of pydantic without the input, which has texts, with the nearest
-    known key.
-    """
+    """Return the errors of pydantic without the input, which has texts, and with a hint."""
     models = (Sample, ScoreBody, ScorerBody, FoldBody)
     known = [key for model in models for key in model.model_fields]
     details = []
@@ -265,9 +263,7 @@ _COLUMN = re.compile(rf"\b({'|'.join(JSON_KEYS)})\[\d+\]")
 
 
 class Refusal(Exception):
-    """A request that is not scored: HTTP status, and seconds to retry after, None if it is
-    no use.
-    """
+    """A request that is not scored: HTTP status, and seconds to retry after, or None."""
 
     status = 500
     retry_after: int | None = None

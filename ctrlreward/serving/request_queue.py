@@ -63,9 +63,7 @@ class RequestQueue:
         return sum(request.characters for request in (*self._waiting, *self._scoring))
 
     async def start(self, load: Callable[[], object] | None = None) -> None:
-        """Load the models on the scoring thread, and score from then on; an error sets
-        `"failed"`.
-        """
+        """Load the models on the scoring thread, and score from then on; or fail for good."""
         self._arrived, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._runner = asyncio.create_task(self._run())
@@ -94,9 +92,7 @@ class RequestQueue:
             raise NotReady(self.state, self._reason)
 
     async def score(self, samples: Samples, strict: bool = False) -> ScoredRequest:
-        """Score a request; if `strict`, a sample that makes a scorer raise fails the whole
-        request.
-        """
+        """Score a request; if `strict`, a sample that makes a scorer raise fails all of it."""
         reward = self.reward
         return await self._result(
             samples,
@@ -110,8 +106,8 @@ class RequestQueue:
     async def score_with(
         self, scorer_id: str, samples: Samples, names: Iterable[str]
     ) -> dict[str, Scores]:
-        """Score a request with scores, or parts of corpus scores, of one scorer; one bad sample
-        fails all.
+        """Score a request with some scores, or parts of them, of one scorer; a bad sample fails
+        all.
         """
         scorer = self.scorers[scorer_id]
         wanted = tuple(dict.fromkeys(names))

@@ -141,9 +141,7 @@ class ServerConnection:
     def _send(
         self, method: str, path: str, content: bytes | None = None, expected: str | None = None
     ) -> httpx2.Response:
-        """Send a request until a reply has the expected fingerprint, it fails for good, or patience
-        ends.
-        """
+        """Send a request until a reply has the expected fingerprint, or patience ends."""
         started = time.monotonic()
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(_Transient),

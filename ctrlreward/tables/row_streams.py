@@ -16,9 +16,7 @@ Row: TypeAlias = dict[str, Any]  # cells by column name
 
 
 class PlacedRow(NamedTuple):
-    """A row, the number of its file, and its place: `reviews.jsonl:417`, in Parquet a row
-    from 1.
-    """
+    """A row, the number of its file, and its place: `reviews.jsonl:417`, or a Parquet row."""
 
     file: int
     place: str

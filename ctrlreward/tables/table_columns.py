@@ -107,9 +107,7 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def explained_columns(present: Sequence[str]) -> Iterator[None]:
-    """Turn a `MissingColumn` into a ValueError that says how a file with these columns can
-    have it.
-    """
+    """Turn a `MissingColumn` into a ValueError that says how to give a file the column."""
     try:
         yield
     except MissingColumn as error:

@@ -120,9 +120,7 @@ class TableWriter:
 def encode_rows(
     suffix: str, rows: Sequence[Row], scores: Mapping[str, Scores], shape: TableShape | None = None
 ) -> bytes:
-    """Encode n rows and scores of shape (n,) in memory, as a part of a table of that shape or
-    alone.
-    """
+    """Encode n rows and scores of shape (n,) in memory; `shape` is of a larger table."""
     if shape is None:
         shape = TableShape(suffix)
         shape.add(rows)

@@ -22,9 +22,7 @@ def cache_folder() -> Path:
 
 
 def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
-    """Return a lock on a file or folder of a cache; its error has `problem` and the `variable` to
-    set.
-    """
+    """Return a lock on a file or folder of a cache; an error has `problem` and `variable`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(path.with_name(f".{path.name}.lock")).acquire()
@@ -33,9 +31,7 @@ def locked(path: Path, problem: str, variable: str) -> AcquireReturnProxy[Any]:
 
 
 def build_once(key: str, build: Callable[[Path], None]) -> Path:
-    """Return the cache folder `key`, whole or absent; one process fills a temporary one with
-    `build`.
-    """
+    """Return the cache folder `key`, whole or absent; one process fills it with `build`."""
     folder = cache_folder() / key
     if folder.is_dir():
         return folder

@@ -188,9 +188,7 @@ def _hub(model: str, location: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_loading(location: str) -> Iterator[None]:
-    """Hide transformers' page on loaded weights, which `check_complete` judges, and its
-    short bars.
-    """
+    """Hide transformers' page on loaded weights, which `check_complete` judges, and bars."""
     hide = transformers_logging.is_progress_bar_enabled() and Path(location).is_dir()
     if hide:
         transformers_logging.disable_progress_bar()

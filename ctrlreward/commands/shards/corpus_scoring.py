@@ -123,10 +123,7 @@ def score_corpus(
     store: ShardStore,
     score_shards: ScoreShards,
 ) -> None:
-    """Score all shards that are not done yet, one unit of scorers after the other.
-
-    See `score_in_memory`. Scorers that are not pointwise, such as `Distinct`, get all rows at once.
-    """
+    """Score all shards that are not done, as `score_in_memory`; all rows at once for `Distinct`."""
     numbers = range(len(manifest.checksums))
     for title, unit, pointwise in titled_units(components):
         missing = [store.missing(i, list(unit)) for i in numbers]

@@ -293,9 +293,7 @@ def _end_with_parent() -> None:
 
 
 def score_shard(components: Mapping[str, Component], shard: Shard) -> dict[str, Scores]:
-    """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name the
-    rows.
-    """
+    """Return the scores of a shard's rows, NaN for failed ones; errors and warnings name rows."""
     for handler in filter(None, (*logging.root.handlers, logging.lastResort)):
         handler.addFilter(_ITEM_FILTER)  # once; the loggers may be those of a user's scorer
     size = len(shard.places)
