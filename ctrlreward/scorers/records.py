@@ -16,17 +16,28 @@ from ctrlreward.scorers.base import Scores
 Cell: TypeAlias = str | float | None
 
 
-def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scores]) -> None:
+def write_scored_samples(
+    path: Path,
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    by_prompt: Mapping[str, Scores] | None = None,
+) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
     The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
-    (n,). `Samples.from_jsonl` reads the file too.
+    (n,). `Samples.from_jsonl` reads the file too. `by_prompt` has values of the prompts that are
+    not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
+    the first record of each prompt gets them as `"by_prompt"`.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
     for i in range(len(samples)):
         record: dict[str, object] = {name: column[i] for name, column in columns.items()}
         record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
+        places = {name: i * len(row) / len(samples) for name, row in (by_prompt or {}).items()}
+        if places and all(place.is_integer() for place in places.values()):
+            rows = (by_prompt or {}).items()
+            record["by_prompt"] = {k: finite_or_none(row[int(places[k])]) for k, row in rows}
         lines.append(json_line(record))
     write_whole(path, "".join(lines))
 
@@ -38,6 +49,14 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
     names = records[0] if records else ()
     scores = {name: np.array([each[name] for each in records], np.float64) for name in names}
     return Samples.from_jsonl(path), scores
+
+
+def read_by_prompt(path: Path) -> dict[str, Scores]:
+    """Return the values of the prompts that `write_scored_samples` wrote; null becomes NaN."""
+    with open(path, encoding="utf-8") as file:
+        found = [row for line in file if (row := json.loads(line).get("by_prompt")) is not None]
+    names = found[0] if found else ()
+    return {name: np.array([row[name] for row in found], np.float64) for name in names}
 
 
 def sample_table(
