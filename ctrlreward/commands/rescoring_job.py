@@ -34,20 +34,19 @@ from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.held_out import (
-    FAIL_RATE,
-    HeldOutScorer,
-    with_corpus_parts,
-    without_corpus_parts,
-    without_each_prompt,
-)
+from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
 from ctrlreward.progress import phase
 from ctrlreward.reward import AnyReward, Reward, weighted_sum
-from ctrlreward.run_folder import StoredRun, StoredStep, read_stored_run
+from ctrlreward.run_folder import (
+    StoredRun,
+    StoredStep,
+    completions_per_prompt,
+    read_stored_run,
+)
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.records import (
-    completions_per_prompt,
+    read_by_prompt,
     read_scored_samples,
     write_scored_samples,
 )
@@ -107,12 +106,13 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     with user_errors(parser):
         path = Path(options.reward)
         block, file = read_reward(path)
-        run = read_stored_run(Path(options.run))
-        at = run.path if run.path.is_dir() else run.path.parent
-        folder = Path(options.output or at / "rescored" / path.stem)
+        run, names = without_prefix(read_stored_run(Path(options.run)))
+        for option in ("maximise", "minimise", "subject_to", "guard", "pareto"):
+            options[option] = _renamed(options[option], names)
+        folder = Path(options.output or run.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
         new = new_scores(run, reward, options.names)
-        rules = rules_of(options, run, new, recorded_selection(at))
+        rules = rules_of(options, run, new, recorded_selection(run.folder))
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
         except KeyboardInterrupt:
@@ -171,6 +171,38 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     )
     parser.add_argument("--json", action="store_true", help="print all as JSON")
     return parser
+
+
+def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
+    """Return a run whose keys lack the prefix of evaluations, and old key → new key.
+
+    Trainers of transformers log `eval_score/sim`, which is `score/sim`; `eval_loss` remains where
+    there is a `loss`.
+    """
+    names = {
+        key: plain
+        for key in run.keys
+        for prefix in ("eval_", "eval/")
+        if key.startswith(prefix) and (plain := key.removeprefix(prefix)) not in run.keys
+    }
+    steps = [
+        replace(
+            each,
+            metrics={names.get(key, key): value for key, value in each.metrics.items()},
+            evidence={names.get(key, key): row for key, row in each.evidence.items()},
+        )
+        for each in run.steps
+    ]
+    modes = {names.get(key, key): mode for key, mode in run.modes.items()}
+    return replace(run, steps=steps, modes=modes), names
+
+
+def _renamed(option: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(option, list):
+        return [_renamed(each, names) for each in option]
+    for old in sorted(names, key=len, reverse=True):
+        option = option and option.replace(old, names[old])
+    return option
 
 
 def rescore(
@@ -238,16 +270,15 @@ def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
     A `GenerationScorer` logs a fail rate; the texts of `RolloutSamples` are not held-out.
     """
     known = dict.fromkeys(name for each in run.steps for name in each.samples)
-    logged = {key.removeprefix("eval_") for key in run.keys}
     if not known:
         raise ValueError(
-            f"{run.path} has no texts: a GenerationScorer writes them to samples/<name>/"
+            f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
             "step=….jsonl in the folder of the run"
         )
     for name in names:
         if name not in known:
-            raise ValueError(f"{run.path} has no texts of {name!r}, only of {', '.join(known)}")
-    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in logged] or list(known)
+            raise ValueError(f"{run.folder} has no texts of {name!r}, only of {', '.join(known)}")
+    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in run.keys] or list(known)
 
 
 def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
@@ -323,16 +354,17 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
     prompts = Samples([""] * (len(samples) // repeats))
     scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
     with fixed_randomness(scorer.seed):
-        scores = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
+        parts = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
         path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
-        write_scored_samples(path, samples, without_corpus_parts(scores))
-        scores |= without_each_prompt(scorer.components, samples, scores, repeats)
+        scores = scorer.score_samples(samples, path, parts)
     metrics = scorer.metrics(scores)
     evidence = dict(scorer.evidence)
     totals = total_of(reward, {name: scores[name] for name in reward.components})
     if totals is not None:
         metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
         evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
+        _, shown = read_scored_samples(path)
+        write_scored_samples(path, samples, {**shown, TOTAL: totals}, read_by_prompt(path))
     return {
         "metrics": _finite(metrics),
         "evidence": {key: _nulled(row) for key, row in evidence.items()},
@@ -447,7 +479,7 @@ def as_json(
         return {"step": found.step, "steps": list(found.steps), "reason": found.reason}
 
     return {
-        "run": str(done.run.path),
+        "run": str(done.run.folder),
         "folder": str(done.folder),
         "directions": dict(done.new),
         "validations": [
@@ -483,7 +515,7 @@ def print_result(
     for each in shown:
         values = [(before[each.step].get(key), each.metrics.get(key)) for key in keys]
         table.add_row(str(each.step), *(_change(old, now) for old, now in values))
-    console.print(f"{done.run.path}: {len(shown)} validations", soft_wrap=True)
+    console.print(f"{done.run.folder}: {len(shown)} validations", soft_wrap=True)
     console.print(table)
     console.print()
     table = Table(show_edge=False)

@@ -34,15 +34,11 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.cli import main
 from ctrlreward.commands import rescoring_job
-from ctrlreward.commands.rescoring_job import rescore
+from ctrlreward.commands.rescoring_job import rescore, without_prefix
 from ctrlreward.files import JsonLog
-from ctrlreward.run_folder import read_stored_run
+from ctrlreward.run_folder import completions_per_prompt, read_stored_run
 from ctrlreward.samples import JSON_KEYS
-from ctrlreward.scorers.records import (
-    completions_per_prompt,
-    read_scored_samples,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,6 +51,7 @@ STEPS = 5
 WORDS = ["", " is good", " was old", " xyz", " hummm", " aeiou", " a", " zzz zz"]
 FIRST = {"share": Share()["share"], "variety": Variety()["variety"]}
 SECOND = {"consonants": Share("bcdfghklmnprstvwxyz")["share"], "variety": Variety()["variety"]}
+KEYS = {"score/share", "score/variety", "score/fail_rate", "score/corpus/share"}
 JUDGE = {
     "components": {
         "consonants": {
@@ -192,29 +189,45 @@ def test_the_same_scores_are_the_logged_ones(
         seen = lightning_run(tmp_path / "run", FIRST)
     else:
         seen = huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST)
-    run = read_stored_run(tmp_path / "run")
+    run, names = without_prefix(read_stored_run(tmp_path / "run"))
+    scores = {f"eval_{key}" for key in KEYS} if trainer == "huggingface" else set()
+    assert {name for name in names if "/" in name} == scores
     done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
     assert [each.step for each in done.steps] == [each.step for each in run.steps]
-    keys = {"score/share", "score/variety", "score/fail_rate", "score/corpus/share"}
     for before, after in zip(run.steps, done.steps, strict=True):
         if before.step not in seen.evidence:
             assert after == before
             continue
         assert set(after.metrics) - set(before.metrics) == {"score/total"}
-        assert keys <= set(before.metrics)
+        assert set(before.metrics) >= KEYS
         for key, value in before.metrics.items():
             # Lightning logs 32 bits.
             assert after.metrics[key] == pytest.approx(value, rel=1e-6, nan_ok=True), key
         live = seen.evidence[before.step]
-        assert set(live) == keys == set(after.evidence) - {"score/total"}
+        assert set(live) == KEYS == set(after.evidence) - {"score/total"}
         for key, row in live.items():
             np.testing.assert_array_equal(after.evidence[key], row)
+            np.testing.assert_array_equal(before.evidence[key], row)
         old, new = (read_scored_samples(each.samples["score"]) for each in (before, after))
         assert new[0] == old[0]
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)
     assert len(seen.evidence) == STEPS
     assert len({tuple(each["score/share"]) for each in seen.evidence.values()}) > 2
+
+
+def test_keys_of_transformers_may_have_their_prefix(
+    tmp_path: Path, tiny_llama: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = hf.RewardCheckpoint("score/share", constraints={"score/variety": (0.1, None)})
+    huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST, best)
+    (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
+    for prefix in ("", "eval_"):
+        options = [f"{prefix}score/share", "--subject_to", f"{prefix}score/variety>=0.1"]
+        found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
+        (decision,) = found["decisions"]
+        assert decision["logged"]["step"] == decision["rescored"]["step"] == best.selected_step
+        assert decision["logged"]["reason"] == best.reason
 
 
 def test_decisions_are_those_of_a_run_with_the_other_scores(
