@@ -212,6 +212,12 @@ def test_the_same_scores_are_the_logged_ones(
         assert new[0] == old[0]
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)
+    again = read_stored_run(tmp_path / "new")  # the folder is a run itself
+    for one, other in zip(again.steps, done.steps, strict=True):
+        assert one.metrics == pytest.approx(dict(other.metrics), nan_ok=True)
+        assert set(one.evidence) == set(other.evidence)
+        for key, row in one.evidence.items():
+            np.testing.assert_allclose(row, other.evidence[key], rtol=1e-12)
     assert len(seen.evidence) == STEPS
     assert len({tuple(each["score/share"]) for each in seen.evidence.values()}) > 2
 
