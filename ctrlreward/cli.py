@@ -22,6 +22,7 @@ COMMANDS = {
     "data": ("commands.data", "list and download the data sets of the recipes"),
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
+    "select": ("commands.select", "select the checkpoint of a run, from any trainer's logs"),
     "trajectories": (
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",
