@@ -23,6 +23,7 @@ COMMANDS = {
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
+    "select": ("commands.select", "select the checkpoint of a run, from any trainer's logs"),
     "trajectories": (
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",

@@ -30,6 +30,11 @@ from ctrlreward.tables.run_logs import Log, read_log
 
 PREFIX = "eval_"  # of keys in the log of transformers
 
+# A file that the process holds which writes there, from `ctrlreward train`.
+# In the folder, so that it also holds for other machines and containers that mount it. The system
+# frees it when the process ends, however it ends.
+LOCK = ".ctrlreward.lock"
+
 
 @dataclass(frozen=True)
 class StoredStep:
