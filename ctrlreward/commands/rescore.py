@@ -26,7 +26,8 @@ _EXAMPLES = (
 _USAGE = "RUN REWARD [options]"
 
 OPTIONS = (
-    *("maximise", "maximize", "minimise", "minimize", "subject_to", "guard", "stop", "pareto"),
+    *("maximise", "maximize", "minimise", "minimize", "subject_to", "guard", "reference"),
+    *("stop", "pareto", "ties_by", "constraint_test", "level"),
     *("names", "device", "output", "json", "help"),
 )
 

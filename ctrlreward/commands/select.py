@@ -92,7 +92,7 @@ def run(arguments: list[str]) -> None:
         else:
             _print(found, options)
         if options.output:
-            write_whole(Path(options.output), _json(_chosen(found[0])))
+            write_whole(Path(options.output), to_text(_chosen(found[0])))
         if options.prune:
             for selection in found:
                 _prune(selection, options)
@@ -103,7 +103,11 @@ def run(arguments: list[str]) -> None:
 def select(name: str, options: Any) -> Selection:
     """Read a run and replay the rules."""
     stored = read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
-    rules = _rules(stored, options)
+    return decide(stored, run_rules(stored, options))
+
+
+def decide(stored: StoredRun, rules: RunRules) -> Selection:
+    """Replay the rules over a run."""
     steps = [(each.step, each.metrics, each.evidence) for each in stored.steps]
     return Selection(stored, rules, list(rules.replay(rules.validations(steps))))
 
@@ -193,7 +197,12 @@ def _check(options: Any) -> None:
 # Rules
 
 
-def _rules(stored: StoredRun, options: Any) -> RunRules:
+def run_rules(stored: StoredRun, options: Any) -> RunRules:
+    """Return the rules of the options `maximise` to `level`.
+
+    Raises:
+        ValueError: An option is wrong, or names a key that is not logged.
+    """
     best = stop = alarm = pareto = None
     monitor = options.maximise or options.minimise
     if monitor:
@@ -328,7 +337,7 @@ def _selects(rules: RunRules) -> bool:
 def _print(found: Sequence[Selection], options: Any) -> None:
     if options.json:
         content = [to_json(selection) for selection in found]
-        print(_json(content[0] if len(content) == 1 else content), end="")
+        print(to_text(content[0] if len(content) == 1 else content), end="")
         return
     console = plain_console()
     for place, selection in enumerate(found):
@@ -477,7 +486,8 @@ def to_json(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _json(content: Any) -> str:
+def to_text(content: Any) -> str:
+    """Return plain data as JSON; NaN is null."""
     return json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -501,7 +511,7 @@ def _watch(selection: Selection, options: Any) -> Selection:
                 _print_validation(console, selection, each, options.json)
             seen = len(selection.decided)
             if options.output:
-                write_whole(Path(options.output), _json(_chosen(selection)))
+                write_whole(Path(options.output), to_text(_chosen(selection)))
             if selection.stop is not None:
                 break
             time.sleep(options.interval)

@@ -231,9 +231,9 @@ def test_keys_of_transformers_may_have_their_prefix(
     for prefix in ("", "eval_"):
         options = [f"{prefix}score/share", "--subject_to", f"{prefix}score/variety>=0.1"]
         found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
-        (decision,) = found["decisions"]
-        assert decision["logged"]["step"] == decision["rescored"]["step"] == best.selected_step
-        assert decision["logged"]["reason"] == best.reason
+        (decided,) = found["decisions"]
+        assert decided["logged"]["step"] == decided["rescored"]["step"] == best.selected_step
+        assert decided["logged"]["reason"] == best.reason
 
 
 def test_decisions_are_those_of_a_run_with_the_other_scores(
@@ -257,14 +257,19 @@ def test_decisions_are_those_of_a_run_with_the_other_scores(
     live = lightning_run(tmp_path / "live", SECOND, best, guard)
     stop = RewardEarlyStopping("score/consonants", patience=1)
     lightning_run(tmp_path / "stopped", SECOND, stop)
-    selected, stopped, alarm = found["decisions"]
-    assert selected["rule"] == "best by score/consonants"
-    assert selected["logged"]["error"].startswith("'score/consonants' is not logged")
-    assert selected["rescored"]["step"] == best.selected_step
-    assert selected["rescored"]["reason"] == best.reason
-    assert stopped["rescored"]["step"] == stop.stopped_step > 0
-    assert stopped["rescored"]["reason"] == stop.state.stopping_reason
-    assert (alarm["rescored"]["step"] or -1) == guard.alarm_step
+    (decided,) = found["decisions"]
+    assert decided["asked"] == [
+        "best by score/consonants",
+        "stop by score/consonants",
+        "alarm by reward/total: score/consonants",
+    ]
+    assert decided["logged"] is None
+    assert decided["rescored"]["step"] == best.selected_step
+    assert decided["rescored"]["reason"] == best.reason
+    assert decided["rescored"]["stop_step"] == stop.stopped_step > 0
+    assert (decided["rescored"]["alarm_step"] or -1) == guard.alarm_step
+    validations = {each["step"]: each for each in decided["rescored"]["validations"]}
+    assert validations[stop.stopped_step]["stop"] == stop.state.stopping_reason
     logged = {row["step"]: row for row in JsonLog(tmp_path / "live" / "metrics.jsonl").read()}
     assert [row["step"] for row in found["validations"]] == list(live.evidence)
     for row in found["validations"]:
@@ -411,14 +416,14 @@ def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixtur
     ("options", "message"),
     [
         (["--maximum", "score/share"], "--maximum is not an option (did you mean --maximi"),
-        (["--subject_to", "score/share>0.5"], "--subject_to must be 'KEY>=VALUE' or"),
-        (["--subject_to", "score/share>=high"], "--subject_to must be 'KEY>=VALUE' or"),
-        (["--stop", "patiense=2"], "--stop has no 'patiense'"),
-        (["--stop", "patience"], "--stop must have patience=VALUE with a number"),
+        (["--subject_to", "score/share>0.5"], "must be a bound, 'KEY>=VALUE' or"),
+        (["--subject_to", "score/share>=high"], "'high' is not a number"),
+        (["--stop", "patiense=2"], "did you mean 'patience'"),
         (["--guard", "reward/total"], "--guard must be PROXY:HELD_OUT, got 'reward/total'"),
-        (["--guard", "reward/total:policy/kl"], "better direction of 'policy/kl' is unknown"),
-        (["--maximise", "score/shar"], "'score/shar' is neither logged nor a new score (did you"),
-        (["--subject_to", "policy/kl<=1"], "'policy/kl' is neither logged nor a new score"),
+        (["--guard", "reward/total:policy/kl"], "has no key 'policy/kl'"),
+        (["--maximise", "score/shar"], "has no key 'score/shar' (did you mean score/share?)"),
+        (["--subject_to", "policy/kl<=1"], "has no key 'policy/kl'"),
+        (["--maximise", "score/fail_rate"], "is better when lower: use --minimise"),
         (["--names", "held_out"], "has no texts of 'held_out', only of score"),
     ],
 )
@@ -458,7 +463,7 @@ def test_the_selection_of_the_run_is_replayed(
     path.write_text(json.dumps(summary))
     found = rescored(folder, capsys=capsys)
     path.unlink()
-    names = [each["rule"] for each in found["decisions"]]
+    names = [name for each in found["decisions"] for name in each["asked"]]
     keys = ["share", "consonants", "variety", "corpus/consonants", "total"]
     assert names == [f"best by score/{key}" for key in keys]
     best = RewardCheckpoint(
