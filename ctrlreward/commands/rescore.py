@@ -20,7 +20,7 @@ an interrupted one, or to score the new validations of a running job."""
 _EXAMPLES = (
     "ctrlreward rescore runs/demo judge.yaml",
     "ctrlreward rescore runs/demo judge.yaml --maximise score/fluency "
-    "--subject_to 'score/distinct_2>=0.86' --guard reward/total:score/fluency --stop patience=2",
+    "--subject-to 'score/distinct_2>=0.86' --guard reward/total:score/fluency --stop patience=2",
 )
 
 _USAGE = "RUN REWARD [options]"
