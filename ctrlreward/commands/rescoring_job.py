@@ -452,7 +452,7 @@ def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[ar
     names = ("guard", "reference", "stop", "pareto", "ties_by", "constraint_test", "level")
     common = {name: getattr(options, name) for name in names}
     if not keys and (options.pareto or options.guard):
-        empty = {"maximise": None, "minimise": None, "subject_to": []}
+        empty: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
         return [argparse.Namespace(**common, **empty)]
     if not keys:
         known = {**recorded.get("directions", {}), **run.modes, **new}
