@@ -24,6 +24,7 @@ COMMANDS = {
     "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
     "probe": ("commands.probe", "find out how a reward can be gamed, before training"),
     "compare": ("commands.compare", "measure how well two runs agree (QRA++)"),
+    "select": ("commands.select", "select the checkpoint of a run, from any trainer's logs"),
     "trajectories": (
         "recipes.style_transfer.trajectories",
         "show style transfer over training, run by run",

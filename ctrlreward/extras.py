@@ -19,6 +19,7 @@ EXTRA_OF = {
     "sacrebleu": "bleu",
     "sentencex": "sentences",
     "statsmodels": "agreement",
+    "tensorboard": "tensorboard",
     "uvicorn": "serve",
     "vader": "lexicon",
     "wandb": "wandb",

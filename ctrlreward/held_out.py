@@ -139,17 +139,35 @@ class HeldOutScorer:
         )
         return self.metrics(on_rank_zero(lambda: self.score_samples(samples)))
 
-    def score_samples(self, samples: Samples, path: Path | None = None) -> dict[str, Scores]:
+    def score_samples(
+        self,
+        samples: Samples,
+        path: Path | None = None,
+        scores: Mapping[str, Scores] | None = None,
+    ) -> dict[str, Scores]:
         """Return the scores of completions, and what the metrics of a corpus need.
 
         Args:
             samples: Completions of the prompts; the completions of a prompt follow each other.
-            path: JSONL file for texts and scores, written before anything else is computed.
+            path: JSONL file for texts and scores, written before anything else is computed, and
+                again with the values of the prompts that do not follow from these scores.
+            scores: Values of `with_corpus_parts(components)`, where they are known.
         """
-        scores = score(with_corpus_parts(self.components), samples)
+        scores = dict(scores or score(with_corpus_parts(self.components), samples))
+        shown = without_corpus_parts(scores)
         if path is not None:
-            write_scored_samples(path, samples, without_corpus_parts(scores))
-        return {**scores, **without_each_prompt(self.components, samples, scores, self._repeats)}
+            write_scored_samples(path, samples, shown)
+        scores |= without_each_prompt(self.components, samples, scores, self._repeats)
+        if path is not None:
+            tables = scores_by_prompt(self.components, scores, self._repeats)
+            jackknifed = {
+                key: table[:, 0]
+                for key, table in tables.items()
+                if key.startswith(f"{CORPUS}/") or _part_key(key, WITHOUT) in scores
+            }
+            if jackknifed:
+                write_scored_samples(path, samples, shown, jackknifed)
+        return scores
 
     def metrics(self, scores: Mapping[str, Scores]) -> dict[str, float]:
         """Return the metrics of `score_samples`, and keep the scores by prompt."""

@@ -1,6 +1,6 @@
 """What a finished or running job left on disk, as the sequence of its steps.
 
-    >>> run = read_stored_run(Path("runs/demo"))  # doctest: +SKIP
+    >>> run = read_stored_run("runs/demo")  # doctest: +SKIP
     >>> [(each.step, each.metrics["score/sim"], each.checkpoint) for each in run.steps]
     ...  # doctest: +SKIP
 
@@ -10,18 +10,30 @@ from the files of a `GenerationScorer`, checkpoints from the names of files and 
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ctrlreward.arguments import Mode
-from ctrlreward.files import JsonLog
-from ctrlreward.functional.means import valid_row_means
+from ctrlreward.functional.means import valid_mean, valid_row_means
+from ctrlreward.held_out import FAIL_RATE
+from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.records import completions_per_prompt, read_scored_samples
+from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
+from ctrlreward.tables.run_logs import Log, read_log
+
+PREFIX = "eval_"  # of keys in the log of transformers
+
+# A file that the process holds which writes there, from `ctrlreward train`.
+# In the folder, so that it also holds for other machines and containers that mount it. The system
+# frees it when the process ends, however it ends.
+LOCK = ".ctrlreward.lock"
 
 
 @dataclass(frozen=True)
@@ -51,16 +63,22 @@ class StoredRun:
     """A run, as its files tell it.
 
     Attributes:
-        path: What was read: a folder, or the file of a log.
+        folder: Folder of the run.
+        log: What was read: the file of a log, or a folder of TensorBoard or of samples.
         source: Kind of the log, such as `"HistoryLogger"`.
         steps: Steps at which something was logged, in order.
         modes: Key → better direction, where the log declares it.
+        checkpoints: Step → files and folders of its checkpoint, the checkpoint itself first.
+        checkpoint_folder: Folder in which they were searched.
     """
 
-    path: Path
+    folder: Path
+    log: Path
     source: str
     steps: Sequence[StoredStep]
     modes: Mapping[str, Mode] = field(default_factory=dict)
+    checkpoints: Mapping[int, tuple[Path, ...]] = field(default_factory=dict)
+    checkpoint_folder: Path | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -68,53 +86,188 @@ class StoredRun:
         return list(dict.fromkeys(key for each in self.steps for key in each.metrics))
 
 
-def read_stored_run(path: Path, checkpoints: Path | None = None) -> StoredRun:
+def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> StoredRun:
     """Read the log, the samples and the checkpoints of a run.
 
     Args:
-        path: Folder of the run, or the file of its log. Samples and checkpoints are searched in the
-            folder, or in the folder of the file.
+        name: Folder of the run, or what else `ctrlreward.tables.run_logs.read_log` takes. Samples
+            and checkpoints are searched in the folder, or in the folder of the file.
         checkpoints: Folder of the checkpoints, where the trainer writes them elsewhere.
 
     Raises:
         FileNotFoundError: There is no such file or folder.
         ValueError: No known log, a damaged one, or one without a number.
     """
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no folder {path}")
-    rows: dict[int, dict[str, float]] = {}
-    for row in _log(path):
-        numbers = {
-            k: math.nan if v is None else v for k, v in row.items() if not isinstance(v, str)
-        }
-        rows.setdefault(row["step"], {}).update({k: v for k, v in numbers.items() if k != "step"})
-    files = {
-        (int(file.stem.removeprefix("step=")), file.parent.name): file
-        for file in sorted(path.glob("samples/*/step=*.jsonl"))
-    }
+    path = Path(name)
+    files = sample_files(path) if path.is_dir() else {}
+    try:
+        log = read_log(name)
+    except ValueError:
+        if not files:
+            raise
+        log = Log("samples", path / "samples", [])  # of a run without a logger
+    folder = path if path.is_dir() else log.path.parent
+    files = files or sample_files(folder)
+    if checkpoints is not None and not checkpoints.is_dir():
+        raise ValueError(f"{checkpoints} is not a folder: give the folder of the checkpoints")
+    found = find_checkpoints(checkpoints or folder)
+    metrics: dict[int, dict[str, float]] = {}
+    for step, values in log.rows:
+        metrics.setdefault(step, {}).update(values)
+    samples: dict[int, dict[str, Path]] = {}
+    for name_, by_step in files.items():
+        for step, file in by_step.items():
+            samples.setdefault(step, {})[name_] = file
+    evidence = _evidence(files)
+    if not log.rows:
+        metrics = {step: means_of(rows) for step, rows in evidence.items()}
     steps = []
-    for step in sorted({*rows, *(step for step, _ in files)}):
-        samples = {name: file for (at, name), file in files.items() if at == step}
-        evidence: dict[str, Scores] = {}
-        for name, file in samples.items():
-            texts, scores = read_scored_samples(file)
-            repeats = completions_per_prompt(texts)
-            rows_of = {key: values.reshape(-1, repeats) for key, values in scores.items()}
-            evidence |= {f"{name}/{key}": valid_row_means(row) for key, row in rows_of.items()}
-        logged = rows.get(step, {})
-        evidence = {key: row for key, row in evidence.items() if key in logged}
-        steps.append(StoredStep(step, logged, evidence, samples))
-    return StoredRun(path, "HistoryLogger", steps)
+    for step, values in sorted(metrics.items()):
+        # Transformers' log has a prefix that the scorer's keys lack.
+        rows = {
+            key: row
+            for name_, row in evidence.get(step, {}).items()
+            for key in (name_, f"eval_{name_}", f"eval/{name_}")
+            if key in values
+        }
+        checkpoint = found[step][0] if step in found else None
+        steps.append(StoredStep(step, values, rows, samples.get(step, {}), checkpoint))
+    return StoredRun(
+        folder,
+        log.path,
+        log.source,
+        steps,
+        _declared_modes(log.declared),
+        found,
+        checkpoints or folder,
+    )
 
 
-def _log(path: Path) -> list[dict[str, Any]]:
-    if (path / "metrics.jsonl").is_file():
-        return JsonLog(path / "metrics.jsonl").read()
-    states = list(path.glob("checkpoint-*/trainer_state.json"))
-    if not states:
-        raise ValueError(f"{path} has no log: neither metrics.jsonl nor a trainer_state.json")
-    newest = max(states, key=lambda file: int(file.parent.name.removeprefix("checkpoint-")))
-    rows = json.loads(newest.read_text(encoding="utf-8"))["log_history"]
-    own = {key for row in rows for key in row if not key.startswith("eval_")}
-    plain = {k: k.removeprefix("eval_") for row in rows for k in row}
-    return [{k if plain[k] in own else plain[k]: v for k, v in row.items()} for row in rows]
+def means_of(evidence: Mapping[str, Scores]) -> dict[str, float]:
+    """Return the mean of each key over its prompts, NaN without a valid one."""
+    return {key: valid_mean(np.asarray(row)) for key, row in evidence.items()}
+
+
+# Samples
+
+
+def sample_files(folder: Path) -> dict[str, dict[int, Path]]:
+    """Return name of a `GenerationScorer` → step → JSONL file of its texts and scores.
+
+    Names may have slashes. Texts of `trainer.test` are left out.
+    """
+    found: dict[str, dict[int, Path]] = {}
+    root = folder / "samples"
+    for file in sorted(root.rglob("step=*.jsonl")):
+        digits = file.stem.removeprefix("step=")
+        if digits.isdigit() and file.is_file():
+            found.setdefault(str(file.parent.relative_to(root)), {})[int(digits)] = file
+    return found
+
+
+def _evidence(files: Mapping[str, Mapping[int, Path]]) -> dict[int, dict[str, Scores]]:
+    """Return step → key → value of each prompt."""
+    found: dict[int, dict[str, Scores]] = {}
+    for name, by_step in files.items():
+        read = {step: _read_samples(file) for step, file in by_step.items()}
+        grouped = _group_scores(list(read.values()))
+        for step, (samples, scores, by_prompt) in read.items():
+            repeats = completions_per_prompt(samples)
+            rows = {
+                key: valid_row_means(values.reshape(-1, repeats))
+                for key, values in scores.items()
+                if key not in grouped
+            }
+            if scores:
+                failed = np.isnan(np.stack(list(scores.values()))).any(axis=0)
+                rows[FAIL_RATE] = failed.reshape(-1, repeats).mean(axis=1)
+            rows |= by_prompt
+            found.setdefault(step, {}).update({f"{name}/{k}": row for k, row in rows.items()})
+    return found
+
+
+def _read_samples(file: Path) -> tuple[Samples, dict[str, Scores], dict[str, Scores]]:
+    try:
+        samples, scores = read_scored_samples(file)
+        return samples, scores, read_by_prompt(file)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a file of samples with scores: {error}") from None
+
+
+def _group_scores(read: Sequence[tuple[Samples, Mapping[str, Scores], object]]) -> set[str]:
+    """Return keys of scores that all samples of a group share at every validation.
+
+    Such a score is one of the group, not of a prompt. Groups of one prompt say nothing.
+    """
+    shared: dict[str, bool] = {}
+    for samples, scores, _ in read:
+        repeats = completions_per_prompt(samples)
+        groups: dict[str, list[int]] = {}
+        for row, group in enumerate(samples.groups or ()):
+            groups.setdefault(group, []).append(row)
+        several = [rows for rows in groups.values() if len({row // repeats for row in rows}) > 1]
+        for key, values in scores.items():
+            same = bool(several) and all(np.ptp(values[rows]) == 0 for rows in several)
+            shared[key] = shared.get(key, True) and same
+    return {key for key, same in shared.items() if same}
+
+
+def completions_per_prompt(samples: Samples) -> int:
+    """Return how many rows of a prompt follow each other, in samples that `generate` returned."""
+    columns = {k: v for k, v in samples.columns().items() if k != "texts"}
+    rows = list(zip(*columns.values(), strict=True)) if columns else list(range(len(samples)))
+    runs, repeats = 0, 0
+    for place, row in enumerate(rows):
+        runs += 1
+        if place + 1 == len(rows) or rows[place + 1] != row:
+            repeats, runs = math.gcd(repeats, runs), 0
+    return max(1, repeats)
+
+
+# Checkpoints
+
+# Lightning: "epoch=1-step=20.ckpt", "step=000020-sim=0.800.ckpt"; transformers: "checkpoint-20";
+# verl: "global_step_20"; OpenRLHF: "global_step20", "best_global_step20", "global_step20_hf".
+_CHECKPOINT = re.compile(r"(?:^|[-_=.])(?:step|checkpoint|ckpt|iter|iteration)[-_=]?0*(\d+)(?!\d)")
+_WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
+_DEPTH = 4
+
+
+def find_checkpoints(folder: Path) -> dict[int, tuple[Path, ...]]:
+    """Return step → files and folders of its checkpoint, files first, in the order of the steps.
+
+    Links are neither followed nor returned.
+    """
+    found: dict[int, list[Path]] = {}
+    for path in _checkpoint_paths(folder, _DEPTH):
+        match = _CHECKPOINT.search(path.name)
+        assert match is not None
+        found.setdefault(int(match[1]), []).append(path)
+
+    def rank(path: Path) -> tuple[bool, bool, int, str]:
+        return path.is_dir(), path.name.endswith("-adapter"), len(path.parts), str(path)
+
+    return {step: tuple(sorted(found[step], key=rank)) for step in sorted(found)}
+
+
+def _checkpoint_paths(folder: Path, depth: int) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda each: each.name):
+            if entry.is_symlink() or entry.name in ("samples", "wandb"):
+                continue
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if _CHECKPOINT.search(entry.name) and (is_folder or entry.name.endswith(_WEIGHTS)):
+                yield folder / entry.name
+            elif is_folder and depth:
+                yield from _checkpoint_paths(folder / entry.name, depth - 1)
+
+
+def _declared_modes(state: Mapping[str, Any]) -> dict[str, Mode]:
+    """Return the directions that a `GenerationScorer` left in `trainer_state.json`."""
+    callbacks = state.get("stateful_callbacks")
+    ours = callbacks.get("ctrlreward") if isinstance(callbacks, dict) else None
+    scored = ours.get("scores", {}) if isinstance(ours, dict) else {}
+    modes: dict[str, Mode] = {}
+    for entry in scored.values():
+        modes |= {PREFIX + key: mode for key, mode in entry.get("modes", {}).items()}
+    return modes

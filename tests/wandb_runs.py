@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 from wandb.proto import wandb_internal_pb2
 
-from ctrlreward.tables.run_results import _records
+from ctrlreward.tables.wandb_history import records
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,6 @@ def read_files(folder: Path) -> list[OfflineRun]:
     """Return the runs of a folder as far as they are on disk, oldest first."""
     parse = wandb_internal_pb2.Record.FromString
     files = folder.glob("wandb/offline-run-*/*.wandb")
-    runs = [OfflineRun(file.parent, list(map(parse, _records(file)))) for file in files]
+    runs = [OfflineRun(file.parent, list(map(parse, records(file)))) for file in files]
     begun = [run for run in runs if run.records]
     return sorted(begun, key=lambda run: run.start.start_time.ToNanoseconds())

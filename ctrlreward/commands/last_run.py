@@ -15,13 +15,10 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from ctrlreward.callbacks import BeforeAfter, HistoryLogger
+from ctrlreward.run_folder import LOCK
 
 # A folder with one of these holds a run.
 _SIGNS = ("metrics.jsonl", "summary.json", "checkpoints")
-
-# In the folder, so that it also holds for other machines and containers that mount it. The system
-# frees it when the process ends, however it ends.
-_LOCK = ".ctrlreward.lock"
 
 # Those that another run would replace; Lightning gives checkpoints of one name a version.
 _REPLACED = ("metrics.jsonl", "summary.json")
@@ -29,7 +26,7 @@ _REPLACED = ("metrics.jsonl", "summary.json")
 # What runs write into their folder: this project, Lightning, and the loggers that come with it.
 _OF_A_RUN = (
     *_SIGNS,
-    _LOCK,
+    LOCK,
     *("config.yaml", "curves.png", "before.jsonl", "after.jsonl", "samples"),
     *("lightning_logs", "version_*", "hparams.yaml", "metrics.csv", "events.out.tfevents.*"),
     *("wandb", "mlruns"),
@@ -59,7 +56,7 @@ def run_folders(trainer: Trainer, resumed: bool) -> Iterator[None]:
 @contextmanager
 def _hold(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _LOCK
+    path = folder / LOCK
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)

@@ -20,13 +20,14 @@ an interrupted one, or to score the new validations of a running job."""
 _EXAMPLES = (
     "ctrlreward rescore runs/demo judge.yaml",
     "ctrlreward rescore runs/demo judge.yaml --maximise score/fluency "
-    "--subject_to 'score/distinct_2>=0.86' --guard reward/total:score/fluency --stop patience=2",
+    "--subject-to 'score/distinct_2>=0.86' --guard reward/total:score/fluency --stop patience=2",
 )
 
 _USAGE = "RUN REWARD [options]"
 
 OPTIONS = (
-    *("maximise", "maximize", "minimise", "minimize", "subject_to", "guard", "stop", "pareto"),
+    *("maximise", "maximize", "minimise", "minimize", "subject_to", "guard", "reference"),
+    *("stop", "pareto", "ties_by", "constraint_test", "level"),
     *("names", "device", "output", "json", "help"),
 )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,44 +16,40 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ctrlreward.arguments import Mode, did_you_mean
+from ctrlreward.arguments import Mode
 from ctrlreward.commands.command_parser import CommandParser, command_parser
 from ctrlreward.commands.config_files import read_reward
-from ctrlreward.commands.rule_options import (
-    NamedRule,
-    Replay,
-    conditions,
-    mode_of,
-    replay,
-    rule_of_alarm,
-    rule_of_best,
-    rule_of_front,
-    stop_options,
+from ctrlreward.commands.select import (
+    Selection,
+    decide,
+    run_rules,
+    summary,
+    to_json,
+    to_text,
 )
 from ctrlreward.commands.served_reward import reward_of
 from ctrlreward.commands.terminal import plain_console, user_errors
 from ctrlreward.completion import fixed_randomness
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.functional.means import valid_mean, valid_row_means
-from ctrlreward.held_out import (
-    FAIL_RATE,
-    HeldOutScorer,
-    with_corpus_parts,
-    without_corpus_parts,
-    without_each_prompt,
-)
+from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
 from ctrlreward.progress import phase
 from ctrlreward.reward import AnyReward, Reward, weighted_sum
-from ctrlreward.run_folder import StoredRun, StoredStep, read_stored_run
+from ctrlreward.run_folder import (
+    StoredRun,
+    StoredStep,
+    completions_per_prompt,
+    read_stored_run,
+)
 from ctrlreward.samples import JSON_KEYS, MissingColumn, Samples
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.records import (
-    completions_per_prompt,
+    read_by_prompt,
     read_scored_samples,
     write_scored_samples,
 )
-from ctrlreward.selection import BestRule, StopRule
-from ctrlreward.selection.best import Bounds
+from ctrlreward.selection import RunRules
+from ctrlreward.selection.replay import ALARM_KEY
 from ctrlreward.serving.description import describe
 from ctrlreward.serving.fingerprint import digest_of
 
@@ -84,6 +81,20 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What the rules of one selection say, with the logged scores and with the new ones.
+
+    Attributes:
+        logged: What they say of the run, without rules of which it did not log a key; None if no
+            rule is left.
+        rescored: What they say with the new scores.
+    """
+
+    logged: Selection | None
+    rescored: Selection
+
+
+@dataclass(frozen=True)
 class Rescored:
     """A run before and after other scores of its texts.
 
@@ -107,12 +118,15 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
     with user_errors(parser):
         path = Path(options.reward)
         block, file = read_reward(path)
-        run = read_stored_run(Path(options.run))
-        at = run.path if run.path.is_dir() else run.path.parent
-        folder = Path(options.output or at / "rescored" / path.stem)
+        run, names = without_prefix(read_stored_run(Path(options.run)))
+        for option in ("maximise", "minimise", "subject_to", "guard", "pareto"):
+            options[option] = _renamed(options[option], names)
+        folder = Path(options.output or run.folder / "rescored" / path.stem)
         reward = reward_of(block, options.device, file)
         new = new_scores(run, reward, options.names)
-        rules = rules_of(options, run, new, recorded_selection(at))
+        asked = selections(options, run, new)
+        for each in asked:  # an error before anything is scored
+            run_rules(planned(run, new), each)
         try:
             done = rescore(run, reward, folder, {"reward": block}, options.names)
         except KeyboardInterrupt:
@@ -120,9 +134,9 @@ def run_job(arguments: list[str], usage: str, description: str, examples: Sequen
             raise SystemExit(130) from None
         finally:
             reward.release()
-        decisions = [(rule, _tried(rule, run.steps), _tried(rule, done.steps)) for rule in rules]
+        decisions = [decision(done, each) for each in asked]
     if options.json:
-        print(json.dumps(as_json(done, decisions), indent=2, ensure_ascii=False))
+        print(to_text(as_json(done, decisions)), end="")
     else:
         # A file gets the rows whole.
         print_result(plain_console(None if sys.stdout.isatty() else 400), done, decisions)
@@ -142,24 +156,25 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     parser.add_argument(
         *("--maximise", "--maximize"),
         **several,
-        help="keys that select a checkpoint. Default: the key that selected in the run, and each "
-        "new score",
+        help="keys to select by. Default: the key that selected in the run, and each new score",
     )
     parser.add_argument(
-        *("--minimise", "--minimize"),
-        **several,
-        help="the same, for keys that are better when lower",
+        *("--minimise", "--minimize"), **several, help="the same, where lower is better"
     )
     parser.add_argument(
         "--subject_to",
         **several,
-        help="constraints of the selection: 'score/distinct_2>=0.8'. Default: those of the run",
+        help="constraints, such as 'score/acc>=0.8'. Default: those of the run",
     )
+    parser.add_argument("--guard", **one, help="alarm: PROXY:HELD_OUT, as in 'ctrlreward select'")
     parser.add_argument(
-        "--guard", **several, help="alarms, PROXY:HELD_OUT: reward/total:score/judge"
+        "--reference", type=str, default="first", help="validation that the alarm compares with"
     )
     parser.add_argument("--stop", **one, help="early stopping: patience=3,min_delta=noise")
     parser.add_argument("--pareto", **one, help="keys of a Pareto front: score/a:max,score/b:min")
+    parser.add_argument("--ties_by", **one, help="earliest, or KEY:min, KEY:max")
+    parser.add_argument("--constraint_test", type=str, default="point", help="as in 'select'")
+    parser.add_argument("--level", type=float, default=0.05, help="as in 'ctrlreward select'")
     parser.add_argument(
         "--names",
         **several,
@@ -171,6 +186,38 @@ def _parser(usage: str, description: str, examples: Sequence[str]) -> CommandPar
     )
     parser.add_argument("--json", action="store_true", help="print all as JSON")
     return parser
+
+
+def without_prefix(run: StoredRun) -> tuple[StoredRun, dict[str, str]]:
+    """Return a run whose keys lack the prefix of evaluations, and old key → new key.
+
+    Trainers of transformers log `eval_score/sim`, which is `score/sim`; `eval_loss` remains where
+    there is a `loss`.
+    """
+    names = {
+        key: plain
+        for key in run.keys
+        for prefix in ("eval_", "eval/")
+        if key.startswith(prefix) and (plain := key.removeprefix(prefix)) not in run.keys
+    }
+    steps = [
+        replace(
+            each,
+            metrics={names.get(key, key): value for key, value in each.metrics.items()},
+            evidence={names.get(key, key): row for key, row in each.evidence.items()},
+        )
+        for each in run.steps
+    ]
+    modes = {names.get(key, key): mode for key, mode in run.modes.items()}
+    return replace(run, steps=steps, modes=modes), names
+
+
+def _renamed(option: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(option, list):
+        return [_renamed(each, names) for each in option]
+    for old in sorted(names, key=len, reverse=True):
+        option = option and option.replace(old, names[old])
+    return option
 
 
 def rescore(
@@ -238,16 +285,15 @@ def names_of(run: StoredRun, names: Sequence[str]) -> list[str]:
     A `GenerationScorer` logs a fail rate; the texts of `RolloutSamples` are not held-out.
     """
     known = dict.fromkeys(name for each in run.steps for name in each.samples)
-    logged = {key.removeprefix("eval_") for key in run.keys}
     if not known:
         raise ValueError(
-            f"{run.path} has no texts: a GenerationScorer writes them to samples/<name>/"
+            f"{run.folder} has no texts: a GenerationScorer writes them to samples/<name>/"
             "step=….jsonl in the folder of the run"
         )
     for name in names:
         if name not in known:
-            raise ValueError(f"{run.path} has no texts of {name!r}, only of {', '.join(known)}")
-    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in logged] or list(known)
+            raise ValueError(f"{run.folder} has no texts of {name!r}, only of {', '.join(known)}")
+    return list(names) or [n for n in known if f"{n}/{FAIL_RATE}" in run.keys] or list(known)
 
 
 def stored_texts(run: StoredRun, names: Sequence[str]) -> Iterator[Stored]:
@@ -323,16 +369,17 @@ def scored(reward: AnyReward, texts: Stored, folder: Path, progress: Progress) -
     prompts = Samples([""] * (len(samples) // repeats))
     scorer = HeldOutScorer(reward.components, prompts, repeats, texts.name)
     with fixed_randomness(scorer.seed):
-        scores = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
+        parts = scored_in_parts(with_corpus_parts(scorer.components), texts, progress)
         path = folder / "samples" / texts.name / f"step={texts.step:06d}.jsonl"
-        write_scored_samples(path, samples, without_corpus_parts(scores))
-        scores |= without_each_prompt(scorer.components, samples, scores, repeats)
+        scores = scorer.score_samples(samples, path, parts)
     metrics = scorer.metrics(scores)
     evidence = dict(scorer.evidence)
     totals = total_of(reward, {name: scores[name] for name in reward.components})
     if totals is not None:
         metrics[f"{texts.name}/{TOTAL}"] = valid_mean(totals)
         evidence[f"{texts.name}/{TOTAL}"] = valid_row_means(totals.reshape(-1, repeats))
+        _, shown = read_scored_samples(path)
+        write_scored_samples(path, samples, {**shown, TOTAL: totals}, read_by_prompt(path))
     return {
         "metrics": _finite(metrics),
         "evidence": {key: _nulled(row) for key, row in evidence.items()},
@@ -391,86 +438,119 @@ def recorded_selection(folder: Path) -> dict[str, Any]:
     return {**summary.get("selection", {}), "directions": summary.get("directions", {})}
 
 
-def rules_of(
-    options: Any, run: StoredRun, new: Mapping[str, Mode], recorded: Mapping[str, Any]
-) -> list[NamedRule]:
-    """Return the rules that the options ask for, and the selection of the run.
-
-    Raises:
-        ValueError: An option is wrong, or a key is neither logged nor a new score.
-    """
-    modes: dict[str, Mode] = {**recorded.get("directions", {}), **run.modes, **new}
-    bounds: dict[str, Bounds] = conditions(options.subject_to)
-    if not options.subject_to:
-        bounds = {key: (low, high) for key, (low, high) in recorded.get("constraints", {}).items()}
-    selecting: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
-    selecting |= dict.fromkeys(options.minimise, "min")
-    if not selecting:
+def selections(options: Any, run: StoredRun, new: Mapping[str, Mode]) -> list[argparse.Namespace]:
+    """Return the options of `run_rules` for each key that is to select."""
+    recorded = recorded_selection(run.folder)
+    bounds = options.subject_to or [
+        f"{key}{sign}{bound!r}"
+        for key, pair in recorded.get("constraints", {}).items()
+        for sign, bound in zip((">=", "<="), pair, strict=True)
+        if bound is not None
+    ]
+    keys: dict[str, Mode] = dict.fromkeys(options.maximise, "max")
+    keys |= dict.fromkeys(options.minimise, "min")
+    names = ("guard", "reference", "stop", "pareto", "ties_by", "constraint_test", "level")
+    common = {name: getattr(options, name) for name in names}
+    if not keys and (options.pareto or options.guard):
+        empty: dict[str, Any] = {"maximise": None, "minimise": None, "subject_to": []}
+        return [argparse.Namespace(**common, **empty)]
+    if not keys:
+        known = {**recorded.get("directions", {}), **run.modes, **new}
         monitor = recorded.get("monitor")
-        old = {} if monitor is None else {monitor: mode_of(monitor, modes, "--maximise KEY")}
-        failing = f"/{FAIL_RATE}"
-        selecting = old | {key: mode for key, mode in new.items() if not key.endswith(failing)}
-    rules = [rule_of_best(key, mode, bounds) for key, mode in selecting.items()]
-    if options.pareto:
-        rules.append(rule_of_front(options.pareto, modes))
-    if options.stop:
-        arguments = stop_options(options.stop)
-        rules += [
-            NamedRule("stop", StopRule(key, mode, **arguments), (key,))
-            for key, mode in selecting.items()
-        ]
-    rules += [rule_of_alarm(each, modes) for each in options.guard]
-    known = list(dict.fromkeys([*new, *run.keys]))
-    for key in dict.fromkeys(key for rule in rules for key in (*rule.keys, *rule.others)):
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise ValueError(f"{key!r} is neither logged nor a new score{hint}: {', '.join(known)}")
-    return rules
+        keys |= {monitor: known.get(monitor, "max")} if monitor in {*run.keys, *new} else {}
+        keys |= {key: mode for key, mode in new.items() if not key.endswith(f"/{FAIL_RATE}")}
+    return [
+        argparse.Namespace(
+            **common,
+            subject_to=bounds,
+            maximise=key if mode == "max" else None,
+            minimise=key if mode == "min" else None,
+        )
+        for key, mode in keys.items()
+    ]
 
 
-def _tried(rule: NamedRule, steps: Sequence[StoredStep]) -> Replay | str:
-    """Return the decision, or why there is none."""
-    try:
-        return replay(rule, steps)
-    except ValueError as error:
-        return str(error)
+def planned(run: StoredRun, new: Mapping[str, Mode]) -> StoredRun:
+    """Return the run as if it had been rescored, for a check of the rules."""
+    step = replace(run.steps[0], metrics={**run.steps[0].metrics, **dict.fromkeys(new, math.nan)})
+    return replace(run, steps=[step, *run.steps[1:]], modes={**run.modes, **new})
 
 
-def as_json(
-    done: Rescored, decisions: Sequence[tuple[NamedRule, Replay | str, Replay | str]]
-) -> dict[str, Any]:
-    """Return the new scores and the decisions as JSON."""
+def decision(done: Rescored, options: argparse.Namespace) -> Decision:
+    """Return what the rules say of the run before and after."""
+    after = replace(done.run, steps=done.steps, modes={**done.run.modes, **done.new})
+    rules = run_rules(after, options)
+    left = logged_rules(rules, done.run.keys)
+    return Decision(None if left is None else decide(done.run, left), decide(after, rules))
 
-    def plain(found: Replay | str) -> dict[str, Any]:
-        if isinstance(found, str):
-            return {"error": found}
-        return {"step": found.step, "steps": list(found.steps), "reason": found.reason}
 
+def logged_rules(rules: RunRules, keys: Collection[str]) -> RunRules | None:
+    """Return the rules whose keys were logged; None if there are none."""
+    alarm, best, pareto = rules.alarm, rules.best, rules.pareto
+    if alarm is not None and not {alarm.proxy, *alarm.modes} <= set(keys):
+        alarm = None
+    known = {*keys, ALARM_KEY} if alarm else set(keys)
+    ties = best.ties_by if best and isinstance(best.ties_by, Mapping) else ()
+    if best is not None and not {best.monitor, *best.constraints, *ties} <= known:
+        best = None
+    if pareto is not None and not set(pareto.metrics) <= known:
+        pareto = None
+    stop = rules.stop if rules.stop and rules.stop.monitor in known else None
+    return RunRules(best, stop, alarm, pareto) if best or stop or alarm or pareto else None
+
+
+def in_words(selection: Selection | None) -> dict[str, str]:
+    """Return what is asked for, such as `"best by score/judge"`, → what was decided."""
+    if selection is None:
+        return {}
+    rules, last = selection.rules, selection.decided[-1] if selection.decided else None
+    words = {}
+    if rules.best:
+        words[f"best by {rules.best.monitor}"] = _at(selection.best)
+    if rules.stop:
+        stop = selection.stop
+        words[f"stop by {rules.stop.monitor}"] = _at(stop and stop.validation.step)
+    if rules.alarm:
+        alarm, keys = selection.alarm, ", ".join(rules.alarm.modes)
+        words[f"alarm by {rules.alarm.proxy}: {keys}"] = _at(alarm and alarm.validation.step)
+    if rules.pareto:
+        front = ", ".join(map(str, last.front)) if last else "none"
+        words[f"front of {', '.join(rules.pareto.metrics)}"] = f"steps {front}"
+    return words
+
+
+def _at(step: int | None) -> str:
+    return "none" if step is None else f"step {step}"
+
+
+def as_json(done: Rescored, decisions: Sequence[Decision]) -> dict[str, Any]:
+    """Return the new scores and the decisions, each as `ctrlreward select --json` has them."""
     return {
-        "run": str(done.run.path),
+        "run": str(done.run.folder),
         "folder": str(done.folder),
         "directions": dict(done.new),
+        "decisions": [
+            {
+                "asked": list(in_words(each.rescored)),
+                "logged": None if each.logged is None else to_json(each.logged),
+                "rescored": to_json(each.rescored),
+            }
+            for each in decisions
+        ],
         "validations": [
-            {"step": each.step, **_finite({k: v for k, v in each.metrics.items() if k in done.new})}
+            {"step": each.step, **{k: v for k, v in each.metrics.items() if k in done.new}}
             for each in done.steps
             if set(done.new) & set(each.metrics)
-        ],
-        "decisions": [
-            {"rule": rule.name, "logged": plain(before), "rescored": plain(after)}
-            for rule, before, after in decisions
         ],
     }
 
 
-def print_result(
-    console: Console,
-    done: Rescored,
-    decisions: Sequence[tuple[NamedRule, Replay | str, Replay | str]],
-) -> None:
+def print_result(console: Console, done: Rescored, decisions: Sequence[Decision]) -> None:
     """Print the scores by validation, old → new, and the decisions before and after."""
     shown = [each for each in done.steps if set(done.new) & set(each.metrics)]
     before = {each.step: each.metrics for each in done.run.steps}
-    used = (key for rule, *_ in decisions for key in (*rule.keys, *rule.others))
+    rules = [each.rescored.rules for each in decisions]
+    used = (key for each in rules for key in (*each.monitored, *each.others))
     keys = [
         key
         for key in dict.fromkeys([*used, *done.new])
@@ -480,45 +560,29 @@ def print_result(
     table.add_column("step", justify="right")
     for key in keys:
         table.add_column(key, justify="right", overflow="fold")
-    for each in shown:
-        values = [(before[each.step].get(key), each.metrics.get(key)) for key in keys]
-        table.add_row(str(each.step), *(_change(old, now) for old, now in values))
-    console.print(f"{done.run.path}: {len(shown)} validations", soft_wrap=True)
+    for step in shown:
+        values = [(before[step.step].get(key), step.metrics.get(key)) for key in keys]
+        table.add_row(str(step.step), *(_change(old, now) for old, now in values))
+    console.print(f"{done.run.log}: {len(shown)} validations", soft_wrap=True)
     console.print(table)
     console.print()
     table = Table(show_edge=False)
     for name in ("decision", "as logged", "rescored"):
         table.add_column(name, overflow="fold")
-    for rule, logged, rescored in decisions:
-        table.add_row(rule.name, _in_words(rule, logged), _in_words(rule, rescored))
+    logged = {name: words for each in decisions for name, words in in_words(each.logged).items()}
+    now = {name: words for each in decisions for name, words in in_words(each.rescored).items()}
+    for name, words in now.items():
+        table.add_row(name, logged.get(name, "not logged"), words)
     console.print(table)
     console.print()
-    for rule, _, found in decisions:
-        reason = found if isinstance(found, str) else found.reason
-        console.print(f"{rule.name}: {reason}", soft_wrap=True)
-    bounds = next((r.rule.constraints for r, *_ in decisions if isinstance(r.rule, BestRule)), {})
-    if bounds:
-        console.print(f"constraints: {', '.join(map(_bound, bounds, bounds.values()))}")
+    for line in dict.fromkeys(line for each in decisions for line in summary(each.rescored)):
+        console.print(line, soft_wrap=True)
     console.print(f"scores and texts: {done.folder}", soft_wrap=True)
 
 
 def _change(old: float | None, now: float | None) -> str:
     cells = dict.fromkeys(f"{value:.4f}" for value in (old, now) if value is not None)
     return " → ".join(cells) or "–"
-
-
-def _bound(key: str, bounds: Bounds) -> str:
-    low, high = bounds
-    least, most = ("" if low is None else f"{low:g} ≤ "), ("" if high is None else f" ≤ {high:g}")
-    return f"{least}{key}{most}"
-
-
-def _in_words(rule: NamedRule, found: Replay | str) -> str:
-    if isinstance(found, str):
-        return "not logged"
-    if rule.kind == "front":
-        return "steps " + ", ".join(map(str, found.steps))
-    return "none" if found.step is None else f"step {found.step}"
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,17 +16,28 @@ from ctrlreward.scorers.base import Scores
 Cell: TypeAlias = str | float | None
 
 
-def write_scored_samples(path: Path, samples: Samples, scores: Mapping[str, Scores]) -> None:
+def write_scored_samples(
+    path: Path,
+    samples: Samples,
+    scores: Mapping[str, Scores],
+    by_prompt: Mapping[str, Scores] | None = None,
+) -> None:
     """Write a JSON record of each of n samples: its columns, and `"scores": {name: value}`.
 
-    The file is written atomically. NaN and infinite scores, arrays of shape (n,), are null.
-    `Samples.from_jsonl` reads the file too.
+    The file is written atomically. NaN and infinite scores are null. Each of `scores` has shape
+    (n,). `Samples.from_jsonl` reads the file too. `by_prompt` has values of the prompts that are
+    not the means of their scores, shape (prompts,), such as jackknife values of a score of groups;
+    the first record of each prompt gets them as `"by_prompt"`.
     """
     columns = {JSON_KEYS[name]: column for name, column in samples.columns().items()}
     lines = []
     for i in range(len(samples)):
         record: dict[str, object] = {name: column[i] for name, column in columns.items()}
         record["scores"] = {name: finite_or_none(values[i]) for name, values in scores.items()}
+        places = {name: i * len(row) / len(samples) for name, row in (by_prompt or {}).items()}
+        if places and all(place.is_integer() for place in places.values()):
+            rows = (by_prompt or {}).items()
+            record["by_prompt"] = {k: finite_or_none(row[int(places[k])]) for k, row in rows}
         lines.append(json_line(record))
     write_whole(path, "".join(lines))
 
@@ -42,23 +51,22 @@ def read_scored_samples(path: Path) -> tuple[Samples, dict[str, Scores]]:
     return Samples.from_jsonl(path), scores
 
 
-def completions_per_prompt(samples: Samples) -> int:
-    """Return how many completions of each prompt follow each other.
-
-    Completions of a prompt share all columns but the text. Equal prompts in a row count as one if
-    they have one group.
-    """
-    rows = list(zip(*(c for name, c in samples.columns().items() if name != "texts"), strict=True))
-    return math.gcd(*(len(list(same)) for _, same in groupby(rows))) if rows else 1
+def read_by_prompt(path: Path) -> dict[str, Scores]:
+    """Return the values of the prompts that `write_scored_samples` wrote; null becomes NaN."""
+    with open(path, encoding="utf-8") as file:
+        found = [row for line in file if (row := json.loads(line).get("by_prompt")) is not None]
+    names = found[0] if found else ()
+    return {name: np.array([row[name] for row in found], np.float64) for name in names}
 
 
 def sample_table(
     samples: Samples, scores: Mapping[str, Scores], rows: int
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Return the header and rows of a table with prompt, label, text and scores, of shape (n,).
+    """Return the header and rows of a table with prompt, label, text and scores.
 
     The rows are evenly spaced over the n samples and depend only on n, so tables of different steps
-    show the same prompts. Prompt and label are left out if the samples have none.
+    show the same prompts; if there are fewer samples than `rows`, all are shown. Prompt and label
+    are left out if the samples have none. Each of `scores` has shape (n,).
     """
     columns = samples.columns()
     names = [name for name in ("prompts", "labels", "texts") if name in columns]

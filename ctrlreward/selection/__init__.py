@@ -28,12 +28,15 @@ All four rules (`StopRule`, `BestRule`, `ParetoRule`, `AlarmRule`) have this sha
 it repeats the last decision with the settings of the new run. `BestRule` and `ParetoRule` also have
 `best(state)`, the step of the best checkpoint.
 
+`RunRules` folds all rules of a run at once, after the run or in a trainer's hook.
+
 A trainer's callback reads metrics, calls `update`, applies the decision and stores the state.
 """
 
 from ctrlreward.selection.alarm import AlarmDecision, AlarmRule, AlarmState
 from ctrlreward.selection.best import BestRule, BestState, KeepDecision
 from ctrlreward.selection.pareto import ParetoRule, ParetoState
+from ctrlreward.selection.replay import Decided, RunRules, RunValidation
 from ctrlreward.selection.stopping import StopDecision, StopRule, StopState
 
 __all__ = [
@@ -42,9 +45,12 @@ __all__ = [
     "AlarmState",
     "BestRule",
     "BestState",
+    "Decided",
     "KeepDecision",
     "ParetoRule",
     "ParetoState",
+    "RunRules",
+    "RunValidation",
     "StopDecision",
     "StopRule",
     "StopState",

@@ -55,6 +55,25 @@ class KeepDecision(NamedTuple):
     difference: PairedDifference | None = None
 
 
+class ConstraintCheck(NamedTuple):
+    """Result of one constraint at a validation.
+
+    Attributes:
+        value: Value of the metric; NaN if it has none yet.
+        met: Whether the constraint is met.
+        reason: Why it is not, "" if it is.
+
+    Examples:
+        >>> rule = BestRule("sim", constraints={"length": (None, 30)})
+        >>> rule.check_constraints(rule.start(), {"sim": 0.5, "length": 40.0})["length"].reason
+        'length is 40.0000, outside of [-inf, 30]'
+    """
+
+    value: float
+    met: bool
+    reason: str
+
+
 @dataclass(frozen=True)
 class BestState:
     """Checkpoints kept so far, and the candidates that they were chosen from.
@@ -201,7 +220,8 @@ class BestRule:
         if not math.isfinite(score):
             return state, KeepDecision(False, (), f"{self.monitor} is {score}", invalid=True)
         state = replace(state, validations=state.validations + 1)
-        violation = self._violation(state, metrics, stale, evidence or {})
+        checks = self.check_constraints(state, metrics, stale, evidence)
+        violation = next((check.reason for check in checks.values() if not check.met), "")
         if violation:
             return state, KeepDecision(False, (), violation)
         keys = [self.monitor, *(self.ties_by if isinstance(self.ties_by, Mapping) else ())]
@@ -317,30 +337,45 @@ class BestRule:
         difference = self._difference(state, leader, state.candidates[step])
         return difference is not None and not difference.distinguishable
 
-    def _violation(
+    def check_constraints(
         self,
         state: BestState,
         metrics: Mapping[str, float],
-        stale: Collection[str],
-        evidence: Evidence,
-    ) -> str:
-        """Return the first violated constraint in words, "" if all are met."""
+        stale: Collection[str] = (),
+        evidence: Evidence | None = None,
+    ) -> dict[str, ConstraintCheck]:
+        """Return for each constraint whether a validation meets it, and why not.
+
+        Args:
+            state: State before this validation, or after it.
+            metrics: Logged key → value.
+            stale: Keys without a new value.
+            evidence: Logged key → one value for each held-out prompt.
+
+        Raises:
+            ValueError: A key is not logged; lists those that are.
+        """
+        checks = {}
         for key, (low, high) in self.constraints.items():
             if key in stale and key not in metrics:
-                return f"{key} has no value yet"
+                checks[key] = ConstraintCheck(math.nan, False, f"{key} has no value yet")
+                continue
             value = read(metrics, key)
             smallest = -math.inf if low is None else low
             largest = math.inf if high is None else high
-            bounds = f"[{smallest}, {largest}]"
-            if self.constraint_test == "point" or key not in evidence or not math.isfinite(value):
-                if not smallest <= value <= largest:
-                    return f"{key} is {value:.4f}, outside of {bounds}"
-                continue
-            level = level_of_test(self.level, state.validations)
-            _, bottom, top = mean_interval(evidence[key], level)
-            shown = f"{key} is {value:.4f} ({bottom:.4f} to {top:.4f})"
-            if self.constraint_test == "unless_violated" and (top < smallest or bottom > largest):
-                return f"{shown}, outside of {bounds}"
-            if self.constraint_test == "if_shown" and not smallest <= bottom <= top <= largest:
-                return f"{shown}, not shown to be in {bounds}"
-        return ""
+            row = None if self.constraint_test == "point" else (evidence or {}).get(key)
+            if row is None or not math.isfinite(value):
+                met = smallest <= value <= largest
+                why = f"{key} is {value:.4f}, outside of [{smallest}, {largest}]"
+            else:
+                level = level_of_test(self.level, max(1, state.validations))
+                _, bottom, top = mean_interval(row, level)
+                why = f"{key} is {value:.4f} ({bottom:.4f} to {top:.4f}), "
+                if self.constraint_test == "unless_violated":
+                    met = not (top < smallest or bottom > largest)
+                    why += f"outside of [{smallest}, {largest}]"
+                else:
+                    met = smallest <= bottom <= top <= largest
+                    why += f"not shown to be in [{smallest}, {largest}]"
+            checks[key] = ConstraintCheck(value, met, "" if met else why)
+        return checks

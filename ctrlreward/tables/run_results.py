@@ -5,78 +5,18 @@ A table is long (one value per row) or wide (one system per row).
 
 from __future__ import annotations
 
-import json
 import re
-import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from ctrlreward.extras import import_extra
-from ctrlreward.files import JsonLog
 from ctrlreward.functional.reproducibility import Table
 from ctrlreward.tables.parsing import CsvRow, decode_utf8, no_such_file, parse_csv, parse_json
+from ctrlreward.tables.run_logs import LoggedStep, csv_history, numbers_of, read_log
 
 SINGLE_SYSTEM = "run"  # name of the system where the results name none
-
-_BLOCK = 32 * 1024
-_FILE_HEADER = 7
-_PIECE_HEADER = struct.Struct("<IHB")  # checksum, length, kind
-_WHOLE, _LAST = 1, 4  # kinds of pieces that end a record
-
-
-def read_wandb_history(path: Path) -> list[dict[str, Any]]:
-    """Read the logged values of a run, without tables and images: a dictionary per logging call.
-
-    The file is `run-….wandb` in a folder `offline-run-…`; `_step` counts the calls.
-    """
-    messages = import_extra("wandb.proto.wandb_internal_pb2", str(path))
-    rows = []
-    for record in _records(path):
-        items = messages.Record.FromString(record).history.item
-        if items:
-            values = {tuple(i.nested_key) or (i.key,): json.loads(i.value_json) for i in items}
-            # Tables and images are several items under one key, one of them named `_type`.
-            media = {key[:-1] for key in values if len(key) > 1 and key[-1] == "_type"}
-            rows.append({"/".join(k): v for k, v in values.items() if k[:-1] not in media})
-    return rows
-
-
-def _records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file in LevelDB's log format, after a file header.
-
-    A record is split into pieces that never cross the end of a block; a rest of a block that is
-    too short for a header is padding. A killed run leaves an incomplete record at the end, which
-    is skipped.
-    """
-    content = path.read_bytes()
-    if content[:4] != b":W&B":
-        raise ValueError(f"{path} is not a W&B file: it does not start with ':W&B'")
-    position, record = _FILE_HEADER, b""
-    while position + _PIECE_HEADER.size <= len(content):
-        left = _BLOCK - position % _BLOCK
-        if left < _PIECE_HEADER.size:
-            position += left
-            continue
-        _, length, kind = _PIECE_HEADER.unpack_from(content, position)
-        position += _PIECE_HEADER.size + length
-        if position > len(content):
-            return
-        record += content[position - length : position]
-        if kind in (_WHOLE, _LAST):
-            yield record
-            record = b""
-
-
-# One logging call: the step, and the values by metric.
-LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
-
-# Columns that loggers add to the metrics.
-_STEPS = ("trainer/global_step", "step", "_step")
-_BOOKKEEPING = {*_STEPS, "epoch"}
-_SCORED_STEP = "/scored_step"
 
 _SELECTION = re.compile(r"(?P<file>.+\.csv):(?P<cells>[^/\\=]+=[^=]*(?:,[^/\\=]+=[^=]*)*)")
 _STUDY = "study"
@@ -102,8 +42,8 @@ def read_run(
 ) -> Run:
     """Read a CSV or JSON file, or the folder of a logger.
 
-    The folder is one of `HistoryLogger` (with the `summary.json` of `BeforeAfter` if it exists), of
-    Lightning's `CSVLogger`, or of W&B (`offline-run-…` or `run-…`).
+    The folder is that of any trainer or logger that `ctrlreward.tables.run_logs.read_log` reads,
+    with the `summary.json` of `BeforeAfter` if it exists.
 
     Args:
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
@@ -123,28 +63,16 @@ def read_run(
         )
     header, rows = _read_selected_rows(path, selection)
     if "step" in header and not set(header) & {"value", *system_columns}:
-        return _logged_run(name, _csv_history(path, rows))
+        return _logged_run(name, csv_history(path, rows))
     return Run(name, _to_studies(path, header, rows, system_columns, metric_columns))
 
 
 def _read_folder(name: str, folder: Path) -> Run:
-    if (folder / "metrics.jsonl").is_file():
-        history = JsonLog(folder / "metrics.jsonl").read()
-        run = _logged_run(name, [_history_row(row, folder / "metrics.jsonl") for row in history])
-        return _with_report(run, folder / "summary.json")
-    if (folder / "metrics.csv").is_file():
-        _, rows = _read_selected_rows(folder / "metrics.csv", {})
-        return _logged_run(name, _csv_history(folder / "metrics.csv", rows))
-    for file in sorted(folder.glob("*.wandb")):
-        return _logged_run(name, [_history_row(row, file) for row in read_wandb_history(file)])
     summary = folder / "files" / "wandb-summary.json"
-    if summary.is_file():
-        return Run(name, {"": _single_system(_numbers(_read_json_object(summary)))})
-    raise ValueError(
-        f"{name} is not a logger's folder: it has no metrics.jsonl (HistoryLogger), no metrics.csv "
-        "(CSVLogger: give the folder version_…), no *.wandb and no files/wandb-summary.json (W&B: "
-        "give the folder offline-run-… or run-…)"
-    )
+    if summary.is_file() and not any(folder.glob("*.wandb")):
+        return Run(name, {"": _single_system(numbers_of(_read_json_object(summary)))})
+    log = read_log(folder)
+    return _with_report(_logged_run(name, log.rows), log.path.with_name("summary.json"))
 
 
 def _logged_run(name: str, history: Iterable[LoggedStep]) -> Run:
@@ -163,57 +91,12 @@ def _logged_run(name: str, history: Iterable[LoggedStep]) -> Run:
 def _with_report(run: Run, summary: Path) -> Run:
     """Add the report of `BeforeAfter`: scores of the selected policy on held-out prompts."""
     report = _read_json_object(summary) if summary.is_file() else {}
-    measured = {f"after/{name}": v for name, v in _numbers(report.get("after", {})).items()}
-    measured |= _numbers({name: report[name] for name in ("difference",) if name in report})
+    measured = {f"after/{name}": v for name, v in numbers_of(report.get("after", {})).items()}
+    measured |= numbers_of({name: report[name] for name in ("difference",) if name in report})
     judges = report.get("judges", {})
-    measured |= _numbers({f"judges/{name}": judge["after"] for name, judge in judges.items()})
+    measured |= numbers_of({f"judges/{name}": judge["after"] for name, judge in judges.items()})
     measured.pop("after/generations", None)
     return Run(run.name, {"": {**run.studies[""], **_single_system(measured)}}, run.curves)
-
-
-def _csv_history(path: Path, rows: Sequence[CsvRow]) -> list[LoggedStep]:
-    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics that were not logged."""
-    history: list[LoggedStep] = []
-    for line, cells in rows:
-        metrics = {
-            metric: _parse_number(path, line, metric, text)
-            for metric, text in cells.items()
-            if text and metric not in _BOOKKEEPING
-        }
-        step = _parse_number(path, line, "step", cells.get("step", ""))
-        if not isfinite(step):
-            raise ValueError(
-                f"{path}:{line} has no step: give one in each row, in a column named step"
-            )
-        history.append((int(step), metrics))
-    return history
-
-
-def _history_row(row: Mapping[str, Any], path: Path) -> LoggedStep:
-    steps = [row[name] for name in _STEPS if name in row]
-    if not steps:
-        raise ValueError(f"{path} has a row without {' or '.join(_STEPS)}: {', '.join(row)}")
-    return int(steps[0]), _numbers(row)
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics of a row without tables, images, steps and W&B's own keys.
-
-    The summary of a W&B run may have several values of a metric; its last one counts.
-    """
-    metrics = {}
-    for name, value in row.items():
-        if name in _BOOKKEEPING or name.startswith("_") or name.endswith(_SCORED_STEP):
-            continue
-        if isinstance(value, dict) and "last" in value:
-            value = value["last"]
-        if isinstance(value, bool):
-            continue
-        if value is None or value in ("NaN", "Infinity", "-Infinity"):  # as loggers write them
-            metrics[name] = nan
-        elif isinstance(value, int | float):
-            metrics[name] = float(value)
-    return metrics
 
 
 def _single_system(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -34,15 +34,11 @@ from ctrlreward.callbacks import (
 )
 from ctrlreward.cli import main
 from ctrlreward.commands import rescoring_job
-from ctrlreward.commands.rescoring_job import rescore
+from ctrlreward.commands.rescoring_job import rescore, without_prefix
 from ctrlreward.files import JsonLog
-from ctrlreward.run_folder import read_stored_run
+from ctrlreward.run_folder import completions_per_prompt, read_stored_run
 from ctrlreward.samples import JSON_KEYS
-from ctrlreward.scorers.records import (
-    completions_per_prompt,
-    read_scored_samples,
-    write_scored_samples,
-)
+from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,6 +51,7 @@ STEPS = 5
 WORDS = ["", " is good", " was old", " xyz", " hummm", " aeiou", " a", " zzz zz"]
 FIRST = {"share": Share()["share"], "variety": Variety()["variety"]}
 SECOND = {"consonants": Share("bcdfghklmnprstvwxyz")["share"], "variety": Variety()["variety"]}
+KEYS = {"score/share", "score/variety", "score/fail_rate", "score/corpus/share"}
 JUDGE = {
     "components": {
         "consonants": {
@@ -192,29 +189,51 @@ def test_the_same_scores_are_the_logged_ones(
         seen = lightning_run(tmp_path / "run", FIRST)
     else:
         seen = huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST)
-    run = read_stored_run(tmp_path / "run")
+    run, names = without_prefix(read_stored_run(tmp_path / "run"))
+    scores = {f"eval_{key}" for key in KEYS} if trainer == "huggingface" else set()
+    assert {name for name in names if "/" in name} == scores
     done = rescore(run, Reward({**FIRST}), tmp_path / "new", {})
     assert [each.step for each in done.steps] == [each.step for each in run.steps]
-    keys = {"score/share", "score/variety", "score/fail_rate", "score/corpus/share"}
     for before, after in zip(run.steps, done.steps, strict=True):
         if before.step not in seen.evidence:
             assert after == before
             continue
         assert set(after.metrics) - set(before.metrics) == {"score/total"}
-        assert keys <= set(before.metrics)
+        assert set(before.metrics) >= KEYS
         for key, value in before.metrics.items():
             # Lightning logs 32 bits.
             assert after.metrics[key] == pytest.approx(value, rel=1e-6, nan_ok=True), key
         live = seen.evidence[before.step]
-        assert set(live) == keys == set(after.evidence) - {"score/total"}
+        assert set(live) == KEYS == set(after.evidence) - {"score/total"}
         for key, row in live.items():
             np.testing.assert_array_equal(after.evidence[key], row)
+            np.testing.assert_array_equal(before.evidence[key], row)
         old, new = (read_scored_samples(each.samples["score"]) for each in (before, after))
         assert new[0] == old[0]
         for name, values in old[1].items():
             np.testing.assert_array_equal(new[1][name], values)
+    again = read_stored_run(tmp_path / "new")  # the folder is a run itself
+    for one, other in zip(again.steps, done.steps, strict=True):
+        assert one.metrics == pytest.approx(dict(other.metrics), nan_ok=True)
+        assert set(one.evidence) == set(other.evidence)
+        for key, row in one.evidence.items():
+            np.testing.assert_allclose(row, other.evidence[key], rtol=1e-12)
     assert len(seen.evidence) == STEPS
     assert len({tuple(each["score/share"]) for each in seen.evidence.values()}) > 2
+
+
+def test_keys_of_transformers_may_have_their_prefix(
+    tmp_path: Path, tiny_llama: Callable[[str], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    best = hf.RewardCheckpoint("score/share", constraints={"score/variety": (0.1, None)})
+    huggingface_run(tmp_path / "run", tiny_llama("abcdef"), FIRST, best)
+    (tmp_path / "judge.yaml").write_text(yaml.safe_dump(JUDGE))
+    for prefix in ("", "eval_"):
+        options = [f"{prefix}score/share", "--subject_to", f"{prefix}score/variety>=0.1"]
+        found = rescored(tmp_path, "--maximise", *options, capsys=capsys)
+        (decided,) = found["decisions"]
+        assert decided["logged"]["step"] == decided["rescored"]["step"] == best.selected_step
+        assert decided["logged"]["reason"] == best.reason
 
 
 def test_decisions_are_those_of_a_run_with_the_other_scores(
@@ -238,14 +257,19 @@ def test_decisions_are_those_of_a_run_with_the_other_scores(
     live = lightning_run(tmp_path / "live", SECOND, best, guard)
     stop = RewardEarlyStopping("score/consonants", patience=1)
     lightning_run(tmp_path / "stopped", SECOND, stop)
-    selected, stopped, alarm = found["decisions"]
-    assert selected["rule"] == "best by score/consonants"
-    assert selected["logged"]["error"].startswith("'score/consonants' is not logged")
-    assert selected["rescored"]["step"] == best.selected_step
-    assert selected["rescored"]["reason"] == best.reason
-    assert stopped["rescored"]["step"] == stop.stopped_step > 0
-    assert stopped["rescored"]["reason"] == stop.state.stopping_reason
-    assert (alarm["rescored"]["step"] or -1) == guard.alarm_step
+    (decided,) = found["decisions"]
+    assert decided["asked"] == [
+        "best by score/consonants",
+        "stop by score/consonants",
+        "alarm by reward/total: score/consonants",
+    ]
+    assert decided["logged"] is None
+    assert decided["rescored"]["step"] == best.selected_step
+    assert decided["rescored"]["reason"] == best.reason
+    assert decided["rescored"]["stop_step"] == stop.stopped_step > 0
+    assert (decided["rescored"]["alarm_step"] or -1) == guard.alarm_step
+    validations = {each["step"]: each for each in decided["rescored"]["validations"]}
+    assert validations[stop.stopped_step]["stop"] == stop.state.stopping_reason
     logged = {row["step"]: row for row in JsonLog(tmp_path / "live" / "metrics.jsonl").read()}
     assert [row["step"] for row in found["validations"]] == list(live.evidence)
     for row in found["validations"]:
@@ -392,14 +416,14 @@ def test_scores_of_groups_need_groups(folder: Path, capsys: pytest.CaptureFixtur
     ("options", "message"),
     [
         (["--maximum", "score/share"], "--maximum is not an option (did you mean --maximi"),
-        (["--subject_to", "score/share>0.5"], "--subject_to must be 'KEY>=VALUE' or"),
-        (["--subject_to", "score/share>=high"], "--subject_to must be 'KEY>=VALUE' or"),
-        (["--stop", "patiense=2"], "--stop has no 'patiense'"),
-        (["--stop", "patience"], "--stop must have patience=VALUE with a number"),
+        (["--subject_to", "score/share>0.5"], "must be a bound, 'KEY>=VALUE' or"),
+        (["--subject_to", "score/share>=high"], "'high' is not a number"),
+        (["--stop", "patiense=2"], "did you mean 'patience'"),
         (["--guard", "reward/total"], "--guard must be PROXY:HELD_OUT, got 'reward/total'"),
-        (["--guard", "reward/total:policy/kl"], "better direction of 'policy/kl' is unknown"),
-        (["--maximise", "score/shar"], "'score/shar' is neither logged nor a new score (did you"),
-        (["--subject_to", "policy/kl<=1"], "'policy/kl' is neither logged nor a new score"),
+        (["--guard", "reward/total:policy/kl"], "has no key 'policy/kl'"),
+        (["--maximise", "score/shar"], "has no key 'score/shar' (did you mean score/share?)"),
+        (["--subject_to", "policy/kl<=1"], "has no key 'policy/kl'"),
+        (["--maximise", "score/fail_rate"], "is better when lower: use --minimise"),
         (["--names", "held_out"], "has no texts of 'held_out', only of score"),
     ],
 )
@@ -439,7 +463,7 @@ def test_the_selection_of_the_run_is_replayed(
     path.write_text(json.dumps(summary))
     found = rescored(folder, capsys=capsys)
     path.unlink()
-    names = [each["rule"] for each in found["decisions"]]
+    names = [name for each in found["decisions"] for name in each["asked"]]
     keys = ["share", "consonants", "variety", "corpus/consonants", "total"]
     assert names == [f"best by score/{key}" for key in keys]
     best = RewardCheckpoint(

@@ -11,7 +11,8 @@ from pytorch_lightning.loggers import CSVLogger
 from wandb_runs import wait_for_files
 
 from ctrlreward.callbacks import HistoryLogger
-from ctrlreward.tables.run_results import read_run, read_wandb_history
+from ctrlreward.tables.run_results import read_run
+from ctrlreward.tables.wandb_history import read_wandb_history
 
 NAN = pytest.approx(math.nan, nan_ok=True)
 
@@ -224,7 +225,7 @@ def test_a_row_without_a_step_raises(tmp_path: Path) -> None:
 def test_a_wrong_path_raises(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no file or folder"):
         read_run(str(tmp_path / "absent"))
-    with pytest.raises(ValueError, match=r"is not a logger's folder: it has no metrics\.jsonl"):
+    with pytest.raises(ValueError, match=r"has no log of a run: give a folder with metrics\.jsonl"):
         read_run(str(tmp_path))
     with pytest.raises(ValueError, match=r"ends in '\.txt': give a \.csv or \.json file"):
         read_run(write(tmp_path / "a.txt", ""))

@@ -1,0 +1,93 @@
+"""Removal of the checkpoints of a run that nothing needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from ctrlreward.run_folder import LOCK, StoredRun
+
+# Files in which trainers name the checkpoint to resume from: verl's number, DeepSpeed's tag.
+_POINTERS = ("latest_checkpointed_iteration.txt", "latest")
+
+
+def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
+    """Return files and folders of checkpoints that may go.
+
+    The last checkpoint stays, and so does one that a file or a link names as the one to resume
+    from. All paths are in the folder of the checkpoints, and none is a link.
+
+    Args:
+        run: The run.
+        keep: Steps to keep.
+
+    Raises:
+        ValueError: A checkpoint of these steps is not on disk, or the run is in progress.
+    """
+    for step in keep:
+        if step not in run.checkpoints:
+            raise ValueError(
+                f"the checkpoint of step {step} is not in {run.checkpoint_folder}, so nothing is "
+                "removed: name the folder of the checkpoints with --checkpoints"
+            )
+    _refuse_if_in_use(run)
+    root = (run.checkpoint_folder or run.folder).resolve()
+    needed = {*keep, max(run.checkpoints)}
+    pointed = set(_pointed_to(root))
+    return [
+        path
+        for step, paths in run.checkpoints.items()
+        if step not in needed and not any(path.resolve() in pointed for path in paths)
+        for path in paths
+        if not path.is_symlink() and path.resolve().is_relative_to(root)
+    ]
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file or of a folder's files, links not followed."""
+    if not path.is_dir():
+        return path.lstat().st_size
+    return sum(
+        (Path(folder) / name).lstat().st_size
+        for folder, _, names in os.walk(path)
+        for name in names
+    )
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder without what its links point to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _pointed_to(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        for name in (*folders, *files):
+            path = here / name
+            if path.is_symlink():
+                yield path.resolve()
+            elif name in _POINTERS:
+                named = path.read_text(encoding="utf-8", errors="replace").strip()
+                yield (here / named).resolve()
+                yield (here / f"global_step_{named}").resolve()
+
+
+def _refuse_if_in_use(run: StoredRun) -> None:
+    for folder in {run.folder, run.checkpoint_folder or run.folder}:
+        lock = folder / LOCK
+        if not lock.is_file():
+            continue
+        try:
+            FileLock(lock).acquire(timeout=0).lock.release()
+        except Timeout:
+            holder = lock.read_text(encoding="utf-8") or "another process"
+            raise ValueError(
+                f"{folder} is in use by {holder}, so nothing is removed: wait until it has ended"
+            ) from None

@@ -1,0 +1,566 @@
+"""Command `ctrlreward select`: which checkpoint to keep, from what a run left on disk."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import isfinite
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.table import Table
+
+from ctrlreward.arguments import Mode, did_you_mean, one_of
+from ctrlreward.commands.checkpoint_removal import removable, remove, size_of
+from ctrlreward.commands.command_parser import CommandParser, command_parser
+from ctrlreward.commands.terminal import plain_console, user_errors
+from ctrlreward.files import write_whole
+from ctrlreward.functional.sequential import level_of_test, mean_interval
+from ctrlreward.run_folder import StoredRun, read_stored_run
+from ctrlreward.selection import AlarmRule, BestRule, Decided, ParetoRule, RunRules, StopRule
+from ctrlreward.selection.best import Bounds
+
+_DESCRIPTION = """Say which checkpoint of a finished or running job to keep and why, when a
+rule would have stopped, and when the alarm would have been raised. Reads the run folders and logs
+of Lightning, transformers, TRL, verl and OpenRLHF, and those of W&B, TensorBoard and trackio.
+
+Exit status: 0 if a checkpoint is selected in each run, 1 if none met the constraints, 2 for a
+mistake in the arguments or a file that cannot be read."""
+
+_EXAMPLES = (
+    "ctrlreward select runs/demo --maximise score/sim --subject-to 'score/distinct_2>=0.8'",
+    "ctrlreward select runs/demo --maximise score/sim --guard reward/total:score/distinct_2",
+    "ctrlreward select out/ --minimise eval_loss --stop patience=3 --prune",
+    "ctrlreward select verl.jsonl --maximise val-core/gsm8k/reward/mean@4 "
+    "--checkpoints checkpoints/gsm8k --output best_checkpoint.json",
+)
+
+_NOT_CHOSEN = 1
+_INTERVAL_S = 10.0
+_BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the rules say of one run."""
+
+    run: StoredRun
+    rules: RunRules
+    decided: Sequence[Decided]
+
+    @property
+    def best(self) -> int | None:
+        """Step of the selected checkpoint."""
+        return self.decided[-1].best if self.decided else None
+
+    @property
+    def kept(self) -> list[int]:
+        """Steps that must stay on disk: the selected one and the Pareto front."""
+        front = self.decided[-1].front if self.decided else ()
+        return list(dict.fromkeys([*([] if self.best is None else [self.best]), *front]))
+
+    @property
+    def stop(self) -> Decided | None:
+        """The validation at which the rule would have stopped."""
+        return next((each for each in self.decided if each.stopped), None)
+
+    @property
+    def alarm(self) -> Decided | None:
+        """The validation of the first alarm."""
+        return next((each for each in self.decided if each.alarm and each.alarm.alarm), None)
+
+    def checkpoint(self, step: int | None) -> str | None:
+        """Return the path of a checkpoint, None if it is not on disk."""
+        paths = () if step is None else self.run.checkpoints.get(step, ())
+        return str(paths[0]) if paths else None
+
+
+def run(arguments: list[str]) -> None:
+    """Read the runs, decide, print, and remove the other checkpoints if requested."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    with user_errors(parser):
+        _check(options)
+        found = [select(name, options) for name in options.runs]
+        if options.watch:
+            found = [_watch(found[0], options)]
+        else:
+            _print(found, options)
+        if options.output:
+            write_whole(Path(options.output), to_text(_chosen(found[0])))
+        if options.prune:
+            for selection in found:
+                _prune(selection, options)
+    if any(selection.best is None and _selects(selection.rules) for selection in found):
+        raise SystemExit(_NOT_CHOSEN)
+
+
+def select(name: str, options: Any) -> Selection:
+    """Read a run and replay the rules."""
+    stored = read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
+    return decide(stored, run_rules(stored, options))
+
+
+def decide(stored: StoredRun, rules: RunRules) -> Selection:
+    """Replay the rules over a run."""
+    steps = [(each.step, each.metrics, each.evidence) for each in stored.steps]
+    return Selection(stored, rules, list(rules.replay(rules.validations(steps))))
+
+
+def _parser() -> CommandParser:
+    usage = "RUN [RUN ...] --maximise KEY [options]"
+    parser = command_parser("ctrlreward select", usage, _DESCRIPTION, _EXAMPLES)
+    text = str | None
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", type=str, help="folder of a run, or the file of its log"
+    )
+    parser.add_argument(
+        "--maximise", "--maximize", type=text, default=None, metavar="KEY",
+        help="logged key of the score to select by",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minimise", "--minimize", type=text, default=None, metavar="KEY",
+        help="the same, where lower is better",
+    )  # fmt: skip
+    parser.add_argument(
+        "--subject_to", nargs="+", type=str, default=[], metavar="BOUND",
+        help="constraints, such as 'score/acc>=0.8' 'score/length<=40'",
+    )  # fmt: skip
+    parser.add_argument(
+        "--guard", type=text, default=None, metavar="PROXY:HELD_OUT",
+        help="alarm if PROXY improves while HELD_OUT declines; 'reward:score/acc,score/pp=min' has "
+        "two held-out keys, the second is better when lower, 'KEY=drift' if it must not change",
+    )  # fmt: skip
+    parser.add_argument("--reference", type=str, default="first",
+                        help="validation that the alarm compares with: first or best")  # fmt: skip
+    parser.add_argument(
+        "--pareto", type=text, default=None, metavar="A:max,B:min", help="show the Pareto front"
+    )
+    parser.add_argument(
+        "--stop", type=text, default=None, metavar="patience=N,...",
+        help=f"when a rule would have stopped, by {', '.join(_STOP_TYPES)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ties_by", type=text, default=None,
+        help="choice among checkpoints that cannot be told apart: earliest, or KEY:min, KEY:max",
+    )  # fmt: skip
+    parser.add_argument("--constraint_test", type=str, default="point",
+                        help="point, unless_violated or if_shown")  # fmt: skip
+    parser.add_argument("--level", type=float, default=0.05,
+                        help="probability of a false statement in the whole run")  # fmt: skip
+    parser.add_argument("--checkpoints", type=text, default=None, metavar="FOLDER",
+                        help="folder of the checkpoints, if not in the run's")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--output", type=text, default=None, metavar="FILE",
+                        help="JSON file that names the checkpoint to keep")  # fmt: skip
+    parser.add_argument(
+        "--watch", action="store_true",
+        help="read again what a running job adds, until a rule stops or Ctrl-C",
+    )  # fmt: skip
+    parser.add_argument("--interval", type=float, default=_INTERVAL_S,
+                        help="seconds between two reads of --watch")  # fmt: skip
+    parser.add_argument(
+        "--prune", action="store_true",
+        help="remove the other checkpoints, after a question; never the selected or the last one",
+    )  # fmt: skip
+    parser.add_argument("--yes", action="store_true", help="remove without a question")
+    return parser
+
+
+def _check(options: Any) -> None:
+    if options.maximise and options.minimise:
+        raise ValueError("--maximise and --minimise are both given: one score selects")
+    monitor = options.maximise or options.minimise
+    if not (monitor or options.pareto or options.guard):
+        raise ValueError(
+            "no score is given: --maximise KEY, --minimise KEY or --pareto A:max,B:min"
+        )
+    for name in ("subject_to", "stop", "ties_by"):
+        if getattr(options, name) and not monitor:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} needs the score to select by: --maximise KEY")
+    if len(options.runs) > 1 and (options.watch or options.output or options.checkpoints):
+        raise ValueError("--watch, --output and --checkpoints are of one RUN")
+    if options.watch and options.prune:
+        raise ValueError("--prune removes from finished runs: leave out --watch")
+    if options.prune and not (monitor or options.pareto):
+        raise ValueError("--prune needs the score to select by: --maximise KEY")
+    if not options.interval > 0:
+        raise ValueError(f"--interval must be positive, got {options.interval}")
+
+
+# Rules
+
+
+def run_rules(stored: StoredRun, options: Any) -> RunRules:
+    """Return the rules of the options `maximise` to `level`.
+
+    Raises:
+        ValueError: An option is wrong, or names a key that is not logged.
+    """
+    best = stop = alarm = pareto = None
+    monitor = options.maximise or options.minimise
+    if monitor:
+        mode: Mode = "max" if options.maximise else "min"
+        key = _key(stored, monitor)
+        declared = stored.modes.get(key, mode)
+        if declared != mode:
+            better = "higher" if declared == "max" else "lower"
+            raise ValueError(f"{key} is better when {better}: use --{declared}imise {monitor}")
+        best = BestRule(
+            key,
+            mode,
+            constraints=_constraints(stored, options),
+            ties_by=_ties(stored, options.ties_by),
+            constraint_test=options.constraint_test,
+            level=options.level,
+            top_k=1 if options.ties_by is None else -1,
+        )
+        if options.stop:
+            stop = StopRule(key, mode, **{"level": options.level, **_stop_settings(options.stop)})
+    if options.guard:
+        alarm = _alarm(stored, options)
+    if options.pareto:
+        pairs = [_pair(stored, part, ":", ("max", "min")) for part in options.pareto.split(",")]
+        pareto = ParetoRule({key: mode or _mode(stored, key) for key, mode in pairs})
+    return RunRules(best, stop, alarm, pareto)
+
+
+def _key(stored: StoredRun, given: str) -> str:
+    """Return a logged key, by its name or without the prefix of an evaluation."""
+    given, keys = given.strip(), stored.keys
+    for prefix in ("", "eval_", "eval/"):
+        if prefix + given in keys:
+            return prefix + given
+    similar = did_you_mean(given, keys, str)
+    listed = "" if similar else f", only {', '.join(keys[:20])}{', …' if len(keys) > 20 else ''}"
+    raise ValueError(f"{stored.log} has no key {given!r}{similar}{listed}")
+
+
+def _mode(stored: StoredRun, key: str) -> Mode:
+    return stored.modes.get(key) or ("min" if key.rsplit("/")[-1].endswith("loss") else "max")
+
+
+def _pair(
+    stored: StoredRun, text: str, separator: str, modes: Sequence[str]
+) -> tuple[str, str | None]:
+    key, found, mode = text.rpartition(separator)
+    if not found or mode.strip() not in modes:
+        if found and text.strip() not in stored.keys and key.strip() in stored.keys:
+            one_of(f"direction of {key.strip()!r}", mode.strip(), modes)
+        return _key(stored, text), None
+    return _key(stored, key), mode.strip()
+
+
+def _constraints(stored: StoredRun, options: Any) -> dict[str, Bounds]:
+    bounds: dict[str, Bounds] = {}
+    for text in options.subject_to:
+        match = _BOUND.fullmatch(text)
+        if match is None or match["relation"] in (">", "<", "=", "=="):
+            raise ValueError(
+                f"--subject-to {text!r} must be a bound, 'KEY>=VALUE' or 'KEY<=VALUE' (inclusive)"
+            )
+        try:
+            value = float(match["value"])
+        except ValueError:
+            raise ValueError(f"--subject-to {text!r}: {match['value']!r} is not a number") from None
+        computed = match["key"] == "guard/alarm" and options.guard
+        key = match["key"] if computed else _key(stored, match["key"])
+        low, high = bounds.get(key, (None, None))
+        bounds[key] = (value, high) if match["relation"] == ">=" else (low, value)
+    return bounds
+
+
+def _ties(stored: StoredRun, text: str | None) -> Any:
+    if text is None or text == "earliest":
+        return text
+    key, mode = _pair(stored, text, ":", ("max", "min"))
+    return {key: mode or _mode(stored, key)}
+
+
+_STOP_TYPES = {
+    each.name: each.type for each in fields(StopRule) if each.name not in ("monitor", "mode")
+}
+
+
+def _stop_settings(text: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.strip().partition("=")
+        name = name.strip().replace("-", "_")
+        if name.isdigit() and not equals:
+            name, value = "patience", name
+        one_of("--stop", name, _STOP_TYPES)
+        kind = str(_STOP_TYPES[name])
+        try:
+            if kind == "bool":
+                value = one_of(name, value.strip().lower() or "true", ("true", "false"))
+                settings[name] = value == "true"
+            elif kind == "int":
+                settings[name] = int(value)
+            else:
+                settings[name] = value if value == "noise" else float(value)
+        except ValueError:
+            raise ValueError(f"--stop {name}={value!r} must be {kind}") from None
+    if settings.get("patience", 1) < 1:
+        raise ValueError(f"--stop patience must be at least 1, got {settings['patience']}")
+    return settings
+
+
+def _alarm(stored: StoredRun, options: Any) -> AlarmRule:
+    proxy, colon, held_out = options.guard.partition(":")
+    if not colon or not proxy.strip() or not held_out.strip():
+        raise ValueError(f"--guard must be PROXY:HELD_OUT, got {options.guard!r}")
+    key, mode = _pair(stored, proxy, "=", ("max", "min"))
+    pairs = [_pair(stored, part, "=", ("max", "min", "drift")) for part in held_out.split(",")]
+    return AlarmRule(
+        key,
+        {name: cast(Any, given or _mode(stored, name)) for name, given in pairs},
+        cast(Mode, mode or _mode(stored, key)),
+        level=None if options.level == 0.05 else options.level,
+        reference=options.reference,
+    )
+
+
+def _selects(rules: RunRules) -> bool:
+    return rules.best is not None or rules.pareto is not None
+
+
+# Output
+
+
+def _print(found: Sequence[Selection], options: Any) -> None:
+    if options.json:
+        content = [to_json(selection) for selection in found]
+        print(to_text(content[0] if len(content) == 1 else content), end="")
+        return
+    console = plain_console()
+    for place, selection in enumerate(found):
+        if place:
+            console.print()
+        console.print(f"{selection.run.log} ({selection.run.source})", soft_wrap=True)
+        console.print(_table(selection))
+        for line in summary(selection):
+            console.print(line, soft_wrap=True)
+
+
+def _table(selection: Selection) -> Table:
+    rules, table = selection.rules, Table(show_edge=False)
+    table.add_column("step", justify="right")
+    scores = list(dict.fromkeys([*rules.monitored, *rules.others]))
+    for key in scores:
+        table.add_column(key, justify="right", overflow="fold")
+    table.add_column("", overflow="fold")
+    for number, each in enumerate(selection.decided, 1):
+        cells = [_cell(selection, each, key, number) for key in scores]
+        table.add_row(str(each.validation.step), *cells, _note(selection, each))
+    return table
+
+
+def _cell(selection: Selection, each: Decided, key: str, number: int) -> str:
+    value = each.validation.metrics.get(key)
+    if value is None:
+        return "–"
+    text = f"{value:.4g}"
+    interval = _interval(selection, each, key, number)
+    if interval is not None:
+        text += f" ({interval[0]:.4g} to {interval[1]:.4g})"
+    if key in each.constraints:
+        text += " ✓" if each.constraints[key].met else " ✗"
+    return text
+
+
+def _interval(
+    selection: Selection, each: Decided, key: str, number: int
+) -> tuple[float, float] | None:
+    row = (each.validation.evidence or {}).get(key)
+    if row is None or key in each.validation.stale:
+        return None
+    level = selection.rules.best.level if selection.rules.best else 0.05
+    _, low, high = mean_interval(row, level_of_test(level, number))
+    return (low, high) if isfinite(low) and isfinite(high) else None
+
+
+def _note(selection: Selection, each: Decided) -> str:
+    step, notes = each.validation.step, []
+    if step == selection.best:
+        notes.append("selected")
+    elif selection.decided and step in selection.decided[-1].front:
+        notes.append("on the front")
+    missed = [key for key, check in each.constraints.items() if not check.met]
+    if missed:
+        notes.append(f"misses {', '.join(missed)}")
+    if selection.stop is each:
+        notes.append("stop")
+    if each.alarm and each.alarm.alarm:
+        notes.append("alarm")
+    return ", ".join(notes)
+
+
+def summary(selection: Selection) -> list[str]:
+    """Return the decisions in words: selection, front, stop and alarm."""
+    if not selection.decided:
+        return [f"there was no validation: {', '.join(selection.rules.monitored)} has no value"]
+    last, lines = selection.decided[-1], []
+    if _selects(selection.rules):
+        if selection.best is None:
+            lines.append(f"no checkpoint: {last.explanation or 'no validation has finite values'}")
+            checks = [each for each in selection.decided if each.constraints]
+            for key in last.constraints:
+                met = sum(each.constraints[key].met for each in checks)
+                lines.append(f"  {key}: met at {met} of {len(checks)} validations")
+        else:
+            path = selection.checkpoint(selection.best)
+            where = path or f"step {selection.best} (not on disk)"
+            lines.append(f"keep {where}: {last.explanation}")
+    if selection.rules.pareto:
+        lines.append(f"Pareto front: steps {', '.join(map(str, last.front)) or 'none'}")
+    if selection.rules.stop:
+        stop = selection.stop
+        if stop is None or stop.stop is None:
+            lines.append("the rule would not have stopped")
+        else:
+            kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
+            lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
+    if selection.rules.alarm:
+        alarm = selection.alarm
+        if alarm is None or alarm.alarm is None:
+            reason = last.alarm.reason if last.alarm else ""
+            lines.append(f"no alarm: {reason}")
+        else:
+            lines.append(f"alarm at step {alarm.validation.step}: {alarm.alarm.reason}")
+    return lines
+
+
+def _chosen(selection: Selection) -> dict[str, Any]:
+    """Return what a script needs: the checkpoint to keep."""
+    best = selection.best
+    rule = selection.rules.best
+    seen = {each.validation.step: each.validation for each in selection.decided}
+    key = rule.monitor if rule else next(iter(selection.rules.monitored))
+    return {
+        "step": best,
+        "checkpoint": selection.checkpoint(best),
+        "key": key,
+        "value": None if best is None else seen[best].metrics[key],
+        "reason": selection.decided[-1].explanation if selection.decided else "",
+        "stop_step": selection.stop.validation.step if selection.stop else None,
+        "alarm_step": selection.alarm.validation.step if selection.alarm else None,
+    }
+
+
+def to_json(selection: Selection) -> dict[str, Any]:
+    """Return all that the table and the summary say, as plain data; NaN is null."""
+    keys = [*selection.rules.monitored, *selection.rules.others]
+    validations = []
+    for number, each in enumerate(selection.decided, 1):
+        metrics, step = each.validation.metrics, each.validation.step
+        intervals = {key: _interval(selection, each, key, number) for key in keys}
+        validations.append(
+            {
+                "step": step,
+                "checkpoint": selection.checkpoint(step),
+                "metrics": {key: metrics[key] for key in keys if key in metrics},
+                "intervals": {key: found for key, found in intervals.items() if found},
+                "constraints": {
+                    key: {"met": check.met, "reason": check.reason}
+                    for key, check in each.constraints.items()
+                },
+                "selection": each.keep.reason if each.keep else None,
+                "stop": each.stop.reason if each.stop and each.stop.stop else None,
+                "alarm": each.alarm._asdict() if each.alarm else None,
+            }
+        )
+    return {
+        "run": str(selection.run.folder),
+        "log": str(selection.run.log),
+        "source": selection.run.source,
+        **_chosen(selection),
+        "front": list(selection.decided[-1].front) if selection.decided else [],
+        "validations": validations,
+    }
+
+
+def to_text(content: Any) -> str:
+    """Return plain data as JSON; NaN is null."""
+    return json.dumps(_plain(content), indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
+
+
+# A running job
+
+
+def _watch(selection: Selection, options: Any) -> Selection:
+    """Print each validation as it appears, and all decisions at the end."""
+    (name,), console, seen = options.runs, plain_console(), 0
+    try:
+        while True:
+            for each in selection.decided[seen:]:
+                _print_validation(console, selection, each, options.json)
+            seen = len(selection.decided)
+            if options.output:
+                write_whole(Path(options.output), to_text(_chosen(selection)))
+            if selection.stop is not None:
+                break
+            time.sleep(options.interval)
+            selection = select(name, options)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    if not options.json:
+        for line in summary(selection):
+            console.print(line, soft_wrap=True)
+    return selection
+
+
+def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:
+    step, metrics = each.validation.step, each.validation.metrics
+    if as_json:
+        chosen = {"step": step, "best": each.best, "stopped": each.stopped,
+                  "alarm": bool(each.alarm and each.alarm.alarm)}  # fmt: skip
+        print(json.dumps(chosen), flush=True)
+        return
+    keys = [key for key in selection.rules.monitored if key in metrics]
+    values = ", ".join(f"{key} {metrics[key]:.4g}" for key in keys)
+    note = _note(selection, each)
+    console.print(f"step {step}: {values}{f' ({note})' if note else ''}", soft_wrap=True)
+
+
+# Removal
+
+
+def _prune(selection: Selection, options: Any) -> None:
+    if selection.best is None:
+        print(
+            f"{selection.run.folder}: no checkpoint is selected, nothing removed", file=sys.stderr
+        )
+        return
+    paths = removable(selection.run, selection.kept)
+    if not paths:
+        print(f"{selection.run.folder}: nothing to remove", file=sys.stderr)
+        return
+    total = sum(map(size_of, paths))
+    for path in paths:
+        print(f"  {path}", file=sys.stderr)
+    question = f"remove these {len(paths)} ({total / 1e6:.1f} MB)? [y/N] "
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise ValueError("--prune asks before it removes: add --yes where nobody can answer")
+        print(question, end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing removed", file=sys.stderr)
+            return
+    for path in paths:
+        remove(path)
+    print(f"removed {len(paths)} ({total / 1e6:.1f} MB)", file=sys.stderr)

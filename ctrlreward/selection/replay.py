@@ -1,0 +1,177 @@
+"""All rules of a run, folded over its validations: in a trainer's hook, or after the run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ctrlreward.selection.alarm import AlarmDecision, AlarmRule
+from ctrlreward.selection.best import BestRule, ConstraintCheck, KeepDecision
+from ctrlreward.selection.metrics import Evidence
+from ctrlreward.selection.pareto import ParetoRule
+from ctrlreward.selection.stopping import StopDecision, StopRule
+
+ALARM_KEY = "guard/alarm"  # as `ProxyGuard` logs it
+
+
+class RunValidation(NamedTuple):
+    """A validation as rules take it.
+
+    Attributes:
+        step: Training step.
+        metrics: Key → last value until this step.
+        stale: Keys without a value since the validation before.
+        evidence: Key → value of each held-out prompt.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    stale: Collection[str] = ()
+    evidence: Evidence | None = None
+
+
+class Decided(NamedTuple):
+    """What the rules of a run decided at a validation; None for rules that it does not have.
+
+    Attributes:
+        validation: The validation.
+        constraints: Key → whether and why the validation does not meet its bounds.
+        keep: Decision of the `BestRule`.
+        best: Step that is selected after this validation, None if there is none.
+        explanation: Why, in words.
+        front: Steps on the Pareto front after this validation.
+        pareto: Decision of the `ParetoRule`.
+        stop: Decision of the `StopRule`; after a stop, of a run that has not been stopped.
+        stopped: Whether the rule has stopped at this validation or before.
+        alarm: Decision of the `AlarmRule`.
+        alarm_step: Step of the first alarm, -1 before.
+    """
+
+    validation: RunValidation
+    constraints: Mapping[str, ConstraintCheck]
+    keep: KeepDecision | None
+    best: int | None
+    explanation: str
+    front: tuple[int, ...]
+    pareto: KeepDecision | None
+    stop: StopDecision | None
+    stopped: bool
+    alarm: AlarmDecision | None
+    alarm_step: int
+
+
+@dataclass(frozen=True)
+class RunRules:
+    """The rules of a run; each may be None, but not all.
+
+    An alarm comes first and is the metric `guard/alarm`, 1.0 or 0.0, so that a constraint of `best`
+    may refuse validations with one.
+
+    Raises:
+        ValueError: There is no rule.
+
+    Examples:
+        >>> rules = RunRules(best=BestRule("acc"), stop=StopRule("acc", patience=1))
+        >>> seen = [RunValidation(10, {"acc": 0.5}), RunValidation(20, {"acc": 0.4})]
+        >>> seen.append(RunValidation(30, {"acc": 0.6}))
+        >>> [(each.best, each.stopped) for each in rules.replay(seen)]
+        [(10, False), (10, True), (30, True)]
+    """
+
+    best: BestRule | None = None
+    stop: StopRule | None = None
+    alarm: AlarmRule | None = None
+    pareto: ParetoRule | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.best or self.stop or self.alarm or self.pareto):
+            raise ValueError("best, stop, alarm or pareto must be a rule")
+
+    @property
+    def monitored(self) -> list[str]:
+        """Keys whose logging makes a validation: scores to select and stop by, held-out metrics."""
+        keys = [rule.monitor for rule in (self.best, self.stop) if rule]
+        keys += self.pareto.metrics if self.pareto else []
+        keys += self.alarm.modes if self.alarm else []
+        return list(dict.fromkeys(keys))
+
+    @property
+    def others(self) -> list[str]:
+        """Further keys that must be in the log: of constraints, ties and the proxy."""
+        keys: list[str] = []
+        if self.best:
+            keys += [key for key in self.best.constraints if key != ALARM_KEY or not self.alarm]
+            keys += self.best.ties_by if isinstance(self.best.ties_by, Mapping) else []
+        keys += [self.alarm.proxy] if self.alarm else []
+        return [key for key in dict.fromkeys(keys) if key not in self.monitored]
+
+    def validations(
+        self, steps: Iterable[tuple[int, Mapping[str, float], Evidence]]
+    ) -> Iterator[RunValidation]:
+        """Yield the validations of a log: the steps at which a monitored key was logged.
+
+        Other metrics have their last value: of a proxy that is logged more often, and of a metric
+        that is logged less often, which is stale.
+
+        Args:
+            steps: Step, metrics logged at this step, and evidence, in order.
+        """
+        last: dict[str, float] = {}
+        fresh: set[str] = set()
+        keys = [*self.monitored, *self.others]
+        for step, metrics, evidence in steps:
+            last |= metrics
+            fresh |= set(metrics)
+            if any(key in metrics for key in self.monitored):
+                yield RunValidation(step, dict(last), {k for k in keys if k not in fresh}, evidence)
+                fresh = set()
+
+    def replay(self, validations: Iterable[RunValidation]) -> Iterator[Decided]:
+        """Yield what the rules decide at each validation.
+
+        Raises:
+            ValueError: A key is not logged; lists those that are.
+        """
+        best, stop, alarm, pareto = (
+            rule.start() if rule else None
+            for rule in (self.best, self.stop, self.alarm, self.pareto)
+        )
+        stopped = False
+        for each in validations:
+            step, metrics, stale, evidence = each
+            keep = front = stopping = alarming = None
+            checks: Mapping[str, ConstraintCheck] = {}
+            explanation = ""
+            if self.alarm and alarm:
+                alarm, alarming = self.alarm.update(alarm, step, metrics, stale, evidence)
+                metrics = {**metrics, ALARM_KEY: float(alarming.alarm)}
+                stale = set(stale) - {ALARM_KEY}
+            if self.best and best:
+                best, keep = self.best.update(best, step, metrics, stale, evidence)
+                checks = self.best.check_constraints(best, metrics, stale, evidence)
+                explanation = self.best.explain(best)
+            if self.stop and stop:
+                stop, stopping = self.stop.update(stop, step, metrics, stale, evidence)
+                stopped = stopped or stopping.stop
+            if self.pareto and pareto:
+                pareto, front = self.pareto.update(pareto, step, metrics, stale)
+            chosen = None
+            if self.best and best:
+                chosen = self.best.best(best)
+            elif self.pareto and pareto:
+                chosen = self.pareto.best(pareto)
+                explanation = front.reason if front else ""
+            yield Decided(
+                each._replace(metrics=metrics),
+                checks,
+                keep,
+                chosen,
+                explanation,
+                tuple(pareto.kept) if pareto else (),
+                front,
+                stopping,
+                stopped,
+                alarming,
+                alarm.alarm_step if alarm else -1,
+            )

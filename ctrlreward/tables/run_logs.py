@@ -1,0 +1,346 @@
+"""Logs of trainers as steps with metrics, whoever wrote them.
+
+Read are the files of `HistoryLogger`, of Lightning's `CSVLogger`, `trainer_state.json` of
+transformers and TRL, Weights & Biases (offline), TensorBoard, trackio, verl's file and console
+loggers, OpenRLHF's console log, and JSON lines with a step each.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from ctrlreward.extras import import_extra
+from ctrlreward.tables.parsing import decode_utf8, no_such_file, parse_csv, parse_json
+from ctrlreward.tables.wandb_history import read_wandb_history
+
+# One logging call: the step, and the values by metric.
+LoggedStep: TypeAlias = tuple[int, Mapping[str, float]]
+
+# Keys of the step, the first one counts. W&B's own `_step` counts calls of its `log`.
+_STEPS = (
+    "trainer/global_step",
+    "train/global_step",
+    "eval/global_step",
+    "global_step",
+    "step",
+)
+_CALLS = "_step"
+_BOOKKEEPING = {*_STEPS, _CALLS, "epoch"}
+_SCORED_STEP = "/scored_step"
+_NO_NUMBERS = ("NaN", "nan", "Infinity", "inf", "-Infinity", "-inf")  # as loggers write them
+
+# Folders with files that look like logs and are none.
+_NO_LOGS = re.compile(r"samples|checkpoints|(checkpoint-|global_step).*|\..*")
+_DEPTH = 3
+
+# verl's console logger, one line per step: "step:10 - actor/loss:0.5 - val-core/x:np.float64(0.1)".
+_VERL_LINE = re.compile(r"(?:^|[\s)])step:(\d+) - (\S.*)")
+_VERL_PAIR = re.compile(r"(\S+):(?:np\.\w+\()?([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))\)?$", re.I)
+# OpenRLHF's: "... Global step 10: {'reward': 0.5}" and "... global_step 10, eval_metrics: {...}".
+_OPENRLHF_LINE = re.compile(r"global[ _]step (\d+)(?:: |, eval_metrics: )(\{.*\})", re.I)
+
+FORMATS = (
+    "metrics.jsonl (HistoryLogger), metrics.csv (CSVLogger), trainer_state.json (transformers, "
+    "TRL), *.wandb (W&B), events.out.tfevents.* (TensorBoard), *.db (trackio), *.jsonl (verl, or "
+    "an object with a step per line), *.log (the console of verl or OpenRLHF)"
+)
+
+
+class Log(NamedTuple):
+    """Log of one run.
+
+    Attributes:
+        source: Who wrote it, such as `"HistoryLogger"`.
+        path: What was read.
+        rows: Steps in the order of the log; a step may have several rows.
+        declared: Further content of `trainer_state.json`.
+    """
+
+    source: str
+    path: Path
+    rows: Sequence[LoggedStep]
+    declared: Mapping[str, Any] = {}
+
+
+def read_log(name: str | Path) -> Log:
+    """Read the log of a run.
+
+    Args:
+        name: A file, or a folder with one run: of a logger, or the trainer's `output_dir`.
+            `FILE.db:RUN` names a run of a trackio database.
+
+    Raises:
+        FileNotFoundError: There is no such file or folder.
+        ValueError: It is no log, or damaged, or has several runs; names the file and the line.
+    """
+    path, run = _split_run(str(name))
+    if path.is_dir():
+        log = _read_folder(path)
+    elif path.is_file():
+        log = _read_file(path, run)
+    else:
+        raise no_such_file(path)
+    if not any(values for _, values in log.rows):
+        raise ValueError(f"{log.path} has no logged numbers: did the run reach its first step?")
+    return log
+
+
+def _split_run(name: str) -> tuple[Path, str]:
+    file, colon, run = name.rpartition(".db:")
+    if not colon or Path(name).exists():
+        return Path(name), ""
+    return Path(file + ".db"), run
+
+
+def _read_folder(folder: Path) -> Log:
+    found = list(_logs_in(folder, _DEPTH))
+    if not found:
+        raise ValueError(f"{folder} has no log of a run: give a folder with {FORMATS}")
+    if len(found) > 1:
+        names = ", ".join(str(path) for path in sorted(found)[:5])
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        raise ValueError(f"{folder} has {len(found)} logs, give one of them: {names}{more}")
+    (path,) = found
+    return _read_tensorboard(path) if path.is_dir() else _read_file(path, "")
+
+
+def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the log of a folder, or the logs of its folders if it has none itself.
+
+    Links are not followed, so that `wandb/latest-run` is no second run.
+    """
+    for name in ("metrics.jsonl", "metrics.csv", "trainer_state.json"):
+        if (folder / name).is_file():
+            yield folder / name
+            return
+    states = list(folder.glob("checkpoint-*/trainer_state.json"))
+    if states:
+        yield max(states, key=lambda path: int(re.sub(r"\D", "", path.parent.name) or 0))
+        return
+    files = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    if any(path.name.startswith("events.out.tfevents.") for path in files):
+        yield folder
+        return
+    for pattern in ("*.wandb", "*.db", "*.jsonl", "*.log"):
+        matching = [path for path in files if path.match(pattern)]
+        # The folder of W&B's run has logs of W&B itself, and trackio's a database per project.
+        if pattern == "*.log" and folder.name == "logs":
+            continue
+        if matching:
+            yield from matching
+            return
+    for inner in sorted(folder.iterdir()) if depth else ():
+        if inner.is_dir() and not inner.is_symlink() and not _NO_LOGS.fullmatch(inner.name):
+            yield from _logs_in(inner, depth - 1)
+
+
+def _read_file(path: Path, run: str) -> Log:
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty: did the run reach its first step?")
+    if path.suffix == ".wandb":
+        return Log("W&B", path, _with_steps(read_wandb_history(path), path))
+    if "tfevents" in path.name:
+        return _read_tensorboard(path)
+    if path.suffix in (".db", ".sqlite", ".sqlite3"):
+        return Log("trackio", path, _trackio_rows(path, run))
+    reader = _TEXTS.get(path.suffix)
+    if reader is None:
+        raise ValueError(f"{path} is not the log of a run: give {FORMATS}")
+    return reader(path, decode_utf8(path.read_bytes(), path))
+
+
+# Text files
+
+
+def _read_jsonl(path: Path, text: str) -> Log:
+    # A line that a running or killed job left incomplete is not read.
+    complete = text[: text.rfind("\n") + 1] or text
+    rows = []
+    source = "HistoryLogger" if path.name == "metrics.jsonl" else "JSON lines"
+    for number, line in enumerate(complete.split("\n"), 1):
+        if not line.strip():
+            continue
+        row = parse_json(line, path, number)
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number} holds a {type(row).__name__}: give a JSON object")
+        if isinstance(row.get("data"), dict):
+            source, row = "verl", {**row["data"], "step": row.get("step")}
+        rows.append(row)
+    return Log(source, path, _with_steps(rows, path))
+
+
+def _read_csv(path: Path, text: str) -> Log:
+    # A running job may be writing the last row.
+    _, cells = parse_csv(text[: text.rfind("\n") + 1] or text, path)
+    return Log("CSVLogger", path, csv_history(path, cells))
+
+
+def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> list[LoggedStep]:
+    """Parse rows of Lightning's `CSVLogger`, whose empty cells are metrics that were not logged."""
+    history: list[LoggedStep] = []
+    for line, cells in rows:
+        numbers = {}
+        for metric, text in cells.items():
+            if metric == "step" or (text and metric not in _BOOKKEEPING):
+                try:
+                    numbers[metric] = float(text) if text.strip() else nan
+                except ValueError:
+                    raise ValueError(
+                        f"{path}:{line}: {metric} = {text!r} is not a number"
+                    ) from None
+        step = numbers.pop("step", nan)
+        if not isfinite(step):
+            raise ValueError(
+                f"{path}:{line} has no step: give one in each row, in a column named step"
+            )
+        history.append((int(step), numbers))
+    return history
+
+
+def _read_trainer_state(path: Path, text: str) -> Log:
+    state = parse_json(text, path)
+    if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
+        raise ValueError(f"{path} has no log_history: give a trainer_state.json, or {FORMATS}")
+    return Log("trainer_state.json", path, _with_steps(state["log_history"], path), state)
+
+
+def _read_console(path: Path, text: str) -> Log:
+    rows: list[LoggedStep] = []
+    source = "console"
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _OPENRLHF_LINE.search(line):
+            source = "OpenRLHF"
+            plain = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", found[2])
+            literal = re.sub(r"(?<=[ :])-?(?:nan|inf)\b", "None", plain)
+            try:
+                values = ast.literal_eval(literal)
+            except (ValueError, SyntaxError):
+                continue  # a status with tensors
+            rows.append((int(found[1]), numbers_of(values)))
+        elif found := _VERL_LINE.search(line):
+            source = "verl"
+            pairs = [_VERL_PAIR.match(part) for part in found[2].split(" - ")]
+            values = {pair[1]: float(pair[2]) for pair in pairs if pair}
+            if len(values) < len(pairs) / 2:
+                raise ValueError(f"{path}:{number} is not a line of verl's console logger")
+            finite = {key: v if isfinite(v) else nan for key, v in values.items()}
+            rows.append((int(found[1]), finite))
+    if not rows:
+        raise ValueError(f"{path} is not the log of a run: no line has a step with metrics")
+    return Log(source, path, rows)
+
+
+_TEXTS: Mapping[str, Callable[[Path, str], Log]] = {
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".json": _read_trainer_state,
+    ".log": _read_console,
+    ".txt": _read_console,
+    ".out": _read_console,
+}
+
+
+# Binary files
+
+
+def _read_tensorboard(path: Path) -> Log:
+    name = "tensorboard.backend.event_processing.event_accumulator"
+    module = import_extra(name, str(path))
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    accumulator = module.EventAccumulator(str(path), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    by_step: dict[int, dict[str, float]] = {}
+    for tag in accumulator.Tags()["scalars"]:
+        for event in accumulator.Scalars(tag):
+            value = float(event.value) if isfinite(event.value) else nan
+            by_step.setdefault(int(event.step), {})[tag] = value
+    if not by_step:
+        raise ValueError(f"{path} has no scalars of TensorBoard: it is empty or damaged")
+    rows = [(step, {k: v for k, v in by_step[step].items() if k not in _BOOKKEEPING})
+            for step in sorted(by_step)]  # fmt: skip
+    return Log("TensorBoard", path, rows)
+
+
+def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
+    try:
+        # Read-only: a running job holds the database, and a wrong file must stay as it is.
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            query = "SELECT run_name, step, metrics FROM metrics ORDER BY id"
+            found = database.execute(query).fetchall()
+    except sqlite3.Error as error:
+        raise ValueError(f"{path} is not a database of trackio: {error}") from None
+    names = list(dict.fromkeys(name for name, _, _ in found))
+    if run and run not in names:
+        raise ValueError(f"{path} has no run {run!r}: it has {', '.join(names)}")
+    if not run and len(names) > 1:
+        raise ValueError(
+            f"{path} has {len(names)} runs, give one: {path}:{names[0]} (of {', '.join(names)})"
+        )
+    return [
+        (int(step), numbers_of(parse_json(metrics, path)))
+        for name, step, metrics in found
+        if run in ("", name)
+    ]
+
+
+# Rows
+
+
+def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
+    """Return steps and numbers of rows.
+
+    W&B's `_step` counts if no row has another step; a row without the other step, such as that of a
+    callback which logs on its own, belongs to the last step before.
+    """
+    result: list[LoggedStep] = []
+    known = any(key in row for row in rows if isinstance(row, dict) for key in _STEPS)
+    last: int | None = None
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}: row {number} is not an object with a step")
+        steps = [row[key] for key in _STEPS if row.get(key) is not None]
+        if steps:
+            given = steps[0]
+        elif _CALLS in row:
+            given = last if known and last is not None else row[_CALLS]
+        else:
+            raise ValueError(
+                f"{path} has a row without {', '.join(_STEPS)} or {_CALLS}: {', '.join(row)[:200]}"
+            )
+        if isinstance(given, bool) or not isinstance(given, int | float) or not isfinite(given):
+            raise ValueError(f"{path}: row {number} has the step {given!r}, must be a number")
+        last = int(given)
+        result.append((last, numbers_of(row)))
+    return result
+
+
+def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a row without tables, images, steps and W&B's own keys.
+
+    The summary of a W&B run may have several values of a metric; its last one counts.
+
+    Examples:
+        >>> numbers_of({"step": 3, "acc": 0.5, "loss": "NaN", "note": "warm-up"})
+        {'acc': 0.5, 'loss': nan}
+    """
+    metrics = {}
+    for name, value in row.items():
+        if name in _BOOKKEEPING or name.startswith("_") or name.endswith(_SCORED_STEP):
+            continue
+        if isinstance(value, dict) and "last" in value:
+            value = value["last"]
+        if isinstance(value, bool):
+            continue
+        if value is None or value in _NO_NUMBERS:
+            metrics[name] = nan
+        elif isinstance(value, int | float):
+            metrics[name] = float(value) if isfinite(value) else nan
+    return metrics
