@@ -22,7 +22,7 @@ OURS = {
 
 @pytest.mark.usefixtures("workplace")
 def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
-    """With the package of its comments; `test_blocks.py` runs the copy of quickstart.md with the other."""
+    """With the package of its comments; `test_blocks.py` runs quickstart.md's with the other."""
     code = SCRIPT.read_text()
     for line, other in OURS.items():
         assert code.count(line) == code.count(f"# or: {other}") == 1
