@@ -401,7 +401,10 @@ def score(components: Mapping[str, Component], samples: Samples) -> dict[str, Sc
     """
     scorers = sorted({c.scorer for c in components.values()}, key=id)  # in one order: no deadlock
     wanted = {s: {c.name for c in components.values() if c.scorer is s} for s in scorers}
-    check_columns(components, samples)
+    for scorer, names in wanted.items():
+        for column, reader in scorer.required_columns(names).items():
+            if getattr(samples, column) is None:
+                raise MissingColumn(column, reader, samples.columns())
     distinct, inverse = samples.distinct()
     first_rows = np.unique(inverse, return_index=True)[1].tolist()  # of each distinct sample
     with ExitStack() as locks:
