@@ -32,7 +32,8 @@ ROWS = [(10, 0.2, 0.5), (20, 0.4, 0.75), (30, 0.6, 0.625), (40, 0.9, 0.25), (50,
 def load(path: Path) -> ModuleType:
     """Import one file of a wheel, without the package around it."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -91,9 +92,7 @@ def record_openrlhf(wheels: Path, out: Path) -> None:
         for each in loggers:
             each.log_train(step, status)
             each.log_eval(step, logs)
-        logger.info(
-            f"✨ Evaluation completed in 0:00:07, global_step {step}, eval_metrics: {logs}"
-        )
+        logger.info(f"✨ Evaluation completed in 0:00:07, global_step {step}, eval_metrics: {logs}")
     for each in loggers:
         each.close()
     wandb.teardown()
@@ -111,7 +110,9 @@ def record_trackio(wheels: Path, out: Path) -> None:
 
     for run, sign in (("first", 1.0), ("second", -1.0)):
         steps = [step for step, _, _ in ROWS]
-        metrics = [{"eval/reward": sign * r, "eval/acc": a, "bad": float("nan")} for _, r, a in ROWS]
+        metrics = [
+            {"eval/reward": sign * r, "eval/acc": a, "bad": float("nan")} for _, r, a in ROWS
+        ]
         SQLiteStorage.bulk_log("project", run, metrics, steps=steps, config={"lr": 1e-4})
     for extra in out.glob("project.*"):
         if extra.suffix != ".db":
