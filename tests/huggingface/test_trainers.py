@@ -27,7 +27,9 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
+from ctrlreward.run_folder import read_stored_run
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.selection import BestRule, RunRules, StopRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,6 +102,33 @@ def test_a_trainer_stops_and_loads_the_constrained_best(
     )
     assert [text[:2] for text in texts.texts] == ["ab", "cd"]
     assert scores["a"].tolist() == [0.5, 0.5]
+
+
+def test_the_files_of_a_run_tell_what_the_callbacks_decided(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trainer = make_trainer(**SELECTING | {"save_total_limit": None})
+    best, stop = add_all(trainer, ["ab", "cd"], generation={"max_new_tokens": 4})
+    trainer.train()
+    run = read_stored_run(tmp_path / "run")
+    assert run.source == "trainer_state.json"
+    assert run.modes == {f"eval_score/{key}": "max" for key in "ab"} | {
+        "eval_score/fail_rate": "min"
+    }
+    rules = RunRules(
+        BestRule("eval_score/a", constraints={"eval_score/b": (0.5, None)}),
+        StopRule("eval_score/a", patience=3),
+    )
+    steps = [(each.step, each.metrics, each.evidence) for each in run.steps]
+    decided = list(rules.replay(rules.validations(steps)))
+    assert [each.validation.step for each in decided] == [1, 2, 3, 4, 5, 6]
+    assert decided[-1].best == best.selected_step
+    assert decided[-1].explanation == best.reason.replace("score/a", "eval_score/a")
+    assert [each.stopped for each in decided] == [False] * 5 + [True]
+    assert decided[-1].stop is not None
+    assert decided[-1].stop.reason == "eval_" + stop.state.stopping_reason
+    (selected,) = [each.checkpoint for each in run.steps if each.step == best.selected_step]
+    assert selected == tmp_path / "run" / "checkpoint-2"
 
 
 def test_no_validation_met_the_constraints(
