@@ -129,11 +129,11 @@ def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
     if any(path.name.startswith("events.out.tfevents.") for path in files):
         yield folder
         return
+    if folder.name == "logs":  # of W&B itself
+        return
     for pattern in ("*.wandb", "*.db", "*.jsonl", "*.log"):
-        matching = [path for path in files if path.match(pattern)]
-        # The folder of W&B's run has logs of W&B itself, and trackio's a database per project.
-        if pattern == "*.log" and folder.name == "logs":
-            continue
+        # W&B's folder has links to its own debug.log.
+        matching = [path for path in files if path.match(pattern) and not path.is_symlink()]
         if matching:
             yield from matching
             return

@@ -148,3 +148,14 @@ def test_a_damaged_database_of_trackio(trackio: Path) -> None:
     trackio.write_bytes(trackio.read_bytes()[:9000])
     with pytest.raises(ValueError, match=r"project\.db is not a database of trackio"):
         read_log(trackio)
+
+
+def test_the_folder_of_wandb_has_logs_of_its_own(tmp_path: Path) -> None:
+    run = tmp_path / "wandb" / "offline-run-1"
+    (run / "logs").mkdir(parents=True)
+    for name in ("debug.log", "debug-internal.log"):
+        (run / "logs" / name).write_text("step:1 - a:1\n")
+        (tmp_path / "wandb" / name).symlink_to(run / "logs" / name)
+    (run / "run-1.wandb").write_bytes(b":W&B" + bytes(3))
+    with pytest.raises(ValueError, match=r"run-1\.wandb has no logged numbers"):
+        read_log(tmp_path)
