@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ class BestCheckpoint:
         numbers = {
             key: finite_or_none(float(value))
             for key, value in metrics.items()
-            if isinstance(value, Real | np.number) and not isinstance(value, bool)
+            if isinstance(value, int | float | np.number) and type(value) is not bool
         }
         rows = self._history.read()
         if not self._started or (rows and rows[-1]["step"] >= step):

@@ -35,7 +35,7 @@ mistake in the arguments or a file that cannot be read."""
 _EXAMPLES = (
     "ctrlreward select runs/demo --maximise score/sim --subject-to 'score/distinct_2>=0.8'",
     "ctrlreward select runs/demo --maximise score/sim --guard reward/total:score/distinct_2",
-    "ctrlreward select out/ --minimise eval_loss --stop patience=3 --prune",
+    "ctrlreward select out/ --minimise eval_loss --stop patience=3",
     "ctrlreward select verl.jsonl --maximise val-core/gsm8k/reward/mean@4 "
     "--checkpoints checkpoints/gsm8k --output best_checkpoint.json",
 )

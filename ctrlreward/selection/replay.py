@@ -133,10 +133,10 @@ class RunRules:
         Raises:
             ValueError: A key is not logged; lists those that are.
         """
-        best, stop, alarm, pareto = (
-            rule.start() if rule else None
-            for rule in (self.best, self.stop, self.alarm, self.pareto)
-        )
+        best = self.best.start() if self.best else None
+        stop = self.stop.start() if self.stop else None
+        alarm = self.alarm.start() if self.alarm else None
+        pareto = self.pareto.start() if self.pareto else None
         stopped = False
         for each in validations:
             step, metrics, stale, evidence = each
