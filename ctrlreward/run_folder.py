@@ -110,7 +110,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     files = files or sample_files(folder)
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder: give the folder of the checkpoints")
-    found = find_checkpoints(checkpoints or folder)
+    found = find_checkpoints(checkpoints or folder, log.path)
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
         metrics.setdefault(step, {}).update(values)
@@ -233,13 +233,14 @@ _WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 _DEPTH = 4
 
 
-def find_checkpoints(folder: Path) -> dict[int, tuple[Path, ...]]:
+def find_checkpoints(folder: Path, log: Path | None = None) -> dict[int, tuple[Path, ...]]:
     """Return step → files and folders of its checkpoint, files first, in the order of the steps.
 
-    Links are neither followed nor returned.
+    Links are neither followed nor returned, nor are checkpoints in a folder below with another log
+    than the given one: they are of another run.
     """
     found: dict[int, list[Path]] = {}
-    for path in _checkpoint_paths(folder, _DEPTH):
+    for path in _checkpoint_paths(folder, _DEPTH, log):
         match = _CHECKPOINT.search(path.name)
         assert match is not None
         found.setdefault(int(match[1]), []).append(path)
@@ -250,7 +251,7 @@ def find_checkpoints(folder: Path) -> dict[int, tuple[Path, ...]]:
     return {step: tuple(sorted(found[step], key=rank)) for step in sorted(found)}
 
 
-def _checkpoint_paths(folder: Path, depth: int) -> Iterator[Path]:
+def _checkpoint_paths(folder: Path, depth: int, log: Path | None) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda each: each.name):
             if entry.is_symlink() or entry.name in ("samples", "wandb"):
@@ -258,8 +259,15 @@ def _checkpoint_paths(folder: Path, depth: int) -> Iterator[Path]:
             is_folder = entry.is_dir(follow_symlinks=False)
             if _CHECKPOINT.search(entry.name) and (is_folder or entry.name.endswith(_WEIGHTS)):
                 yield folder / entry.name
-            elif is_folder and depth:
-                yield from _checkpoint_paths(folder / entry.name, depth - 1)
+            elif is_folder and depth and not _is_another_run(folder / entry.name, log):
+                yield from _checkpoint_paths(folder / entry.name, depth - 1, log)
+
+
+def _is_another_run(folder: Path, log: Path | None) -> bool:
+    if log is not None and log.is_relative_to(folder):
+        return False
+    logs = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
+    return any(True for name in logs for _ in folder.glob(name))
 
 
 def _declared_modes(state: Mapping[str, Any]) -> dict[str, Mode]:

@@ -262,6 +262,19 @@ def test_prune_leaves_links_and_what_they_point_to(
     }  # fmt: skip
 
 
+def test_prune_leaves_another_run_in_the_folder(folder: Path, select: Any) -> None:
+    """Whether it has a log, or only checkpoints."""
+    earlier, before = folder / "earlier" / "checkpoint-5", names(folder)
+    earlier.mkdir(parents=True)
+    status, _, err = select(folder, *CONSTRAINED, "--prune", "--yes")
+    assert status == 2
+    assert "checkpoints are in 2 folders, so nothing is removed" in err
+    assert names(folder) == before
+    (folder / "earlier" / "metrics.jsonl").write_text('{"step": 5, "reward": 0.1}\n')
+    assert "removed 6" in select(folder, *CONSTRAINED, "--prune", "--yes")[2]
+    assert earlier.is_dir()
+
+
 def test_prune_refuses_a_run_in_progress_and_an_absent_checkpoint(
     folder: Path, select: Any
 ) -> None:
