@@ -111,9 +111,10 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder: give the folder of the checkpoints")
     found = find_checkpoints(checkpoints or folder, log.path)
+    shift = 0 if files else _lightning_shift(log, found)
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
-        metrics.setdefault(step, {}).update(values)
+        metrics.setdefault(step + shift, {}).update(values)
     samples: dict[int, dict[str, Path]] = {}
     for name_, by_step in files.items():
         for step, file in by_step.items():
@@ -141,6 +142,17 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
         found,
         checkpoints or folder,
     )
+
+
+def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
+    """Return what to add to the steps of a log so that they are the steps of its checkpoints.
+
+    Lightning logs step 99 where its checkpoint is of step 100, unless a callback of this package
+    makes both 100.
+    """
+    saved = {step for step, paths in found.items() if any(p.suffix == ".ckpt" for p in paths)}
+    logged = {step for step, _ in log.rows}
+    return int(not saved <= logged and {step - 1 for step in saved} <= logged)
 
 
 def means_of(evidence: Mapping[str, Scores]) -> dict[str, float]:

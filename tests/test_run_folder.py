@@ -7,6 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.demos.boring_classes import BoringModel
+from pytorch_lightning.loggers import CSVLogger
 
 from ctrlreward import Distinct, HeldOutScorer, Samples, Similarity, WordVectors
 from ctrlreward.completion import generate
@@ -116,3 +121,53 @@ def test_damaged_samples(tmp_path: Path) -> None:
     (folder / "step=000003.jsonl").unlink()
     with pytest.raises(ValueError, match="is not a folder: give the folder of the checkpoints"):
         read_stored_run(tmp_path, tmp_path / "absent")
+
+
+class Epochs(BoringModel):
+    """Module whose score is best after its second epoch of 64 batches."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("sim", [0.5, 0.9, 0.7][self.current_epoch])
+
+
+@pytest.mark.parametrize("log_every_n_steps", [1, 50])
+def test_steps_of_lightning_are_those_of_its_checkpoints(
+    tmp_path: Path, log_every_n_steps: int
+) -> None:
+    """Lightning logs a validation at the step before its checkpoint's."""
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        callbacks=[ModelCheckpoint(save_top_k=-1)],
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        log_every_n_steps=log_every_n_steps,
+        logger=CSVLogger(tmp_path, "csv"),
+        max_epochs=3,
+    )
+    trainer.fit(Epochs())
+    found = {
+        each.metrics["sim"]: each
+        for each in read_stored_run(tmp_path / "csv").steps
+        if "sim" in each.metrics
+    }
+    assert [each.step for each in found.values()] == [64, 128, 192]
+    best = found[max(found)]
+    assert best.checkpoint is not None
+    saved = torch.load(best.checkpoint, weights_only=True, map_location="cpu")
+    assert saved["global_step"] == best.step == 128
+
+
+def test_late_scores_are_of_the_step_of_their_texts(tmp_path: Path) -> None:
+    """As an overlapped `GenerationScorer` logs them."""
+    rows = [
+        {"step": 10, "loss": 1.0},
+        {"step": 20, "loss": 0.5, "score/sim": 0.9, "score/scored_step": 10.0},
+        {"step": 30, "score/sim": 0.4, "score/scored_step": 20.0, "other/sim": 0.1},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {each.step: dict(each.metrics) for each in read_stored_run(tmp_path).steps}
+    assert found == {
+        10: {"loss": 1.0, "score/sim": 0.9},
+        20: {"loss": 0.5, "score/sim": 0.4},
+        30: {"other/sim": 0.1},
+    }

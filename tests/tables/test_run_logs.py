@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,18 @@ def test_trackio(trackio: Path) -> None:
         read_log(trackio)
     with pytest.raises(ValueError, match="has no run 'third': it has first, second"):
         read_log(f"{trackio}:third")
+
+
+def test_trackio_of_transformers(trackio: Path) -> None:
+    """Its callback leaves the counting of calls to trackio and logs the training step."""
+    with closing(sqlite3.connect(trackio)) as database:
+        query = "SELECT id, step, metrics FROM metrics"
+        for call, step, text in database.execute(query).fetchall():
+            row = json.dumps({**json.loads(text), "train/global_step": step})
+            changed = "UPDATE metrics SET step = ?, metrics = ? WHERE id = ?"
+            database.execute(changed, (2 * call, row, call))
+        database.commit()
+    assert curve(f"{trackio}:first", "eval/reward") == dict(zip(STEPS, REWARDS, strict=True))
 
 
 def test_trainer_state_of_the_last_checkpoint(tmp_path: Path) -> None:
