@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, cast
@@ -47,22 +47,36 @@ _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value
 
 @dataclass(frozen=True)
 class Selection:
-    """What the rules say of one run."""
+    """What the rules say of one run.
+
+    `saved` has the decisions on the validations with a checkpoint, if the best one has none.
+    """
 
     run: StoredRun
     rules: RunRules
     decided: Sequence[Decided]
+    saved: Sequence[Decided] = ()
+
+    @property
+    def choice(self) -> Decided | None:
+        """The last decision, which names the selected checkpoint."""
+        decided = self.saved or self.decided
+        return decided[-1] if decided else None
 
     @property
     def best(self) -> int | None:
         """Step of the selected checkpoint."""
-        return self.decided[-1].best if self.decided else None
+        return self.choice.best if self.choice else None
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        """Steps on the Pareto front."""
+        return self.choice.front if self.choice else ()
 
     @property
     def kept(self) -> list[int]:
         """Steps that must stay on disk: the selected one and the Pareto front."""
-        front = self.decided[-1].front if self.decided else ()
-        return list(dict.fromkeys([*([] if self.best is None else [self.best]), *front]))
+        return list(dict.fromkeys([*([] if self.best is None else [self.best]), *self.front]))
 
     @property
     def stop(self) -> Decided | None:
@@ -101,9 +115,21 @@ def run(arguments: list[str]) -> None:
 
 
 def select(name: str, options: Any) -> Selection:
-    """Read a run and replay the rules."""
+    """Read a run and replay the rules; select what is on disk."""
     stored = read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
-    return decide(stored, run_rules(stored, options))
+    return _of_saved(decide(stored, run_rules(stored, options)))
+
+
+def _of_saved(selection: Selection) -> Selection:
+    """Select among the validations with a checkpoint, if the best one has none and another has."""
+    on_disk, rules = selection.run.checkpoints, selection.rules
+    if selection.best is None or selection.best in on_disk:
+        return selection
+    candidates = [each.validation for each in selection.decided if each.validation.step in on_disk]
+    saved = list(RunRules(best=rules.best, pareto=rules.pareto).replay(candidates))
+    if not saved or saved[-1].best is None:
+        return selection
+    return replace(selection, saved=saved)
 
 
 def decide(stored: StoredRun, rules: RunRules) -> Selection:
@@ -390,7 +416,7 @@ def _note(selection: Selection, each: Decided) -> str:
     step, notes = each.validation.step, []
     if step == selection.best:
         notes.append("selected")
-    elif selection.decided and step in selection.decided[-1].front:
+    elif step in selection.front:
         notes.append("on the front")
     missed = [key for key, check in each.constraints.items() if not check.met]
     if missed:
@@ -417,9 +443,12 @@ def summary(selection: Selection) -> list[str]:
         else:
             path = selection.checkpoint(selection.best)
             where = path or f"step {selection.best} (not on disk)"
-            lines.append(f"keep {where}: {last.explanation}")
+            reason = selection.choice.explanation if selection.choice else ""
+            lines.append(f"keep {where}: {reason}")
+            if selection.saved:
+                lines.append(f"  not on disk: step {last.best}, {last.explanation}")
     if selection.rules.pareto:
-        lines.append(f"Pareto front: steps {', '.join(map(str, last.front)) or 'none'}")
+        lines.append(f"Pareto front: steps {', '.join(map(str, selection.front)) or 'none'}")
     if selection.rules.stop:
         stop = selection.stop
         if stop is None or stop.stop is None:
@@ -448,7 +477,7 @@ def _chosen(selection: Selection) -> dict[str, Any]:
         "checkpoint": selection.checkpoint(best),
         "key": key,
         "value": None if best is None else seen[best].metrics[key],
-        "reason": selection.decided[-1].explanation if selection.decided else "",
+        "reason": selection.choice.explanation if selection.choice else "",
         "stop_step": selection.stop.validation.step if selection.stop else None,
         "alarm_step": selection.alarm.validation.step if selection.alarm else None,
     }
@@ -481,7 +510,7 @@ def to_json(selection: Selection) -> dict[str, Any]:
         "log": str(selection.run.log),
         "source": selection.run.source,
         **_chosen(selection),
-        "front": list(selection.decided[-1].front) if selection.decided else [],
+        "front": list(selection.front),
         "validations": validations,
     }
 
@@ -546,7 +575,8 @@ def _prune(selection: Selection, options: Any) -> None:
             f"{selection.run.folder}: no checkpoint is selected, nothing removed", file=sys.stderr
         )
         return
-    paths = removable(selection.run, selection.kept)
+    # Refused if a better one is missing: the folder may be another one than the user thinks.
+    paths = removable(selection.run, replace(selection, saved=()).kept)
     if not paths:
         print(f"{selection.run.folder}: nothing to remove", file=sys.stderr)
         return

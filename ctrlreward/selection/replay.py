@@ -161,7 +161,7 @@ class RunRules:
                 chosen = self.best.best(best)
             elif self.pareto and pareto:
                 chosen = self.pareto.best(pareto)
-                explanation = front.reason if front else ""
+                explanation = self.pareto.explain(pareto)
             yield Decided(
                 each._replace(metrics=metrics),
                 checks,

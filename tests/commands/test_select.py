@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -65,6 +66,21 @@ def test_the_checkpoint_to_keep(folder: Path, select: Any) -> None:
     assert "0.625 ✓" in marks["30"]
 
 
+def test_a_checkpoint_that_is_not_on_disk_is_not_selected(folder: Path, select: Any) -> None:
+    """The trainer evaluates more often than it saves, or has removed it."""
+    for path in (folder / "checkpoints").glob("step=000040*"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    status, out, _ = select(folder, *MAXIMISE)
+    assert status == 0
+    assert f"keep {folder / 'checkpoints' / 'step=000030.ckpt'}: reward is 0.6000" in out
+    assert "not on disk: step 40, reward is 0.9000" in out
+    found = json.loads(select(folder, *MAXIMISE, "--json")[1])
+    assert (found["step"], found["value"]) == (30, 0.6)
+    shutil.rmtree(folder / "checkpoints")  # a log alone
+    found = json.loads(select(folder, *MAXIMISE, "--json")[1])
+    assert (found["step"], found["checkpoint"]) == (40, None)
+
+
 def test_american_spelling_and_the_smallest(folder: Path, select: Any) -> None:
     assert "at step 40" in select(folder, "--maximize", "reward")[1]
     assert "keep" in select(folder, "--minimize", "loss")[1]
@@ -102,6 +118,12 @@ def test_pareto_front(folder: Path, select: Any) -> None:
     status, out, _ = select(folder, "--pareto", "reward:max,acc:max", "--json")
     content = json.loads(out)
     assert (status, content["front"], content["step"]) == (0, [20, 30, 40], 40)
+
+
+def test_the_reason_is_of_the_selected_point(folder: Path, select: Any) -> None:
+    out = select(folder, "--pareto", "reward:max,acc:max")[1]
+    reason = "reward is 0.9000, acc is 0.2500 at step 40, the best reward of 3 on the front"
+    assert f"step=000040.ckpt: {reason}" in out
 
 
 def test_rows_of_training_do_not_count_as_validations(select: Any, tmp_path: Path) -> None:
