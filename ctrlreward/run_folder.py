@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ctrlreward.held_out import FAIL_RATE
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
+from ctrlreward.tables.parsing import parse_json
 from ctrlreward.tables.run_logs import Log, read_log
 
 PREFIX = "eval_"  # of keys in the log of transformers
@@ -138,7 +139,7 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
         log.path,
         log.source,
         steps,
-        _declared_modes(log.declared),
+        _reported_modes({folder, log.path.parent}) | _declared_modes(log.declared),
         found,
         checkpoints or folder,
     )
@@ -280,6 +281,17 @@ def _is_another_run(folder: Path, log: Path | None) -> bool:
         return False
     logs = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
     return any(True for name in logs for _ in folder.glob(name))
+
+
+def _reported_modes(folders: Iterable[Path]) -> dict[str, Mode]:
+    """Return the directions that `BeforeAfter` or `RunReport` left in `summary.json`."""
+    modes: dict[str, Mode] = {}
+    for file in (folder / "summary.json" for folder in folders):
+        if file.is_file():
+            report = parse_json(file.read_text(encoding="utf-8"), file)
+            found = report.get("directions") if isinstance(report, dict) else None
+            modes |= found if isinstance(found, dict) else {}
+    return modes
 
 
 def _declared_modes(state: Mapping[str, Any]) -> dict[str, Mode]:

@@ -457,6 +457,7 @@ def summary(selection: Selection) -> list[str]:
             kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
             lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
     if selection.rules.alarm:
+        lines.append(f"guard: {_directions(selection.rules.alarm)}")
         alarm = selection.alarm
         if alarm is None or alarm.alarm is None:
             reason = last.alarm.reason if last.alarm else ""
@@ -464,6 +465,13 @@ def summary(selection: Selection) -> list[str]:
         else:
             lines.append(f"alarm at step {alarm.validation.step}: {alarm.alarm.reason}")
     return lines
+
+
+def _directions(rule: AlarmRule) -> str:
+    """Return what the alarm compares; a direction may be a default, so it is said."""
+    words = {"max": "better when higher", "min": "better when lower", "drift": "must not change"}
+    held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rule.modes.items())
+    return f"{rule.proxy} ({words[rule.proxy_mode]}) against {held_out}"
 
 
 def _chosen(selection: Selection) -> dict[str, Any]:

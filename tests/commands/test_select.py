@@ -229,6 +229,21 @@ def test_a_declared_direction_is_not_contradicted(select: Any, tmp_path: Path) -
     assert "step 3" in select(tmp_path, "--minimise", "score/pp")[1]
 
 
+def test_a_guard_takes_the_direction_of_the_report(select: Any, tmp_path: Path) -> None:
+    """And says it, since the log alone has none."""
+    rows = [{"step": s, "reward": s, "score/pp": 20.0 + s} for s in range(1, 21)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    guard = ("--guard", "reward:score/pp")
+    out = select(tmp_path, *guard)[1]
+    assert "score/pp (better when higher)" in out
+    assert "no alarm" in out
+    (tmp_path / "summary.json").write_text('{"directions": {"score/pp": "min"}}')
+    for again in (guard, ("--guard", "reward:score/pp=min")):
+        out = select(tmp_path, *again)[1]
+        assert "guard: reward (better when higher) against score/pp (better when lower)" in out
+        assert "alarm at step 8" in out
+
+
 # Removal
 
 
