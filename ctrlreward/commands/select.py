@@ -45,6 +45,10 @@ _INTERVAL_S = 10.0
 _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
 
 
+class _NotLogged(ValueError):
+    """A key is not logged, or not yet."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """What the rules say of one run.
@@ -100,10 +104,10 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     with user_errors(parser):
         _check(options)
-        found = [select(name, options) for name in options.runs]
         if options.watch:
-            found = [_watch(found[0], options)]
+            found = [_watch(options)]
         else:
+            found = [select(name, options) for name in options.runs]
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), to_text(_chosen(found[0])))
@@ -116,7 +120,14 @@ def run(arguments: list[str]) -> None:
 
 def select(name: str, options: Any) -> Selection:
     """Read a run and replay the rules; select what is on disk."""
-    stored = read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
+    return _select(_read(name, options), options)
+
+
+def _read(name: str, options: Any) -> StoredRun:
+    return read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
+
+
+def _select(stored: StoredRun, options: Any) -> Selection:
     return _of_saved(decide(stored, run_rules(stored, options)))
 
 
@@ -265,7 +276,7 @@ def _key(stored: StoredRun, given: str) -> str:
             return prefix + given
     similar = did_you_mean(given, keys, str)
     listed = "" if similar else f", only {', '.join(keys[:20])}{', …' if len(keys) > 20 else ''}"
-    raise ValueError(f"{stored.log} has no key {given!r}{similar}{listed}")
+    raise _NotLogged(f"{stored.log} has no key {given!r}{similar}{listed}")
 
 
 def _mode(stored: StoredRun, key: str) -> Mode:
@@ -539,26 +550,58 @@ def _plain(value: Any) -> Any:
 # A running job
 
 
-def _watch(selection: Selection, options: Any) -> Selection:
-    """Print each validation as it appears, and all decisions at the end."""
+def _watch(options: Any) -> Selection:
+    """Print each validation as it appears, and all decisions at the end.
+
+    Waits for the first validation, and while the log cannot be read, as in the middle of a write.
+    """
     (name,), console, seen = options.runs, plain_console(), 0
+    selection, waiting = None, ""
     try:
         while True:
-            for each in selection.decided[seen:]:
-                _print_validation(console, selection, each, options.json)
-            seen = len(selection.decided)
-            if options.output:
-                write_whole(Path(options.output), to_text(_chosen(selection)))
-            if selection.stop is not None:
-                break
+            stored, reason = _read_or_say_why(name, options, first=not (selection or waiting))
+            if stored is not None:
+                try:
+                    selection = _select(stored, options)
+                except _NotLogged as error:
+                    reason = str(error)
+                else:
+                    _report(console, selection, seen, options)
+                    seen = len(selection.decided)
+                    if selection.stop is not None:
+                        break
+            if reason not in ("", waiting):
+                waiting = reason
+                print(f"waiting: {waiting}", file=sys.stderr, flush=True)
             time.sleep(options.interval)
-            selection = select(name, options)
     except KeyboardInterrupt:
         print(file=sys.stderr)
+    if selection is None:
+        raise SystemExit(_NOT_CHOSEN)
     if not options.json:
         for line in summary(selection):
             console.print(line, soft_wrap=True)
     return selection
+
+
+def _read_or_say_why(name: str, options: Any, first: bool) -> tuple[StoredRun | None, str]:
+    """Return the run, or why it cannot be read now; raises if its path was wrong from the start."""
+    try:
+        return _read(name, options), ""
+    except FileNotFoundError as error:
+        if first:
+            raise
+        return None, str(error)
+    except (ValueError, OSError) as error:
+        return None, str(error)
+
+
+def _report(console: Console, selection: Selection, seen: int, options: Any) -> None:
+    """Print the validations that are new, and write the file."""
+    for each in selection.decided[seen:]:
+        _print_validation(console, selection, each, options.json)
+    if options.output:
+        write_whole(Path(options.output), to_text(_chosen(selection)))
 
 
 def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:

@@ -351,3 +351,30 @@ def test_watch_reads_what_is_added_until_a_rule_stops(folder: Path) -> None:
     steps = [line.split(":")[0] for line in read if line.startswith("step ")]
     assert steps == ["step 10", "step 20", "step 30", "step 40", "step 50"]
     assert any(line.startswith("stop at step 50") for line in read)
+
+
+def test_watch_waits_for_the_first_validation(folder: Path) -> None:
+    log = folder / "metrics.jsonl"
+    text = log.read_text()
+    log.unlink()
+    command = [sys.executable, "-m", "ctrlreward", "select", str(folder), *CONSTRAINED,
+               "--stop", "patience=1", "--watch", "--interval", "0.05"]  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env={**os.environ}, **pipes) as job:  # type: ignore[call-overload]
+        assert job.stderr is not None
+        waited = (line for line in job.stderr if line.startswith("waiting: "))
+        assert "has no log of a run" in next(waited)
+        log.write_text('{"step": 5, "loss": 1.0}\n')
+        assert "has no key 'reward', only loss" in next(waited)
+        log.write_text(text)
+        out, _ = job.communicate(timeout=60)
+    assert job.returncode == 0
+    assert "stop at step 50" in out
+
+
+@pytest.mark.parametrize("wrong", [("--stop", "patience=x"), ("--subject_to", "acc>1")])
+def test_watch_does_not_wait_for_mistakes(
+    folder: Path, select: Any, wrong: tuple[str, ...]
+) -> None:
+    assert select(folder, *MAXIMISE, *wrong, "--watch")[0] == 2
+    assert select(folder / "nowhere", *MAXIMISE, "--watch")[0] == 2
