@@ -277,7 +277,7 @@ def _checkpoint_paths(folder: Path, depth: int, log: Path | None) -> Iterator[Pa
 
 
 def _is_another_run(folder: Path, log: Path | None) -> bool:
-    if log is not None and log.is_relative_to(folder):
+    if log is not None and log.resolve().is_relative_to(folder.resolve()):
         return False
     logs = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
     return any(True for name in logs for _ in folder.glob(name))

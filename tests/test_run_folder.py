@@ -123,6 +123,19 @@ def test_damaged_samples(tmp_path: Path) -> None:
         read_stored_run(tmp_path, tmp_path / "absent")
 
 
+def test_checkpoints_of_another_run_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the folders are given."""
+    for version, step in (("version_0", 10), ("version_1", 20)):
+        (tmp_path / version / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
+        (tmp_path / version / "metrics.csv").write_text(f"step,x\n{step},1\n")
+    monkeypatch.chdir(tmp_path)
+    log = Path("version_1", "metrics.csv")
+    for folder in (None, Path(), tmp_path):
+        assert list(read_stored_run(log, folder).checkpoints) == [20]
+
+
 class Epochs(BoringModel):
     """Module whose score is best after its second epoch of 64 batches."""
 
