@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from ctrlreward.held_out import FAIL_RATE
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
 from ctrlreward.scorers.records import read_by_prompt, read_scored_samples
+from ctrlreward.tables.parsing import parse_json
 from ctrlreward.tables.run_logs import Log, read_log
 
 PREFIX = "eval_"  # of keys in the log of transformers
@@ -110,10 +111,11 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
     files = files or sample_files(folder)
     if checkpoints is not None and not checkpoints.is_dir():
         raise ValueError(f"{checkpoints} is not a folder: give the folder of the checkpoints")
-    found = find_checkpoints(checkpoints or folder)
+    found = find_checkpoints(checkpoints or folder, log.path)
+    shift = 0 if files else _lightning_shift(log, found)
     metrics: dict[int, dict[str, float]] = {}
     for step, values in log.rows:
-        metrics.setdefault(step, {}).update(values)
+        metrics.setdefault(step + shift, {}).update(values)
     samples: dict[int, dict[str, Path]] = {}
     for name_, by_step in files.items():
         for step, file in by_step.items():
@@ -137,10 +139,21 @@ def read_stored_run(name: str | Path, checkpoints: Path | None = None) -> Stored
         log.path,
         log.source,
         steps,
-        _declared_modes(log.declared),
+        _reported_modes({folder, log.path.parent}) | _declared_modes(log.declared),
         found,
         checkpoints or folder,
     )
+
+
+def _lightning_shift(log: Log, found: Mapping[int, Sequence[Path]]) -> int:
+    """Return what to add to the steps of a log so that they are the steps of its checkpoints.
+
+    Lightning logs step 99 where its checkpoint is of step 100, unless a callback of this package
+    makes both 100.
+    """
+    saved = {step for step, paths in found.items() if any(p.suffix == ".ckpt" for p in paths)}
+    logged = {step for step, _ in log.rows}
+    return int(not saved <= logged and {step - 1 for step in saved} <= logged)
 
 
 def means_of(evidence: Mapping[str, Scores]) -> dict[str, float]:
@@ -233,13 +246,14 @@ _WEIGHTS = (".ckpt", ".pt", ".pth", ".bin", ".safetensors")
 _DEPTH = 4
 
 
-def find_checkpoints(folder: Path) -> dict[int, tuple[Path, ...]]:
+def find_checkpoints(folder: Path, log: Path | None = None) -> dict[int, tuple[Path, ...]]:
     """Return step → files and folders of its checkpoint, files first, in the order of the steps.
 
-    Links are neither followed nor returned.
+    Links are neither followed nor returned, nor are checkpoints in a folder below with another log
+    than the given one: they are of another run.
     """
     found: dict[int, list[Path]] = {}
-    for path in _checkpoint_paths(folder, _DEPTH):
+    for path in _checkpoint_paths(folder, _DEPTH, log):
         match = _CHECKPOINT.search(path.name)
         assert match is not None
         found.setdefault(int(match[1]), []).append(path)
@@ -250,7 +264,7 @@ def find_checkpoints(folder: Path) -> dict[int, tuple[Path, ...]]:
     return {step: tuple(sorted(found[step], key=rank)) for step in sorted(found)}
 
 
-def _checkpoint_paths(folder: Path, depth: int) -> Iterator[Path]:
+def _checkpoint_paths(folder: Path, depth: int, log: Path | None) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda each: each.name):
             if entry.is_symlink() or entry.name in ("samples", "wandb"):
@@ -258,8 +272,26 @@ def _checkpoint_paths(folder: Path, depth: int) -> Iterator[Path]:
             is_folder = entry.is_dir(follow_symlinks=False)
             if _CHECKPOINT.search(entry.name) and (is_folder or entry.name.endswith(_WEIGHTS)):
                 yield folder / entry.name
-            elif is_folder and depth:
-                yield from _checkpoint_paths(folder / entry.name, depth - 1)
+            elif is_folder and depth and not _is_another_run(folder / entry.name, log):
+                yield from _checkpoint_paths(folder / entry.name, depth - 1, log)
+
+
+def _is_another_run(folder: Path, log: Path | None) -> bool:
+    if log is not None and log.resolve().is_relative_to(folder.resolve()):
+        return False
+    logs = ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json")
+    return any(True for name in logs for _ in folder.glob(name))
+
+
+def _reported_modes(folders: Iterable[Path]) -> dict[str, Mode]:
+    """Return the directions that `BeforeAfter` or `RunReport` left in `summary.json`."""
+    modes: dict[str, Mode] = {}
+    for file in (folder / "summary.json" for folder in folders):
+        if file.is_file():
+            report = parse_json(file.read_text(encoding="utf-8"), file)
+            found = report.get("directions") if isinstance(report, dict) else None
+            modes |= found if isinstance(found, dict) else {}
+    return modes
 
 
 def _declared_modes(state: Mapping[str, Any]) -> dict[str, Mode]:

@@ -243,9 +243,16 @@ MISSING = {
         "a.parquet needs pyarrow",
     ),
     "wandb": (
-        "import pathlib; pathlib.Path('w/run.wandb').mkdir(parents=True);"
+        "import pathlib; pathlib.Path('w').mkdir();"
+        "pathlib.Path('w/run.wandb').write_bytes(b':W&B123');"
         "from ctrlreward.cli import main; main(['compare', 'w', 'w'])",
         "run.wandb needs wandb",
+    ),
+    "tensorboard": (
+        "import pathlib; pathlib.Path('t').mkdir();"
+        "pathlib.Path('t/events.out.tfevents.1').write_text('scalars');"
+        "from ctrlreward.cli import main; main(['select', 't', '--maximise', 'acc'])",
+        "t needs tensorboard",
     ),
     "quantization": (
         "from ctrlreward.policy.model import load_base; load_base('m', None, 'nf4', 'cpu')",

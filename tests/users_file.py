@@ -24,9 +24,11 @@ from torch.utils.data import DataLoader, Dataset
 import ctrlreward as cr
 from ctrlreward import callbacks, functional, lightning, policy, scorers, selection, serving
 from ctrlreward.adapters import openrlhf, torchmetrics, trainer_options, trainer_routes, trl, verl
+from ctrlreward.adapters.best_checkpoint import BestCheckpoint
 from ctrlreward.plots.highlight import highlight
 from ctrlreward.recipes.papers.ctrleval.evaluator_chart import bar_chart
 from ctrlreward.reward import AnyReward
+from ctrlreward.run_folder import read_stored_run
 
 Floats = npt.NDArray[np.float64]
 
@@ -462,6 +464,12 @@ def policy_gradient_of_lightning() -> None:
 
 def decisions() -> None:
     stop = selection.StopRule("sim", patience=1)
+    rules = selection.RunRules(best=selection.BestRule("sim"), stop=stop)
+    seen = [selection.RunValidation(10, {"sim": 0.5}), selection.RunValidation(20, {"sim": 0.4})]
+    decided: selection.Decided = list(rules.replay(seen))[-1]
+    assert decided.best == 10
+    assert BestCheckpoint("named", rules)(10, {"sim": 0.5}).stopped is False
+    assert read_stored_run("named").keys == ["sim"]
     stopping: selection.StopState = stop.start()
     halted: selection.StopDecision
     best = selection.BestRule("sim", top_k=1, constraints={"pp": (None, 100)})

@@ -3,7 +3,7 @@
     python benchmarks/studies/replay_decisions.py RUN [RUN …] [--proxy attribute_relevance:max]
         [--held-out distinct_2:max perplexity:min] [--name score] [--draw PNG]
 
-Reads the texts and scores that a `GenerationScorer` has written, RUN/samples/<name>/step=*.jsonl.
+Reads what a `GenerationScorer` has written, RUN/samples/<name>/step=*.jsonl.
 Each rule of `alarms.py` watches each held-out score; its alarm counts from the first validation on
 at which the mean of the proxy is better than at the first one. The figure shows the first run: the
 mean of each score, its difference to the first validation with an interval that holds at all
@@ -18,14 +18,10 @@ from pathlib import Path
 import numpy as np
 from alarms import NEVER, RULES
 
-from ctrlreward import Distinct
-from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.sequential import level_of_test, paired_difference
-from ctrlreward.held_out import scores_by_prompt, without_each_prompt
 from ctrlreward.plots.style import DPI, FIRST, SECOND, finish_panel, new_figure
+from ctrlreward.run_folder import read_stored_run
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.components import as_component
-from ctrlreward.scorers.records import read_scored_samples
 from ctrlreward.selection.alarm import LEVEL
 
 ALARMS = ("ours, first", "ours, best", "t", "random walk", "3 sigma", "ratio", "Mann-Kendall",
@@ -34,28 +30,16 @@ ALARMS = ("ours, first", "ours, best", "t", "random walk", "3 sigma", "ratio", "
 
 def read_run(folder: Path, name: str, keys: list[str]) -> tuple[list[int], dict[str, Scores]]:
     """Return the steps of a run's validations, and the values by prompt, (validations, prompts)."""
-    files = sorted((folder / "samples" / name).glob("step=*.jsonl"))
-    if not files:
-        raise SystemExit(f"{folder / 'samples' / name} has no step=*.jsonl")
-    tables = [by_prompt(file, keys) for file in files]
-    steps = [int(file.stem.partition("=")[2]) for file in files]
-    return steps, {key: np.stack([table[key] for table in tables]) for key in keys}
-
-
-def by_prompt(file: Path, keys: list[str]) -> dict[str, Scores]:
-    """Return the value of each prompt, as `GenerationScorer.evidence` had it."""
-    samples, scores = read_scored_samples(file)
-    columns = [samples.prompts, samples.prefixes, samples.sources, samples.labels]
-    prompts = list(zip(*(column for column in columns if column), strict=True))
-    repeats = next((i for i, row in enumerate(prompts) if row != prompts[0]), len(prompts))
-    variety = Distinct()
-    components = {  # others are read from the file
-        key: variety[key] if key.startswith("distinct") else as_component(key, lambda texts: texts)
-        for key in keys
-    }
-    without = without_each_prompt(components, samples, scores, repeats)
-    tables = scores_by_prompt(components, {**scores, **without}, repeats)
-    return {key: valid_row_means(tables[key]) for key in keys}
+    names = {key: f"{name}/{key}" for key in keys}
+    steps = [
+        each
+        for each in read_stored_run(folder).steps
+        if all(logged in each.evidence for logged in names.values())
+    ]
+    if not steps:
+        raise SystemExit(f"{folder} has no samples with values by prompt of {', '.join(keys)}")
+    rows = {key: np.stack([each.evidence[names[key]] for each in steps]) for key in keys}
+    return [each.step for each in steps], rows
 
 
 def speaks(run: Scores, proxy: Scores, rule: str) -> int:

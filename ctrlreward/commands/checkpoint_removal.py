@@ -26,7 +26,8 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
         keep: Steps to keep.
 
     Raises:
-        ValueError: A checkpoint of these steps is not on disk, or the run is in progress.
+        ValueError: A checkpoint of these steps is not on disk, checkpoints are in several folders,
+            or the run is in progress.
     """
     for step in keep:
         if step not in run.checkpoints:
@@ -34,6 +35,7 @@ def removable(run: StoredRun, keep: Collection[int]) -> list[Path]:
                 f"the checkpoint of step {step} is not in {run.checkpoint_folder}, so nothing is "
                 "removed: name the folder of the checkpoints with --checkpoints"
             )
+    _refuse_several_folders(run)
     _refuse_if_in_use(run)
     root = (run.checkpoint_folder or run.folder).resolve()
     needed = {*keep, max(run.checkpoints)}
@@ -77,6 +79,21 @@ def _pointed_to(root: Path) -> Iterator[Path]:
                 named = path.read_text(encoding="utf-8", errors="replace").strip()
                 yield (here / named).resolve()
                 yield (here / f"global_step_{named}").resolve()
+
+
+def _refuse_several_folders(run: StoredRun) -> None:
+    """Raise if the checkpoints may be of several runs, of which the log says nothing.
+
+    OpenRLHF has `_actor` and `_critic` of one run.
+    """
+    parents = (path.parent for paths in run.checkpoints.values() for path in paths)
+    folders = {each.parent if each.name in ("_actor", "_critic") else each for each in parents}
+    if len(folders) > 1:
+        names = ", ".join(sorted(map(str, folders)))
+        raise ValueError(
+            f"checkpoints are in {len(folders)} folders, so nothing is removed: name the folder of "
+            f"this run with --checkpoints ({names})"
+        )
 
 
 def _refuse_if_in_use(run: StoredRun) -> None:

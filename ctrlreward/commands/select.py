@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +35,7 @@ mistake in the arguments or a file that cannot be read."""
 _EXAMPLES = (
     "ctrlreward select runs/demo --maximise score/sim --subject-to 'score/distinct_2>=0.8'",
     "ctrlreward select runs/demo --maximise score/sim --guard reward/total:score/distinct_2",
-    "ctrlreward select out/ --minimise eval_loss --stop patience=3 --prune",
+    "ctrlreward select out/ --minimise eval_loss --stop patience=3",
     "ctrlreward select verl.jsonl --maximise val-core/gsm8k/reward/mean@4 "
     "--checkpoints checkpoints/gsm8k --output best_checkpoint.json",
 )
@@ -45,24 +45,42 @@ _INTERVAL_S = 10.0
 _BOUND = re.compile(r"\s*(?P<key>.+?)\s*(?P<relation>>=|<=|==|=|>|<)\s*(?P<value>[^<>=]+?)\s*")
 
 
+class _NotLogged(ValueError):
+    """A key is not logged, or not yet."""
+
+
 @dataclass(frozen=True)
 class Selection:
-    """What the rules say of one run."""
+    """What the rules say of one run.
+
+    `saved` has the decisions on the validations with a checkpoint, if the best one has none.
+    """
 
     run: StoredRun
     rules: RunRules
     decided: Sequence[Decided]
+    saved: Sequence[Decided] = ()
+
+    @property
+    def choice(self) -> Decided | None:
+        """The last decision, which names the selected checkpoint."""
+        decided = self.saved or self.decided
+        return decided[-1] if decided else None
 
     @property
     def best(self) -> int | None:
         """Step of the selected checkpoint."""
-        return self.decided[-1].best if self.decided else None
+        return self.choice.best if self.choice else None
+
+    @property
+    def front(self) -> tuple[int, ...]:
+        """Steps on the Pareto front."""
+        return self.choice.front if self.choice else ()
 
     @property
     def kept(self) -> list[int]:
         """Steps that must stay on disk: the selected one and the Pareto front."""
-        front = self.decided[-1].front if self.decided else ()
-        return list(dict.fromkeys([*([] if self.best is None else [self.best]), *front]))
+        return list(dict.fromkeys([*([] if self.best is None else [self.best]), *self.front]))
 
     @property
     def stop(self) -> Decided | None:
@@ -86,10 +104,10 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     with user_errors(parser):
         _check(options)
-        found = [select(name, options) for name in options.runs]
         if options.watch:
-            found = [_watch(found[0], options)]
+            found = [_watch(options)]
         else:
+            found = [select(name, options) for name in options.runs]
             _print(found, options)
         if options.output:
             write_whole(Path(options.output), to_text(_chosen(found[0])))
@@ -101,9 +119,28 @@ def run(arguments: list[str]) -> None:
 
 
 def select(name: str, options: Any) -> Selection:
-    """Read a run and replay the rules."""
-    stored = read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
-    return decide(stored, run_rules(stored, options))
+    """Read a run and replay the rules; select what is on disk."""
+    return _select(_read(name, options), options)
+
+
+def _read(name: str, options: Any) -> StoredRun:
+    return read_stored_run(name, Path(options.checkpoints) if options.checkpoints else None)
+
+
+def _select(stored: StoredRun, options: Any) -> Selection:
+    return _of_saved(decide(stored, run_rules(stored, options)))
+
+
+def _of_saved(selection: Selection) -> Selection:
+    """Select among the validations with a checkpoint, if the best one has none and another has."""
+    on_disk, rules = selection.run.checkpoints, selection.rules
+    if selection.best is None or selection.best in on_disk:
+        return selection
+    candidates = [each.validation for each in selection.decided if each.validation.step in on_disk]
+    saved = list(RunRules(best=rules.best, pareto=rules.pareto).replay(candidates))
+    if not saved or saved[-1].best is None:
+        return selection
+    return replace(selection, saved=saved)
 
 
 def decide(stored: StoredRun, rules: RunRules) -> Selection:
@@ -239,7 +276,7 @@ def _key(stored: StoredRun, given: str) -> str:
             return prefix + given
     similar = did_you_mean(given, keys, str)
     listed = "" if similar else f", only {', '.join(keys[:20])}{', …' if len(keys) > 20 else ''}"
-    raise ValueError(f"{stored.log} has no key {given!r}{similar}{listed}")
+    raise _NotLogged(f"{stored.log} has no key {given!r}{similar}{listed}")
 
 
 def _mode(stored: StoredRun, key: str) -> Mode:
@@ -390,7 +427,7 @@ def _note(selection: Selection, each: Decided) -> str:
     step, notes = each.validation.step, []
     if step == selection.best:
         notes.append("selected")
-    elif selection.decided and step in selection.decided[-1].front:
+    elif step in selection.front:
         notes.append("on the front")
     missed = [key for key, check in each.constraints.items() if not check.met]
     if missed:
@@ -417,9 +454,12 @@ def summary(selection: Selection) -> list[str]:
         else:
             path = selection.checkpoint(selection.best)
             where = path or f"step {selection.best} (not on disk)"
-            lines.append(f"keep {where}: {last.explanation}")
+            reason = selection.choice.explanation if selection.choice else ""
+            lines.append(f"keep {where}: {reason}")
+            if selection.saved:
+                lines.append(f"  not on disk: step {last.best}, {last.explanation}")
     if selection.rules.pareto:
-        lines.append(f"Pareto front: steps {', '.join(map(str, last.front)) or 'none'}")
+        lines.append(f"Pareto front: steps {', '.join(map(str, selection.front)) or 'none'}")
     if selection.rules.stop:
         stop = selection.stop
         if stop is None or stop.stop is None:
@@ -428,6 +468,7 @@ def summary(selection: Selection) -> list[str]:
             kept = "" if stop.best == selection.best else f"; it would have kept step {stop.best}"
             lines.append(f"stop at step {stop.validation.step}: {stop.stop.reason}{kept}")
     if selection.rules.alarm:
+        lines.append(f"guard: {_directions(selection.rules.alarm)}")
         alarm = selection.alarm
         if alarm is None or alarm.alarm is None:
             reason = last.alarm.reason if last.alarm else ""
@@ -435,6 +476,13 @@ def summary(selection: Selection) -> list[str]:
         else:
             lines.append(f"alarm at step {alarm.validation.step}: {alarm.alarm.reason}")
     return lines
+
+
+def _directions(rule: AlarmRule) -> str:
+    """Return what the alarm compares; a direction may be a default, so it is said."""
+    words = {"max": "better when higher", "min": "better when lower", "drift": "must not change"}
+    held_out = ", ".join(f"{key} ({words[mode]})" for key, mode in rule.modes.items())
+    return f"{rule.proxy} ({words[rule.proxy_mode]}) against {held_out}"
 
 
 def _chosen(selection: Selection) -> dict[str, Any]:
@@ -448,7 +496,7 @@ def _chosen(selection: Selection) -> dict[str, Any]:
         "checkpoint": selection.checkpoint(best),
         "key": key,
         "value": None if best is None else seen[best].metrics[key],
-        "reason": selection.decided[-1].explanation if selection.decided else "",
+        "reason": selection.choice.explanation if selection.choice else "",
         "stop_step": selection.stop.validation.step if selection.stop else None,
         "alarm_step": selection.alarm.validation.step if selection.alarm else None,
     }
@@ -481,7 +529,7 @@ def to_json(selection: Selection) -> dict[str, Any]:
         "log": str(selection.run.log),
         "source": selection.run.source,
         **_chosen(selection),
-        "front": list(selection.decided[-1].front) if selection.decided else [],
+        "front": list(selection.front),
         "validations": validations,
     }
 
@@ -502,26 +550,58 @@ def _plain(value: Any) -> Any:
 # A running job
 
 
-def _watch(selection: Selection, options: Any) -> Selection:
-    """Print each validation as it appears, and all decisions at the end."""
+def _watch(options: Any) -> Selection:
+    """Print each validation as it appears, and all decisions at the end.
+
+    Waits for the first validation, and while the log cannot be read, as in the middle of a write.
+    """
     (name,), console, seen = options.runs, plain_console(), 0
+    selection, waiting = None, ""
     try:
         while True:
-            for each in selection.decided[seen:]:
-                _print_validation(console, selection, each, options.json)
-            seen = len(selection.decided)
-            if options.output:
-                write_whole(Path(options.output), to_text(_chosen(selection)))
-            if selection.stop is not None:
-                break
+            stored, reason = _read_or_say_why(name, options, first=not (selection or waiting))
+            if stored is not None:
+                try:
+                    selection = _select(stored, options)
+                except _NotLogged as error:
+                    reason = str(error)
+                else:
+                    _report(console, selection, seen, options)
+                    seen = len(selection.decided)
+                    if selection.stop is not None:
+                        break
+            if reason not in ("", waiting):
+                waiting = reason
+                print(f"waiting: {waiting}", file=sys.stderr, flush=True)
             time.sleep(options.interval)
-            selection = select(name, options)
     except KeyboardInterrupt:
         print(file=sys.stderr)
+    if selection is None:
+        raise SystemExit(_NOT_CHOSEN)
     if not options.json:
         for line in summary(selection):
             console.print(line, soft_wrap=True)
     return selection
+
+
+def _read_or_say_why(name: str, options: Any, first: bool) -> tuple[StoredRun | None, str]:
+    """Return the run, or why it cannot be read now; raises if its path was wrong from the start."""
+    try:
+        return _read(name, options), ""
+    except FileNotFoundError as error:
+        if first:
+            raise
+        return None, str(error)
+    except (ValueError, OSError) as error:
+        return None, str(error)
+
+
+def _report(console: Console, selection: Selection, seen: int, options: Any) -> None:
+    """Print the validations that are new, and write the file."""
+    for each in selection.decided[seen:]:
+        _print_validation(console, selection, each, options.json)
+    if options.output:
+        write_whole(Path(options.output), to_text(_chosen(selection)))
 
 
 def _print_validation(console: Console, selection: Selection, each: Decided, as_json: bool) -> None:
@@ -546,7 +626,8 @@ def _prune(selection: Selection, options: Any) -> None:
             f"{selection.run.folder}: no checkpoint is selected, nothing removed", file=sys.stderr
         )
         return
-    paths = removable(selection.run, selection.kept)
+    # Refused if a better one is missing: the folder may be another one than the user thinks.
+    paths = removable(selection.run, replace(selection, saved=()).kept)
     if not paths:
         print(f"{selection.run.folder}: nothing to remove", file=sys.stderr)
         return

@@ -142,3 +142,19 @@ class ParetoRule:
         """Return the step of the front with the best first metric, None if the front is empty."""
         sign = sign_of(next(iter(self.metrics.values())))
         return max(state.kept, key=lambda step: sign * state.kept[step][0], default=None)
+
+    def explain(self, state: ParetoState) -> str:
+        """Return the step that `best` selects in words.
+
+        Examples:
+            >>> rule = ParetoRule({"sim": "max", "perplexity": "min"})
+            >>> rule.explain(ParetoState(kept={100: (0.5, 40.0), 200: (0.4, 30.0)}))
+            'sim is 0.5000, perplexity is 40.0000 at step 100, the best sim of 2 on the front'
+        """
+        step = self.best(state)
+        if step is None:
+            return "no validation has finite values of all metrics"
+        values = zip(self.metrics, state.kept[step], strict=True)
+        shown = ", ".join(f"{key} is {value:.4f}" for key, value in values)
+        first = next(iter(self.metrics))
+        return f"{shown} at step {step}, the best {first} of {len(state.kept)} on the front"

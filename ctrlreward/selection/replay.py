@@ -133,10 +133,10 @@ class RunRules:
         Raises:
             ValueError: A key is not logged; lists those that are.
         """
-        best, stop, alarm, pareto = (
-            rule.start() if rule else None
-            for rule in (self.best, self.stop, self.alarm, self.pareto)
-        )
+        best = self.best.start() if self.best else None
+        stop = self.stop.start() if self.stop else None
+        alarm = self.alarm.start() if self.alarm else None
+        pareto = self.pareto.start() if self.pareto else None
         stopped = False
         for each in validations:
             step, metrics, stale, evidence = each
@@ -161,7 +161,7 @@ class RunRules:
                 chosen = self.best.best(best)
             elif self.pareto and pareto:
                 chosen = self.pareto.best(pareto)
-                explanation = front.reason if front else ""
+                explanation = self.pareto.explain(pareto)
             yield Decided(
                 each._replace(metrics=metrics),
                 checks,

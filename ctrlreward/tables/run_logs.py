@@ -129,11 +129,11 @@ def _logs_in(folder: Path, depth: int) -> Iterator[Path]:
     if any(path.name.startswith("events.out.tfevents.") for path in files):
         yield folder
         return
+    if folder.name == "logs":  # of W&B itself
+        return
     for pattern in ("*.wandb", "*.db", "*.jsonl", "*.log"):
-        matching = [path for path in files if path.match(pattern)]
-        # The folder of W&B's run has logs of W&B itself, and trackio's a database per project.
-        if pattern == "*.log" and folder.name == "logs":
-            continue
+        # W&B's folder has links to its own debug.log.
+        matching = [path for path in files if path.match(pattern) and not path.is_symlink()]
         if matching:
             yield from matching
             return
@@ -201,7 +201,7 @@ def csv_history(path: Path, rows: Iterable[tuple[int, Mapping[str, str]]]) -> li
             raise ValueError(
                 f"{path}:{line} has no step: give one in each row, in a column named step"
             )
-        history.append((int(step), numbers))
+        history += at_scored_steps(int(step), numbers)
     return history
 
 
@@ -264,8 +264,7 @@ def _read_tensorboard(path: Path) -> Log:
             by_step.setdefault(int(event.step), {})[tag] = value
     if not by_step:
         raise ValueError(f"{path} has no scalars of TensorBoard: it is empty or damaged")
-    rows = [(step, {k: v for k, v in by_step[step].items() if k not in _BOOKKEEPING})
-            for step in sorted(by_step)]  # fmt: skip
+    rows = [row for step in sorted(by_step) for row in at_scored_steps(step, by_step[step])]
     return Log("TensorBoard", path, rows)
 
 
@@ -284,11 +283,9 @@ def _trackio_rows(path: Path, run: str) -> list[LoggedStep]:
         raise ValueError(
             f"{path} has {len(names)} runs, give one: {path}:{names[0]} (of {', '.join(names)})"
         )
-    return [
-        (int(step), numbers_of(parse_json(metrics, path)))
-        for name, step, metrics in found
-        if run in ("", name)
-    ]
+    rows = [(parse_json(metrics, path), step) for name, step, metrics in found if run in ("", name)]
+    # Transformers leaves trackio to count its calls, and logs the training step as a metric.
+    return _with_steps([{**row, _CALLS: step} for row, step in rows], path)
 
 
 # Rows
@@ -318,8 +315,28 @@ def _with_steps(rows: Sequence[Any], path: Path) -> list[LoggedStep]:
         if isinstance(given, bool) or not isinstance(given, int | float) or not isfinite(given):
             raise ValueError(f"{path}: row {number} has the step {given!r}, must be a number")
         last = int(given)
-        result.append((last, numbers_of(row)))
+        result += at_scored_steps(last, row)
     return result
+
+
+def at_scored_steps(step: int, row: Mapping[str, Any]) -> list[LoggedStep]:
+    """Return the metrics of a row; scores that were logged late are at the step of their texts.
+
+    An overlapped `GenerationScorer` logs this step as `<name>/scored_step`.
+
+    Examples:
+        >>> at_scored_steps(20, {"loss": 0.1, "score/sim": 0.5, "score/scored_step": 10.0})
+        [(10, {'score/sim': 0.5}), (20, {'loss': 0.1})]
+    """
+    metrics = numbers_of(row)
+    late: dict[int, dict[str, float]] = {}
+    for key in [key for key in row if key.endswith(_SCORED_STEP)]:
+        scored = row[key]
+        if isinstance(scored, int | float) and isfinite(scored):
+            name = key.removesuffix("scored_step")
+            mine = {each: metrics.pop(each) for each in list(metrics) if each.startswith(name)}
+            late.setdefault(int(scored), {}).update(mine)
+    return [*late.items(), *([(step, metrics)] if metrics or not late else [])]
 
 
 def numbers_of(row: Mapping[str, Any]) -> dict[str, float]:

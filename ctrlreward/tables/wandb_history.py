@@ -24,7 +24,7 @@ def read_wandb_history(path: Path) -> list[dict[str, Any]]:
     """
     messages = import_extra("wandb.proto.wandb_internal_pb2", str(path))
     parse_error = import_module("google.protobuf.message").DecodeError
-    rows = []
+    rows: list[dict[str, Any]] = []
     for record in records(path):
         try:
             items = messages.Record.FromString(record).history.item

@@ -111,8 +111,15 @@ def files(
             as_samples(samples, groups=range(len(samples))),
             {},
         )
-    rows = [{"step": i, "reward/total": i, "score/fail_rate": 0.0} for i in (1, 2)]
+    held_out = {"score/fail_rate": 0.0, "score/sim": 0.5, "score/distinct_2": 0.9}
+    rows = [{"step": i, "reward/total": i, **held_out} for i in (1, 2)]
     write_jsonl("runs/demo/metrics.jsonl", rows)
+    Path("out").mkdir()
+    history = [{"step": i, "eval_loss": 1 / i} for i in (1, 2)]
+    Path("out/trainer_state.json").write_text(json.dumps({"log_history": history}))
+    verl = [{"step": i, "data": {"val-core/gsm8k/reward/mean@4": i}} for i in (1, 2)]
+    write_jsonl("verl.jsonl", verl)
+    Path("checkpoints/gsm8k/global_step_2").mkdir(parents=True)
     Path("judge.yaml").write_text(
         "components:\n"
         "  fluency: {scorer: Perplexity, score: log_likelihood}\n"

@@ -18,8 +18,10 @@ from transformers import (
     Seq2SeqTrainingArguments,
     Trainer,
 )
+from wandb_runs import wait_for_files
 
 from ctrlreward import Samples
+from ctrlreward.cli import main
 from ctrlreward.huggingface import (
     BeforeAfter,
     GenerationScorer,
@@ -27,7 +29,9 @@ from ctrlreward.huggingface import (
     RewardCheckpoint,
     RewardEarlyStopping,
 )
+from ctrlreward.run_folder import read_stored_run
 from ctrlreward.scorers.records import read_scored_samples, write_scored_samples
+from ctrlreward.selection import BestRule, RunRules, StopRule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,6 +104,55 @@ def test_a_trainer_stops_and_loads_the_constrained_best(
     )
     assert [text[:2] for text in texts.texts] == ["ab", "cd"]
     assert scores["a"].tolist() == [0.5, 0.5]
+
+
+def test_the_files_of_a_run_tell_what_the_callbacks_decided(
+    make_trainer: Callable[..., Trainer], tmp_path: Path
+) -> None:
+    trainer = make_trainer(**SELECTING | {"save_total_limit": None})
+    best, stop = add_all(trainer, ["ab", "cd"], generation={"max_new_tokens": 4})
+    trainer.train()
+    run = read_stored_run(tmp_path / "run")
+    assert run.source == "trainer_state.json"
+    assert run.modes == {f"eval_score/{key}": "max" for key in "ab"} | {
+        "eval_score/fail_rate": "min"
+    }
+    rules = RunRules(
+        BestRule("eval_score/a", constraints={"eval_score/b": (0.5, None)}),
+        StopRule("eval_score/a", patience=3),
+    )
+    steps = [(each.step, each.metrics, each.evidence) for each in run.steps]
+    decided = list(rules.replay(rules.validations(steps)))
+    assert [each.validation.step for each in decided] == [1, 2, 3, 4, 5, 6]
+    assert decided[-1].best == best.selected_step
+    assert decided[-1].explanation == best.reason.replace("score/a", "eval_score/a")
+    assert [each.stopped for each in decided] == [False] * 5 + [True]
+    assert decided[-1].stop is not None
+    assert decided[-1].stop.reason == "eval_" + stop.state.stopping_reason
+    (selected,) = [each.checkpoint for each in run.steps if each.step == best.selected_step]
+    assert selected == tmp_path / "run" / "checkpoint-2"
+
+
+def test_select_reads_the_offline_wandb_run(
+    make_trainer: Callable[..., Trainer],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The W&B folder alone, with the checkpoints of the trainer; `b` is too low at step 3."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    trainer = make_trainer(**SELECTING | {"save_total_limit": None, "report_to": "wandb"})
+    best, _ = add_all(trainer, ["ab", "cd"], generation={"max_new_tokens": 4})
+    trainer.train()
+    wait_for_files(tmp_path)
+    options = ["--maximise", "score/a", "--subject-to", "score/b>=0.5", "--stop", "patience=3"]
+    checkpoints = ["--checkpoints", str(tmp_path / "run")]
+    main(["select", str(tmp_path / "wandb"), *options, *checkpoints])
+    out = capsys.readouterr().out
+    assert best.selected_step == 2
+    assert f"keep {tmp_path / 'run' / 'checkpoint-2'}: eval/score/a is 0.5000 at step 2" in out
+    assert "stop at step 6" in out
 
 
 def test_no_validation_met_the_constraints(

@@ -1,0 +1,148 @@
+"""Decisions in trainers without callbacks, such as verl and OpenRLHF.
+
+Their trainers are classes to derive from, and validation is one method. The object is called there
+with the step and the metrics (verl 0.9.1):
+
+```python
+class Trainer(RayPPOTrainer):
+    def _validate(self, merged=False):
+        metrics = super()._validate(merged)
+        if not merged:
+            best_checkpoint(self.global_steps, metrics)
+        return metrics
+```
+
+and in OpenRLHF (0.11):
+
+```python
+class Trainer(PPOTrainer):
+    def evaluate(self, global_step, **kwargs):
+        metrics = super().evaluate(global_step, **kwargs)
+        best_checkpoint(global_step, metrics)
+        return metrics
+```
+
+Without a class of your own, `ctrlreward select` reads the logs of both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctrlreward.files import JsonLog, finite_or_none, write_whole
+from ctrlreward.selection import Decided, RunRules
+from ctrlreward.selection.metrics import Evidence
+from ctrlreward.tables.run_logs import numbers_of
+
+FILE = "best_checkpoint.json"
+HISTORY = "metrics.jsonl"
+
+
+class BestCheckpoint:
+    """Applies the rules of a run after each validation, and names the checkpoint to keep in a file.
+
+    `<folder>/best_checkpoint.json` has `step`, `checkpoint` (a path, or null while no validation
+    met the constraints), `value`, `reason`, `stop_step` and `alarm_step`, and is written whole.
+    `<folder>/metrics.jsonl` has the metrics of all validations, for `ctrlreward select`. A resumed
+    run continues it: rows of the same and later steps are replaced.
+
+    Save as often as you validate, since only a saved checkpoint can be kept.
+
+    Args:
+        folder: Folder of the run, for example verl's `trainer.default_local_dir`.
+        rules: The rules.
+        checkpoint: Path of a checkpoint in the folder: `"global_step_{step}"` is verl's,
+            `"_actor/global_step{step}"` OpenRLHF's.
+
+    Attributes:
+        decided: The decisions at each validation so far.
+
+    Raises:
+        ValueError: `checkpoint` has no `{step}`. When called: a key of a rule is not in the metrics
+            of any validation.
+
+    Examples:
+        >>> from ctrlreward.selection import BestRule, RunRules, StopRule
+        >>> rules = RunRules(
+        ...     BestRule("reward", constraints={"acc": (0.5, None)}), StopRule("reward", patience=2)
+        ... )
+        >>> best_checkpoint = BestCheckpoint("runs/grpo", rules)
+        >>> best_checkpoint(10, {"reward": 0.2, "acc": 0.7}).best
+        10
+        >>> best_checkpoint(20, {"reward": 0.6, "acc": 0.4}).best  # acc is too low
+        10
+        >>> json.loads(Path("runs/grpo/best_checkpoint.json").read_text())["checkpoint"]
+        'runs/grpo/global_step_10'
+    """
+
+    def __init__(
+        self, folder: str | Path, rules: RunRules, checkpoint: str = "global_step_{step}"
+    ) -> None:
+        if "{step}" not in checkpoint:
+            raise ValueError(f"checkpoint must have {{step}}, got {checkpoint!r}")
+        self.folder = Path(folder)
+        self.rules = rules
+        self.checkpoint = checkpoint
+        self.decided: list[Decided] = []
+        self._history = JsonLog(self.folder / HISTORY)
+        self._evidence: dict[int, Evidence] = {}
+        self._started = False
+
+    def __call__(
+        self, step: int, metrics: Mapping[str, Any], evidence: Evidence | None = None
+    ) -> Decided:
+        """Decide after a validation, and write the file.
+
+        Args:
+            step: Training step of the validation.
+            metrics: Logged key → number; other values are left out.
+            evidence: Key → value of each held-out prompt, such as `HeldOutScorer.evidence`. It is
+                not stored, so that a resumed run decides on the means of earlier validations.
+
+        Raises:
+            ValueError: No validation has had a key of a rule.
+        """
+        numbers = {
+            key: finite_or_none(float(value))
+            for key, value in metrics.items()
+            if isinstance(value, int | float | np.number) and type(value) is not bool
+        }
+        rows = self._history.read()
+        if not self._started or (rows and rows[-1]["step"] >= step):
+            self._history.replace(row for row in rows if row["step"] < step)
+            self._started = True
+        self._history.append({"step": int(step), **numbers})
+        self._evidence = {s: row for s, row in self._evidence.items() if s < step}
+        self._evidence[step] = evidence or {}
+        self._decide()
+        return self.decided[-1]
+
+    def _decide(self) -> None:
+        rows = self._history.read()
+        keys = {key for row in rows for key in row}
+        missing = [key for key in (*self.rules.monitored, *self.rules.others) if key not in keys]
+        if missing:
+            raise ValueError(f"{missing[0]!r} is not logged: choose one of {sorted(keys)}")
+        steps = [(r["step"], numbers_of(r), self._evidence.get(r["step"], {})) for r in rows]
+        self.decided = list(self.rules.replay(self.rules.validations(steps)))
+        last = self.decided[-1]
+        seen = {each.validation.step: each.validation.metrics for each in self.decided}
+        key = self.rules.monitored[0]
+        stop = next((each.validation.step for each in self.decided if each.stopped), None)
+        content = {
+            "step": last.best,
+            "checkpoint": None
+            if last.best is None
+            else str(self.folder / self.checkpoint.format(step=last.best)),
+            "key": key,
+            "value": None if last.best is None else finite_or_none(seen[last.best][key]),
+            "reason": last.explanation,
+            "stop_step": stop,
+            "alarm_step": None if last.alarm_step < 0 else last.alarm_step,
+        }
+        write_whole(self.folder / FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
