@@ -6,8 +6,8 @@ import sys
 
 from ctrlreward.commands.score import gather_words
 
-_DESCRIPTION = """Generate texts for every prefix with every combination of labels, and measure accuracy per
-attribute, perplexity and Distinct-1/2/3, with mean and deviation over combinations.
+_DESCRIPTION = """Generate texts for every prefix with every combination of labels, and measure
+accuracy per attribute, perplexity and Distinct-1/2/3, by combination and over all.
 
 Repeat the command to resume an interrupted run."""
 

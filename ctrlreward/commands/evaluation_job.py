@@ -81,9 +81,9 @@ def evaluate_generator(
             there.
         labels: Labels of each attribute, of which all combinations are evaluated: `--labels
             sentiment=negative,positive topic=world,sports`.
-        template: What the model reads, with `{prefix}` and each attribute in braces: `'A {sentiment}
-            review: {prefix}'`. It ends in the prefix, which the text continues, except for chats
-            and encoder-decoders, whose output is the whole text.
+        template: What the model reads, with `{prefix}` and each attribute in braces: `'A
+            {sentiment} review: {prefix}'`. It ends in the prefix, which the text continues, except
+            for chats and encoder-decoders, whose output is the whole text.
         prefixes: File with a prefix per line, or with a column prefix, prompt or text; `pplm` are
             the 35 prefixes of PPLM.
         completions: Completions of each prefix with each combination.
