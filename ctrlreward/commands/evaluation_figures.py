@@ -19,7 +19,9 @@ from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 
 COMBINATIONS, OVERALL = "combinations", "overall"
+DEVIATION = "_deviation"  # over combinations; ends the name of a figure
 _PROMPTS_PER_RECORD = 16
+_CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
 
 # What the averages of the card run over, by figure; others are means over texts, then combinations.
 AVERAGES = {
@@ -100,7 +102,7 @@ def figures(
         over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}
         for key, value in {score_name: report.average, **over}.items():
             everything[key] = value.mean
-            everything[f"{key}_deviation"] = value.deviation
+            everything[f"{key}{DEVIATION}"] = value.deviation
     return found + [Figure(OVERALL, "", *item) for item in everything.items()]
 
 
@@ -130,16 +132,23 @@ def to_csv(found: Sequence[Figure]) -> str:
     return text.getvalue()
 
 
-def card_text(card: Mapping[str, Any], found: Sequence[Figure]) -> str:
+def card_text(
+    card: Mapping[str, Mapping[str, Any]], found: Sequence[Figure], attributes: Sequence[str]
+) -> str:
     """Return the evaluation card as Markdown: the figures, and how they came about."""
     overall = {each.metric: each.value for each in found if each.study == OVERALL}
-    lines = ["# Evaluation card", "", "| figure | value | deviation over combinations |"]
+    lines = ["# Evaluation card", "", "| figure | all texts | deviation over combinations |"]
     lines += ["|---|---|---|"]
     for name, value in overall.items():
-        if not name.endswith("_deviation"):
-            deviation = overall.get(f"{name}_deviation")
+        if not name.endswith(DEVIATION):
+            deviation = overall.get(f"{name}{DEVIATION}")
             shown = "" if deviation is None else f"{deviation:.4f}"
             lines.append(f"| {name} | {value:.4f} | {shown} |")
+    chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD)
+    lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
+    values = {(each.system, each.metric): each.value for each in found}
+    for name in dict.fromkeys(each.system for each in found if each.study == COMBINATIONS):
+        lines.append(f"| {name} | {' | '.join(f'{values[name, m]:.4f}' for m in chosen)} |")
     for section, content in card.items():
         lines += ["", f"## {section}", ""]
         lines += [f"- {key}: {_shown(value)}" for key, value in content.items()]

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from filelock import FileLock, Timeout
 from rich.table import Table
 
@@ -17,6 +18,7 @@ from ctrlreward.arguments import one_of, positive
 from ctrlreward.commands.evaluation_figures import (
     AVERAGES,
     COMBINATIONS,
+    DEVIATION,
     OVERALL,
     Figure,
     card_text,
@@ -174,7 +176,7 @@ def evaluate_generator(
             },
         }
         write_whole(folder / "card.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
-        write_whole(folder / "card.md", card_text(card, found))
+        write_whole(folder / "card.md", card_text(card, found, tuple(by_attribute)))
     _print(found, folder)
 
 
@@ -255,18 +257,19 @@ def _combinations(labels: Mapping[str, Sequence[str]]) -> int:
 
 
 def _print(found: Sequence[Figure], folder: Path) -> None:
-    """Print the figures of each combination and of all, and where the rest is."""
-    shown = [f for f in found if not f.metric.startswith(("label_probability", "log_likelihood"))]
-    names = list(dict.fromkeys(f.metric for f in shown if f.study == COMBINATIONS))
-    systems = [name for name in dict.fromkeys(f.system for f in shown) if name]
-    values = {(f.study, f.system, f.metric): f.value for f in shown}
+    """Print the figures over all texts, their spread over combinations, and where the rest is."""
+    values = {f.metric: f.value for f in found if f.study == OVERALL}
     table = Table(box=None, pad_edge=False)
-    for heading in ("figure", *systems, "all", "± over combinations"):
-        table.add_column(heading, justify="left" if heading == "figure" else "right")
-    for name in names:
-        cells = [f"{values[COMBINATIONS, system, name]:.4f}" for system in systems]
-        deviation = values.get((OVERALL, "", f"{name}_deviation"))
+    table.add_column("figure", overflow="fold")
+    for heading in ("all", "± over combinations", "lowest", "highest"):
+        table.add_column(heading, justify="right")
+    for name, value in values.items():
+        if name.startswith(("label_probability", "log_likelihood")) or name.endswith(DEVIATION):
+            continue
+        each = [f.value for f in found if (f.study, f.metric) == (COMBINATIONS, name)]
+        deviation = values.get(f"{name}{DEVIATION}")
         spread = "" if deviation is None else f"{deviation:.4f}"
-        table.add_row(name, *cells, f"{values[OVERALL, '', name]:.4f}", spread)
+        ends = (f"{end:.4f}" for end in (np.min(each), np.max(each)))
+        table.add_row(name, f"{value:.4f}", spread, *ends)
     plain_console().print(table)
-    print(f"{folder}: card.md, results.csv (read by ctrlreward compare), texts.jsonl")
+    print(f"{folder}: card.md, texts.jsonl, results.csv (for ctrlreward compare)")
