@@ -37,8 +37,10 @@ def run(arguments: list[str]) -> None:
     """Evaluate a generator, or resume an interrupted run."""
     arguments = gather_words([_renamed(argument) for argument in arguments], _LISTS)
     from ctrlreward.commands.command_parser import command_parser
+    from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages, user_errors
+
+    hide_messages(ABOUT_BITSANDBYTES)
     from ctrlreward.commands.evaluation_job import evaluate_generator
-    from ctrlreward.commands.terminal import user_errors
 
     parser = command_parser("ctrlreward evaluate", _USAGE, _DESCRIPTION, _EXAMPLES)
     parser.add_argument("--config", action="config", help="YAML file with options")
