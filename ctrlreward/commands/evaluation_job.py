@@ -133,15 +133,15 @@ def evaluate_generator(
         chat=chat,
     )
     folder = Path(output)
+    log = TextLog(
+        *(folder / "generations.jsonl", prompts, completions, options, seed),
+        {"model": generator.identity, "dtype": dtype},
+    )
+    texts = TextOptions(continues, unfinished == "drop")
+    planned = _mapped(log.samples(*log.planned(), texts), log.prompts, mapped)
+    components = _components(used, planned)
+    check_samples(components, planned)  # before hours of generation
     with _held(folder):
-        log = TextLog(
-            *(folder / "generations.jsonl", prompts, completions, options, seed),
-            {"model": generator.identity, "dtype": dtype},
-        )
-        texts = TextOptions(continues, unfinished == "drop")
-        planned = _mapped(log.samples(*log.planned(), texts), log.prompts, mapped)
-        components = _components(used, planned)
-        check_samples(components, planned)  # before hours of generation
         completed, ended = log.complete(generator, device, dtype, batch_size)
         samples = log.samples(completed, ended, texts)
         settings = fingerprint(used, None)

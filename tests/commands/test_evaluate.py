@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import shutil
@@ -287,3 +288,127 @@ def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
             assert short[-1] in ".!?…\"'”’»)]"
             assert len(short) > len(prefix)
     assert differing
+
+
+def test_an_encoder_decoder_writes_the_whole_text(
+    evaluated: Callable[..., Path], tiny_t5: str
+) -> None:
+    template = "Write a {length} {sentiment} text that begins with {prefix}."
+    folder = evaluated("t5", model=tiny_t5, template=template, completions=2)
+    samples = Samples.from_jsonl(folder / "texts.jsonl")
+    logged = (folder / "generations.jsonl").read_text().splitlines()[1:]
+    completions = [text for line in logged for text in json.loads(line)["completions"]]
+    assert all(c.startswith(t) for t, c in zip(samples.texts, completions, strict=True))
+    assert samples.prefixes == ("",) * 24
+    assert samples.prompts is not None
+    assert samples.prompts[2] == "Write a short negative text that begins with In summary."
+    assert "- text: completion\n" in (folder / "card.md").read_text()
+
+
+def test_the_card_and_a_yaml_file(
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+) -> None:
+    """The options of a command line in a file, with labels of the classifier by a map."""
+    plain = evaluated("plain")
+    config = tmp_path / "evaluation.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "labels": {"sentiment": ["bad", "positive"], "length": ["short", "long"]},
+                "label_map": ["bad=negative"],
+                "classifiers": {name: models[name] for name in LABELS},
+                "template": TEMPLATE,
+                "prefixes": str(tmp_path / "prefixes.txt"),
+                "completions": 3,
+                "max_tokens": 12,
+                "perplexity": models["judge"],
+                "distinct": models["judge"],
+                "scorers": [
+                    {"class_path": "LexiconSentiment", "init_args": {"aspects": "polarity"}}
+                ],
+            }
+        )
+    )
+    folder = tmp_path / "mapped"
+    main(["evaluate", models["generator"], "--config", str(config), "--output", str(folder)])
+    found = results(folder)
+    assert ("overall", "", "polarity") in found
+    assert ("combinations", "sentiment=bad length=short", "accuracy_sentiment") in found
+    # What does not depend on the prompts' words is equal: they differ for one label of four.
+    for name in ("accuracy_sentiment", "perplexity"):
+        key = ("combinations", "sentiment=positive length=long", name)
+        assert found[key] == results(plain)[key]
+    card = json.loads((folder / "card.json").read_text())
+    assert card["protocol"]["combinations"] == 4
+    assert card["protocol"]["completions"] == "3 per prefix and combination, 36 texts"
+    texts = (folder / "texts.jsonl").read_bytes()
+    assert card["files"]["texts.jsonl"] == f"sha256:{hashlib.sha256(texts).hexdigest()}"
+    weights = {key: value for key, value in card["scorers"].items() if key.endswith(".model")}
+    assert len(weights) >= 4
+    assert all(value.startswith("sha256:") for value in weights.values())
+    assert card["scorers"]["versions.transformers"]
+    text = (folder / "card.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| accuracy |"))
+    numbers = (found["overall", "", name] for name in ("accuracy", "accuracy_deviation"))
+    assert row == "| accuracy | {:.4f} | {:.4f} |".format(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"template": "A {sentiment} text: {prefix}"}, "lacks {length}"),
+        ({"template": "{length} {sentimnt}: {prefix}"}, "(did you mean 'sentiment'?)"),
+        ({"template": "{prefix}, {length}, {sentiment}"}, "must end in {prefix}"),
+        ({"template": "{length {sentiment}: {prefix}"}, "template = '{length {sent"),
+        ({"prefixes": "pplmm"}, "(did you mean 'pplm'?)"),
+        ({"completions": 0}, "completions = 0"),
+        ({"label_map": "negative"}, "label_map = 'negative' must be OLD=NEW"),
+        ({"label_map": "negative=NEG"}, "'NEG' is not a label of the classifier for 'sentiment'"),
+        ({"base": "smollm2-135m"}, "is not the folder of an adapter"),
+        ({"model": "/nowhere"}, "model = '/nowhere' is neither a folder"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_generated(
+    evaluated: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        evaluated("a", **changes)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--labels", "negative"], "labels = 'negative' has no attribute"),
+        (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
+        (["--labels", "mood=sad,glad"], "attribute 'mood' has no classifier"),
+        (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),
+        (["--labels", "sentiment=a,b", "--classifier", "sentiment"], "must be ATTRIBUTE=MODEL"),
+    ],
+)
+def test_labels_and_classifiers_are_checked(
+    models: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    rest = ["--template", "{mood} {prefix}", "--output", str(tmp_path / "a")]
+    with pytest.raises(SystemExit):
+        main(["evaluate", models["generator"], *arguments, *rest])
+    assert message in capsys.readouterr().err
+
+
+def test_another_seed_in_the_same_folder_is_an_error(
+    evaluated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated("a")
+    with pytest.raises(SystemExit):
+        evaluated("a", seed=1)
+    assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err
