@@ -123,7 +123,8 @@ def evaluate_generator(
         **{f"scorers.{i}": scorer for i, scorer in enumerate(scorers or ())},
     }
     continues = not (chat or generator.has_encoder)
-    prompts = build_prompts(read_prefixes(prefixes), by_attribute, template, continues)
+    beginnings = read_prefixes(prefixes)
+    prompts = build_prompts(beginnings, by_attribute, template, continues)
     options = Generation(
         max_completion_length=max_tokens,
         temperature=temperature or 1.0,
@@ -160,7 +161,8 @@ def evaluate_generator(
                     f"{name}={label}" for name, each in by_attribute.items() for label in each
                 ],
                 "template": template,
-                "prefixes": f"{prefixes}, {len(prompts) // _combinations(by_attribute)} of them",
+                "prefixes": f"{prefixes}, {len(beginnings)} of them",
+                "prefixes_digest": f"sha256:{digest_of(beginnings)}",
                 "combinations": _combinations(by_attribute),
                 "completions": f"{completions} per prefix and combination, {len(samples)} texts",
                 "text": "prefix + completion" if continues else "completion",
@@ -168,7 +170,7 @@ def evaluate_generator(
                 "seed": seed,
                 **{key: value for key, value in log.sampling.items() if value is not None},
             },
-            "scorers": settings,
+            "scorers": {key: value for key, value in settings.items() if value is not None},
             "averages": AVERAGES,
             "files": {
                 name: f"sha256:{sha256((folder / name).read_bytes()).hexdigest()}"
