@@ -22,6 +22,7 @@ from ctrlreward.samples import Samples
 from ctrlreward.scorers.attribute import attribute_label
 from ctrlreward.serving.fingerprint import weights_identity
 from ctrlreward.text.sentences import without_unfinished
+from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.loading import load_config, load_tokenizer
 
 _ADAPTER = "adapter_config.json"
@@ -47,7 +48,7 @@ class EvaluatedModel(NamedTuple):
         """True for an encoder-decoder."""
         return bool(load_config(self.base).is_encoder_decoder)
 
-    def load(self, device: str, dtype: str | None) -> Any:
+    def load(self, device: str, dtype: Dtype | None) -> Any:
         """Load the model in evaluation mode."""
         if self.adapter is None:
             model: Any = load_base(self.base, dtype, None, device)
@@ -148,7 +149,7 @@ class TextLog:
         return texts, ended
 
     def complete(
-        self, model: EvaluatedModel, device: str, dtype: str | None, batch_size: int
+        self, model: EvaluatedModel, device: str, dtype: Dtype | None, batch_size: int
     ) -> tuple[list[str], list[bool]]:
         """Sample what is missing, and return all completions as `read` does."""
         done = len(self.read()[0])
