@@ -13,11 +13,10 @@ Repeat the command to resume an interrupted run."""
 
 _EXAMPLES = (
     "ctrlreward evaluate smollm2-135m --labels sentiment=negative,positive "
-    "--template 'A {sentiment} review: {prefix}' --output evaluated",
-    "ctrlreward evaluate runs/demo --labels sentiment=negative,positive topic=world,sports "
-    "--template 'A {sentiment} text about {topic}: {prefix}' --classifiers sentiment=my/textcnn "
-    "--prefixes my/prefixes.txt --output tuned",
-    "ctrlreward compare evaluated tuned",
+    "--template 'A {sentiment} review: {prefix}' --prefixes prefixes.txt --output untuned",
+    "ctrlreward evaluate runs/tuned/adapter --labels sentiment=negative,positive "
+    "--template 'A {sentiment} review: {prefix}' --prefixes prefixes.txt --output tuned",
+    "ctrlreward compare untuned tuned",
 )
 
 _USAGE = "MODEL --labels ATTRIBUTE=LABEL,LABEL ... --template TEXT --output FOLDER [options]"
