@@ -20,6 +20,7 @@ COMMANDS = {
     "train": ("commands.train", "run a training job from a YAML file"),
     "score": ("commands.score", "score the texts of a JSONL, CSV or Parquet file"),
     "data": ("commands.data", "list and download the data sets of the recipes"),
+    "evaluate": ("commands.evaluate", "measure a controlled generator under a fixed protocol"),
     "serve": ("commands.serve", "serve a reward to trainers over HTTP"),
     "rescore": ("commands.rescore", "score a run's stored texts with another reward"),
     "probe": ("commands.probe", "find out how a reward can be gamed, before training"),

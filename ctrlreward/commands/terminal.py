@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from jsonargparse import ArgumentParser
 from rich.console import Console
 
 from ctrlreward.scorers.base import ScoreSpec
+
+# Beginnings of log messages that a user can do nothing about, by logger.
+ABOUT_BITSANDBYTES: Mapping[str, tuple[str, ...]] = {
+    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",)  # nothing uses it
+}
+
+
+def hide_messages(messages: Mapping[str, tuple[str, ...]]) -> None:
+    """Hide log messages by their beginnings: logger → beginnings."""
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(messages[record.name])
+
+    for name in messages:
+        logging.getLogger(name).addFilter(is_news)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from ctrlreward.commands.config_files import (
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.commands.last_run import run_folders
 from ctrlreward.commands.smoke import shrink, written
+from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages
 from ctrlreward.extras import import_extra
 
 _CONFIGS = Path(configs.__path__[0])
@@ -61,7 +61,7 @@ _LIGHTNING = (
 _KNOWN_MESSAGES = {
     "pytorch_lightning.utilities.rank_zero": _LIGHTNING,
     "lightning.pytorch.utilities.rank_zero": _LIGHTNING,
-    "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),  # nothing uses it
+    **ABOUT_BITSANDBYTES,
 }
 
 
@@ -189,10 +189,5 @@ def _hide_known_messages() -> None:
     """Hide warnings, tips and bars that a user can do nothing about."""
     for message in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
-    for name in _KNOWN_MESSAGES:
-        logging.getLogger(name).addFilter(_is_news)
+    hide_messages(_KNOWN_MESSAGES)
     transformers_logging.disable_progress_bar()  # models load in a second
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(_KNOWN_MESSAGES[record.name])

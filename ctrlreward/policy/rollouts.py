@@ -169,8 +169,9 @@ def sample(
     prompts: Sequence[str],
     options: Generation,
     temperature: float | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> Rollout:
-    """Sample one completion per prompt, with torch's global generator.
+    """Sample one completion per prompt, with torch's global generator or a seed per prompt.
 
     Without truncation (`top_p`, `top_k`, `min_p`), `log_probs` are the log-probabilities that the
     tokens were sampled with.
@@ -179,13 +180,18 @@ def sample(
     type. Its generation config has the end tokens and the decoder's start token, and no setting
     that changes the distribution. Control tokens in prompts are text, except for those that have
     marks (`chat.model_texts`). The temperature 0 decodes greedily; None is that of the options.
+
+    With `seeds`, one of 64 bits for each prompt, a completion is drawn with random numbers of its
+    own, whatever else is in the batch.
     """
     distinct = list(dict.fromkeys(prompts))  # read once each
     rows = [distinct.index(prompt) for prompt in prompts]
     ids, attention = encode_prompts(model, tokenizer, distinct, special_tokens=not options.chat)
     end = end_tokens(model).to(ids.device)
     temperature = options.temperature if temperature is None else temperature
-    new = _decode(model, ids, attention, rows, options, temperature, end, tokenizer.pad_token_id)
+    uniform = None if seeds is None else _uniform(seeds, options.max_completion_length, ids.device)
+    padding = tokenizer.pad_token_id
+    new = _decode(model, ids, attention, rows, options, temperature, end, padding, uniform)
     new = new.clone()  # inference tensors cannot be saved for a backward pass
     mask = completion_mask(new, end)
     is_text = mask.bool() & ~torch.isin(new, end)
@@ -207,10 +213,12 @@ def _decode(
     temperature: float,
     end: Tensor,
     padding: int,
+    uniform: Tensor | None,
 ) -> Tensor:
     """Return new tokens, inference tensor of shape (n, new); `padding` after an end token.
 
-    Row i continues the prompt `ids[rows[i]]`; the temperature 0 decodes greedily.
+    Row i continues the prompt `ids[rows[i]]`; the temperature 0 decodes greedily. `uniform` has a
+    number for each token, shape (n, max_completion_length); None draws them.
     """
     row_of = torch.tensor(rows, device=ids.device)
     positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
@@ -233,9 +241,11 @@ def _decode(
         logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
             (values,) = logits(states)
-            drawn = (
-                values.argmax(dim=-1) if temperature == 0 else draw(options.truncate(ids, values))
-            )
+            if temperature == 0:
+                drawn = values.argmax(dim=-1)
+            else:
+                column = None if uniform is None else uniform[:, len(tokens), None]
+                drawn = draw(options.truncate(ids, values), column)
             tokens.append(drawn.masked_fill(done, padding))
             done = done | torch.isin(drawn, end)
             advance(token)
@@ -253,7 +263,17 @@ def _decode(
             states = hidden[:, 0]
 
 
-def draw(logits: Tensor) -> Tensor:
+def _uniform(seeds: Sequence[int], tokens: int, device: torch.device) -> Tensor:
+    """Return numbers in [0, 1) by seed, the same on any device, float64, shape (seeds, tokens)."""
+    generator = torch.Generator()
+    rows = [
+        torch.rand(tokens, dtype=torch.float64, generator=generator.manual_seed(seed))
+        for seed in seeds
+    ]
+    return torch.stack(rows).to(device)
+
+
+def draw(logits: Tensor, uniform: Tensor | None = None) -> Tensor:
     """Draw a token per row with the probabilities of its logits, by torch's global generator.
 
     A uniform number picks a block of the vocabulary and then the token in it, by cumulative
@@ -261,7 +281,8 @@ def draw(logits: Tensor) -> Tensor:
     cores, AVX2), a tenth of a token.
 
     `logits`, shape (n, vocabulary), are overwritten: to map new memory of their size takes longer
-    than the exponentials.
+    than the exponentials. `uniform`, float64 in [0, 1), shape (n, 1), takes the place of the
+    generator.
     """
     weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
     if missing := -weights.shape[1] % _BLOCK:
@@ -274,7 +295,8 @@ def draw(logits: Tensor) -> Tensor:
             "the policy's logits are NaN or infinite, so no token can be drawn: lower the learning "
             "rate, clip gradients, or use float32 or bfloat16"
         )
-    uniform = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)
+    if uniform is None:
+        uniform = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device)
     point = uniform.clamp(max=_BELOW_1) * total
     block = torch.searchsorted(cumulative, point, right=True)
     end = cumulative.gather(1, block)

@@ -139,26 +139,7 @@ class AttributeClassifier(CompositeScorer):
         samples = as_samples(samples)
         targets = self._targets(samples)
         scores = self._score(samples, targets)
-        rows: dict[str, list[int]] = {}
-        for i, labels in enumerate(targets):
-            if not np.isnan(scores[score][i]):
-                ordered = {key: labels[key] for key in self.classifiers if key in labels}
-                rows.setdefault(attribute_label(ordered), []).append(i)
-        combinations = {
-            name: {
-                key: float(scores[f"{score}_{key}"][indices].mean())
-                for key in self.classifiers
-                if key in targets[indices[0]]
-            }
-            for name, indices in rows.items()
-        }
-        attributes = {
-            key: _mean_and_deviation([row[key] for row in combinations.values() if key in row])
-            for key in self.classifiers
-        }
-        averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
-        failed = int(np.isnan(scores[score]).sum())
-        return AttributeReport(combinations, attributes, _mean_and_deviation(averages), failed)
+        return attribute_report(targets, scores, tuple(self.classifiers), score)
 
     def _score(self, samples: Samples, targets: Sequence[Targets]) -> dict[str, Scores]:
         n = len(samples)
@@ -213,6 +194,42 @@ class AttributeClassifier(CompositeScorer):
                     )
             targets.append(parsed)
         return targets
+
+
+def attribute_report(
+    targets: Sequence[Targets],
+    scores: Mapping[str, Scores],
+    attributes: Sequence[str],
+    score: str = "accuracy",
+) -> AttributeReport:
+    """Return means and deviations over combinations from the scores of n samples.
+
+    Args:
+        targets: Target labels of each sample, by attribute.
+        scores: Scores of `AttributeClassifier`, each of shape (n,).
+        attributes: Attributes in the order of the report.
+        score: `"accuracy"` or `"label_probability"`.
+    """
+    rows: dict[str, list[int]] = {}
+    for i, labels in enumerate(targets):
+        if not np.isnan(scores[score][i]):
+            ordered = {key: labels[key] for key in attributes if key in labels}
+            rows.setdefault(attribute_label(ordered), []).append(i)
+    combinations = {
+        name: {
+            key: float(scores[f"{score}_{key}"][indices].mean())
+            for key in attributes
+            if key in targets[indices[0]]
+        }
+        for name, indices in rows.items()
+    }
+    over_combinations = {
+        key: _mean_and_deviation([row[key] for row in combinations.values() if key in row])
+        for key in attributes
+    }
+    averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
+    failed = int(np.isnan(scores[score]).sum())
+    return AttributeReport(combinations, over_combinations, _mean_and_deviation(averages), failed)
 
 
 def attribute_label(targets: Mapping[str, str | None]) -> str:

@@ -53,6 +53,11 @@ def fingerprint(scorers: Mapping[str, Scorer], aggregate: object) -> dict[str, P
     return found
 
 
+def weights_identity(model: str) -> str:
+    """Return what is stored under the name of a model: wheel, commit, or digest of its files."""
+    return _identity(model, "model")
+
+
 def digest_of(value: object) -> str:
     """Return the SHA-256 of plain data as canonical JSON, in hexadecimal."""
     content = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,9 @@ def read_run(
 ) -> Run:
     """Read a CSV or JSON file, or the folder of a logger.
 
-    The folder is that of any trainer or logger that `ctrlreward.tables.run_logs.read_log` reads,
-    with the `summary.json` of `BeforeAfter` if it exists.
+    The folder is that of `ctrlreward evaluate` (`results.csv`), or of any trainer or logger that
+    `ctrlreward.tables.run_logs.read_log` reads, with the `summary.json` of `BeforeAfter` if it
+    exists.
 
     Args:
         name: A path. `FILE.csv:column=value,…` selects the rows with these values.
@@ -68,6 +69,8 @@ def read_run(
 
 
 def _read_folder(name: str, folder: Path) -> Run:
+    if (folder / "results.csv").is_file():
+        return replace(read_run(str(folder / "results.csv")), name=name)
     summary = folder / "files" / "wandb-summary.json"
     if summary.is_file() and not any(folder.glob("*.wandb")):
         return Run(name, {"": _single_system(numbers_of(_read_json_object(summary)))})

@@ -35,6 +35,25 @@ def split_sentences(text: str) -> list[str]:
     return _stripped(text[a:b] for a, b in pairwise([0, *starts, len(text)]))
 
 
+def without_unfinished(text: str, start: int = 0) -> str:
+    """Return a text without its last sentence if that has no final mark.
+
+    Args:
+        text: English text, as for `split_sentences`.
+        start: Where the part begins of which one sentence has to stay, such as the end of a
+            prompt. A text in which no sentence ends after it is returned whole.
+
+    Examples:
+        >>> without_unfinished("The soup was hot. It came with")
+        'The soup was hot.'
+    """
+    words = list(re.finditer(r"\S+", text))
+    if not words or _ends_sentence(words[-1].group(), ""):
+        return text
+    ends = [a.end() for a, b in pairwise(words) if _ends_sentence(a.group(), b.group())]
+    return text[: ends[-1]] if ends and ends[-1] > start else text
+
+
 def _split_by(split: Callable[..., Iterable[str]], *arguments: str) -> list[str]:
     return _stripped(split(*arguments))
 

@@ -19,6 +19,7 @@ from ctrlreward.cli import COMMANDS, main
 from ctrlreward.commands import scoring_job
 from ctrlreward.commands.shards.workers import in_process
 from ctrlreward.commands.training_job import build
+from ctrlreward.policy.model import LoRA, load_policy
 from ctrlreward.samples import as_samples
 from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.tables.row_streams import read_rows
@@ -97,6 +98,8 @@ def files(
     rated = [{"fluency": i % 4, "overall": i} for i in range(6)]
     write_jsonl("rated.jsonl", [a | b for a, b in zip(samples, rated, strict=True)])
     Path("corpus.txt").write_text("\n".join(texts))
+    Path("prefixes.txt").write_text("Tea is\nThe soup\n")
+    load_policy(str(folders["smollm2-135m"]), LoRA(4), "cpu").save_pretrained("runs/tuned/adapter")
     for seed in (0, 1):
         Path(f"runs/seed{seed}").mkdir(parents=True)
         transfer = {"score/accuracy": 0.8, "score/similarity": 0.5, "score/perplexity": 30.0}

@@ -209,6 +209,23 @@ def test_learns_to_say_a_and_scores_the_completions_alone(
     assert written.count("a") > len(written) / 2
 
 
+def test_three_steps_raise_a_planted_reward(
+    tuner: Callable[..., PolicyTuner], fit: Callable[..., pl.Trainer], family: str
+) -> None:
+    module = tuner(learning_rate=0.05, num_generations=16, beta=0.0)
+
+    def share_of_a() -> float:
+        torch.manual_seed(2)
+        texts = [text for text in module.complete(["abc"] * 256) if text]
+        return sum(text.count("a") / len(text) for text in texts) / len(texts)
+
+    pl.seed_everything(0, verbose=False)
+    module.configure_model()
+    before = share_of_a()
+    fit(module, 3)
+    assert share_of_a() > before + 0.1
+
+
 def test_the_exported_adapter_is_plain_peft(
     tuner: Callable[..., PolicyTuner], folder: str, family: str, tmp_path: Path
 ) -> None:

@@ -116,3 +116,33 @@ def test_a_model_may_have_several_end_tokens_or_none(
     ]
     assert rollout.mask.sum(dim=1).tolist() == lengths
     assert (min(lengths) < 8) == bool(ends)
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], [3, 1], [2]])
+def test_a_seeded_completion_does_not_depend_on_its_batch(folder: str, rows: list[int]) -> None:
+    model = LlamaForCausalLM.from_pretrained(folder)
+    tokenizer, seeds = load_tokenizer(folder), [7, 2**62, 0, 7]
+    prompts, options = ["ab", "abcd", "f", "ab"], Generation(max_completion_length=8)
+    whole = sample(model, tokenizer, prompts, options, seeds=seeds)
+    torch.rand(3)
+    part = sample(
+        *(model, tokenizer, [prompts[row] for row in rows], options),
+        seeds=[seeds[row] for row in rows],
+    )
+    assert part.completions == [whole.completions[row] for row in rows]
+    assert whole.completions[0] == whole.completions[3]  # one prompt, one seed
+    others = sample(model, tokenizer, prompts, options, seeds=[1, 2, 3, 4])
+    assert others.completions != whole.completions
+
+
+def test_seeded_tokens_are_sampled_with_their_probability(folder: str) -> None:
+    draws = 4000
+    model = LlamaForCausalLM.from_pretrained(folder)
+    tokenizer, options = load_tokenizer(folder), Generation(max_completion_length=1)
+    rollout = sample(model, tokenizer, ["ab"] * draws, options, seeds=range(draws))
+    with torch.no_grad():
+        logits = model(rollout.ids[:1, :-1]).logits[0, -1]
+    expected = logits.softmax(dim=-1)
+    frequencies = rollout.ids[:, -1].bincount(minlength=len(expected)) / draws
+    for frequency, p in zip(frequencies.tolist(), expected.tolist(), strict=True):
+        assert frequency == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / draws) + 1e-3)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ctrlreward.text.sentences import find_splitter, split_sentences
+from ctrlreward.text.sentences import find_splitter, split_sentences, without_unfinished
 
 # Arbitrary text, and text dense in the marks and abbreviations that the rules look for.
 fragments = st.lists(
@@ -86,3 +86,29 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"= 'punkt': give .*'rules', 'sentencex', 'nltk'"):
         find_splitter("punkt")
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "kept"),
+    [
+        ("The soup was hot. It came with", 0, "The soup was hot."),
+        ("The soup was hot. It came.", 0, "The soup was hot. It came."),
+        ("The soup came with", 0, "The soup came with"),
+        ("The year is 1910. It rains", 17, "The year is 1910. It rains"),
+        ("The year is 1910. It rains. Then", 17, "The year is 1910. It rains."),
+        ("He met Mr. Bell and", 0, "He met Mr. Bell and"),
+        ("“Stop!” He met Mr.", 0, "“Stop!”"),
+        ("", 0, ""),
+    ],
+)
+def test_an_unfinished_sentence_is_dropped(text: str, start: int, kept: str) -> None:
+    assert without_unfinished(text, start) == kept
+
+
+@given(texts)
+def test_what_is_kept_has_the_first_sentences(text: str) -> None:
+    kept = without_unfinished(text)
+    pieces, left = split_sentences(text), split_sentences(kept)
+    assert text.startswith(kept)
+    assert left in (pieces, pieces[:-1])
+    assert without_unfinished(kept) == kept

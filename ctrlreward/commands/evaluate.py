@@ -1,0 +1,60 @@
+"""Command `ctrlreward evaluate`: a controlled generator under a protocol of n texts per prompt."""
+
+from __future__ import annotations
+
+import sys
+
+from ctrlreward.commands.score import gather_words
+
+_DESCRIPTION = """Generate texts for every prefix with every combination of labels, and measure
+accuracy per attribute, perplexity and Distinct-1/2/3, by combination and over all.
+
+Repeat the command to resume an interrupted run."""
+
+_EXAMPLES = (
+    "ctrlreward evaluate smollm2-135m --labels sentiment=negative,positive "
+    "--template 'A {sentiment} review: {prefix}' --prefixes prefixes.txt --output untuned",
+    "ctrlreward evaluate runs/tuned/adapter --labels sentiment=negative,positive "
+    "--template 'A {sentiment} review: {prefix}' --prefixes prefixes.txt --output tuned",
+    "ctrlreward compare untuned tuned",
+)
+
+_USAGE = "MODEL --labels ATTRIBUTE=LABEL,LABEL ... --template TEXT --output FOLDER [options]"
+
+# Options that take lists of words, and what else they are called.
+_LISTS = {"--labels", "--classifiers", "--label_map"}
+_OTHER_NAMES = {
+    "--label": "--labels",
+    "--attributes": "--labels",
+    "--classifier": "--classifiers",
+    "--num_generations": "--completions",
+    "--max_new_tokens": "--max_tokens",
+}
+
+
+def run(arguments: list[str]) -> None:
+    """Evaluate a generator, or resume an interrupted run."""
+    arguments = gather_words([_renamed(argument) for argument in arguments], _LISTS)
+    from ctrlreward.commands.command_parser import command_parser
+    from ctrlreward.commands.terminal import ABOUT_BITSANDBYTES, hide_messages, user_errors
+
+    hide_messages(ABOUT_BITSANDBYTES)
+    from ctrlreward.commands.evaluation_job import evaluate_generator
+
+    parser = command_parser("ctrlreward evaluate", _USAGE, _DESCRIPTION, _EXAMPLES)
+    parser.add_argument("--config", action="config", help="YAML file with options")
+    parser.add_function_arguments(evaluate_generator, as_group=False, as_positional=True)
+    config = parser.parse_args(arguments)
+    with user_errors(parser):
+        options = parser.instantiate(config).as_dict()
+        options.pop("config")
+        try:
+            evaluate_generator(**options)
+        except KeyboardInterrupt:
+            print("interrupted: repeat the command to resume", file=sys.stderr)
+            raise SystemExit(130) from None
+
+
+def _renamed(argument: str) -> str:
+    option, equals, value = argument.partition("=")
+    return _OTHER_NAMES.get(option, option) + equals + value

@@ -1,0 +1,159 @@
+"""Scores and figures of `ctrlreward evaluate`: by combination of labels, and over all of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ctrlreward.commands.evaluation_prompts import EvaluatedPrompt
+from ctrlreward.files import JsonLog, finite_or_none
+from ctrlreward.functional.means import valid_mean
+from ctrlreward.progress import track
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.attribute import attribute_label, attribute_report
+from ctrlreward.scorers.base import Component, Scores, check_samples, score
+from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
+
+COMBINATIONS, OVERALL = "combinations", "overall"
+DEVIATION = "_deviation"  # over combinations; ends the name of a figure
+_PROMPTS_PER_RECORD = 16
+_CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
+
+# What the averages of the card run over, by figure; others are means over texts, then combinations.
+AVERAGES = {
+    "accuracy_ATTRIBUTE": "share of a combination's texts that the attribute's classifier assigns "
+    "to the target label; overall, mean and population standard deviation over combinations",
+    "accuracy": "mean over the attributes of a combination; overall, mean and population standard "
+    "deviation over combinations",
+    "label_probability…": "the same of the probability of the target label",
+    "perplexity": "mean over the texts of exp(mean negative log-probability of the text's tokens), "
+    "prefix included, after a start token: mean_perplexity of the evaluate library",
+    "corpus_perplexity": "exp(mean negative log-probability) over the tokens of all texts",
+    "distinct_N": "unique n-grams over tokens of the completions of one prompt (a prefix with a "
+    "combination), texts with prefix; mean over prompts",
+    "finished": "share of completions that an end token ended, before the limit of tokens",
+    "failed": "share of texts with a score that could not be computed; the means leave it out",
+    "overall": "means over all texts, except where combinations are named",
+}
+
+
+class Figure(NamedTuple):
+    """A row of results.csv; the system is a combination of labels, "" overall."""
+
+    study: str
+    system: str
+    metric: str
+    value: float
+
+
+def score_texts(
+    log: JsonLog, components: Mapping[str, Component], samples: Samples, completions: int
+) -> dict[str, Scores]:
+    """Score texts, continuing where the log ends, and return all scores of n samples.
+
+    The completions of a prompt are scored together, so that `Distinct` has its groups whole.
+    """
+    check_samples(components, samples)
+    size = _PROMPTS_PER_RECORD * completions
+    records: list[dict[str, list[float | None]]] = log.read()
+    starts = range(0, len(samples), size)
+    done = min(len(records) * size, len(samples))
+    with track("scoring", len(samples), done=done) as advance:
+        for start in starts[len(records) :]:
+            rows = samples[list(range(start, min(start + size, len(samples))))]
+            scores = score(components, rows)
+            log.append({k: [finite_or_none(v) for v in values] for k, values in scores.items()})
+            advance(len(rows))
+    records = log.read()
+    return {
+        name: np.array([v for record in records for v in record[name]], dtype=np.float64)
+        for name in components
+    }
+
+
+def figures(
+    prompts: Sequence[EvaluatedPrompt],
+    scores: Mapping[str, Scores],
+    ended: Sequence[bool],
+    attributes: Sequence[str],
+) -> list[Figure]:
+    """Return the figures of each combination, then those over all.
+
+    Args:
+        prompts: Prompt of each of n texts.
+        scores: Scores of `AttributeClassifier`, perplexity with log-likelihood and tokens, and
+            others, each of shape (n,).
+        ended: Whether an end token ended the text.
+        attributes: Attributes in the order of the results.
+    """
+    names = [attribute_label(prompt.targets) for prompt in prompts]
+    found = []
+    for name in dict.fromkeys(names):
+        rows = np.flatnonzero(np.array(names) == name)
+        found += [Figure(COMBINATIONS, name, *each) for each in _of_texts(rows, scores, ended)]
+    targets = [prompt.targets for prompt in prompts]
+    everything = dict(_of_texts(np.arange(len(prompts)), scores, ended))
+    for score_name in ("accuracy", "label_probability"):
+        report = attribute_report(targets, scores, attributes, score_name)
+        over = {f"{score_name}_{key}": value for key, value in report.attributes.items()}
+        for key, value in {score_name: report.average, **over}.items():
+            everything[key] = value.mean
+            everything[f"{key}{DEVIATION}"] = value.deviation
+    return found + [Figure(OVERALL, "", *item) for item in everything.items()]
+
+
+def _of_texts(
+    rows: np.ndarray[Any, Any], scores: Mapping[str, Scores], ended: Sequence[bool]
+) -> list[tuple[str, float]]:
+    values = {name: column[rows] for name, column in scores.items()}
+    failed = np.isnan(np.stack([v for k, v in values.items() if k != TOKENS])).any(axis=0)
+    means = {name: valid_mean(column) for name, column in values.items() if name != TOKENS}
+    pooled = pooled_perplexity(values["log_likelihood"], values[TOKENS])
+    return [
+        *means.items(),
+        ("corpus_perplexity", pooled),
+        ("finished", float(np.mean(np.array(ended)[rows]))),
+        ("failed", float(failed.mean())),
+    ]
+
+
+def to_csv(found: Sequence[Figure]) -> str:
+    """Return results.csv, which `ctrlreward compare` reads; NaN is an empty cell."""
+    text = io.StringIO(newline="")
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(Figure._fields)
+    for figure in found:
+        number = finite_or_none(figure.value)
+        rows.writerow([*figure[:3], "" if number is None else repr(number)])
+    return text.getvalue()
+
+
+def card_text(
+    card: Mapping[str, Mapping[str, Any]], found: Sequence[Figure], attributes: Sequence[str]
+) -> str:
+    """Return the evaluation card as Markdown: the figures, and how they came about."""
+    overall = {each.metric: each.value for each in found if each.study == OVERALL}
+    lines = ["# Evaluation card", "", "| figure | all texts | deviation over combinations |"]
+    lines += ["|---|---|---|"]
+    for name, value in overall.items():
+        if not name.endswith(DEVIATION):
+            deviation = overall.get(f"{name}{DEVIATION}")
+            shown = "" if deviation is None else f"{deviation:.4f}"
+            lines.append(f"| {name} | {value:.4f} | {shown} |")
+    chosen = [f"accuracy_{name}" for name in attributes] + list(_CARD)
+    lines += ["", f"| combination | {' | '.join(chosen)} |", "|---" * (len(chosen) + 1) + "|"]
+    values = {(each.system, each.metric): each.value for each in found}
+    for name in dict.fromkeys(each.system for each in found if each.study == COMBINATIONS):
+        lines.append(f"| {name} | {' | '.join(f'{values[name, m]:.4f}' for m in chosen)} |")
+    for section, content in card.items():
+        lines += ["", f"## {section}", ""]
+        lines += [f"- {key}: {_shown(value)}" for key, value in content.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,414 @@
+"""`ctrlreward evaluate`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import save_bert
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForSequenceClassification,
+)
+from warm_python import run_warm
+
+from ctrlreward.cli import main
+from ctrlreward.functional.agreement import cv_star
+from ctrlreward.policy.model import LoRA, load_policy
+from ctrlreward.samples import Samples
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+PREFIXES = ["The food", "In summary", "A dog slept."]
+LABELS = {"sentiment": ("negative", "positive"), "length": ("short", "long")}
+TEMPLATE = "A {length} and {sentiment} text: {prefix}"
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory, tiny_causal: Callable[..., str]
+) -> dict[str, str]:
+    """Generator, a judge with a start token, and a classifier per attribute."""
+    folder = tmp_path_factory.mktemp("evaluated")
+    judge = folder / "judge"
+    shutil.copytree(tiny_causal("llama"), judge)
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+    tokenizer.bos_token = "<|endoftext|>"
+    tokenizer.save_pretrained(judge)
+    found = {"generator": tiny_causal("gpt2"), "judge": str(judge)}
+    for i, (name, labels) in enumerate(LABELS.items()):
+        path = folder / name
+        save_bert(path, BertForSequenceClassification, id2label=dict(enumerate(labels)))
+        model = AutoModelForSequenceClassification.from_pretrained(path)
+        torch.manual_seed(i)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 1.0)
+            model.classifier.bias.zero_()
+        model.save_pretrained(path)
+        found[name] = str(path)
+    return found
+
+
+@pytest.fixture
+def evaluated(models: dict[str, str], tmp_path: Path) -> Callable[..., Path]:
+    """A function that evaluates into a folder and returns it."""
+    prefixes = tmp_path / "prefixes.txt"
+    prefixes.write_text("\n".join([*PREFIXES, ""]))
+
+    def run(name: str, **changes: Any) -> Path:
+        main(words(models, prefixes, tmp_path / name, **changes))
+        return tmp_path / name
+
+    return run
+
+
+def words(models: dict[str, str], file: Path, output: Path, **changes: Any) -> list[str]:
+    options = {
+        "template": TEMPLATE,
+        "prefixes": file,
+        "completions": 3,
+        "max-tokens": 12,
+        "perplexity": models["judge"],
+        "distinct": models["judge"],
+        "output": output,
+        **{name.replace("_", "-"): value for name, value in changes.items()},
+    }
+    command = ["evaluate", str(options.pop("model", models["generator"]))]
+    command += ["--labels", *(f"{name}={','.join(each)}" for name, each in LABELS.items())]
+    command += ["--classifiers", *(f"{name}={models[name]}" for name in LABELS)]
+    return command + [f"--{name}={value}" for name, value in options.items()]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    names = ("texts.jsonl", "results.csv", "card.json", "card.md")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def results(folder: Path) -> dict[tuple[str, str, str], float]:
+    with open(folder / "results.csv", encoding="utf-8") as file:
+        return {
+            (row["study"], row["system"], row["metric"]): float(row["value"])
+            for row in csv.DictReader(file)
+        }
+
+
+def perplexity_of_evaluate(folder: str, text: str) -> float:
+    """Perplexity of a text as `evaluate.load("perplexity")` computes it, with its start token."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = [tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False).input_ids]
+    row = torch.tensor([ids])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(folder)(row).logits
+    loss = torch.nn.functional.cross_entropy(logits[0, :-1], row[0, 1:])
+    return math.exp(loss.item())
+
+
+def test_the_figures_equal_twins_written_from_transformers(
+    evaluated: Callable[..., Path], models: dict[str, str]
+) -> None:
+    folder = evaluated("a")
+    samples, found = Samples.from_jsonl(folder / "texts.jsonl"), results(folder)
+    assert samples.labels is not None
+    assert samples.prompts is not None
+    rows = list(product(LABELS["sentiment"], LABELS["length"], PREFIXES, range(3)))
+    assert samples.labels == tuple(f"sentiment={s} length={n}" for s, n, _, _ in rows)
+    assert samples.prompts == tuple(f"A {n} and {s} text: {p}" for s, n, p, _ in rows)
+    assert all(t.startswith(p) for t, (_, _, p, _) in zip(samples.texts, rows, strict=True))
+
+    perplexities = np.array([perplexity_of_evaluate(models["judge"], t) for t in samples.texts])
+    assert found["overall", "", "perplexity"] == pytest.approx(perplexities.mean(), rel=1e-4)
+
+    correct = {}
+    for position, name in enumerate(LABELS):
+        model = AutoModelForSequenceClassification.from_pretrained(models[name]).eval()
+        tokenizer = AutoTokenizer.from_pretrained(models[name])
+        with torch.no_grad():
+            predicted = [
+                LABELS[name][model(**tokenizer(t, return_tensors="pt")).logits[0].argmax()]
+                for t in samples.texts
+            ]
+        correct[name] = np.array(
+            [p == row[position] for p, row in zip(predicted, rows, strict=True)]
+        )
+    by_combination = {name: each.reshape(4, -1).mean(axis=1) for name, each in correct.items()}
+    assert len({*by_combination["sentiment"]} | {*by_combination["length"]}) > 3
+    for name, values in by_combination.items():
+        combinations = dict.fromkeys(samples.labels)
+        for combination, value in zip(combinations, values, strict=True):
+            assert found["combinations", combination, f"accuracy_{name}"] == pytest.approx(value)
+        assert found["overall", "", f"accuracy_{name}"] == pytest.approx(values.mean())
+        assert found["overall", "", f"accuracy_{name}_deviation"] == pytest.approx(values.std())
+    average = np.mean(list(by_combination.values()), axis=0)
+    assert found["overall", "", "accuracy_deviation"] == pytest.approx(average.std())
+
+    tokenizer = AutoTokenizer.from_pretrained(models["judge"])
+    shares = []
+    for start in range(0, len(rows), 3):
+        ids = [tokenizer(t).input_ids for t in samples.texts[start : start + 3]]
+        pairs = {pair for each in ids for pair in pairwise(each)}
+        shares.append(len(pairs) / sum(map(len, ids)))
+    assert found["overall", "", "distinct_2"] == pytest.approx(np.mean(shares))
+
+
+KILLED = """
+import os, signal, sys
+from ctrlreward.cli import main
+from ctrlreward.files import JsonLog, json_line
+
+append, calls = JsonLog.append, []
+
+
+def cut(log, record):
+    calls.append(record)
+    if len(calls) == int(sys.argv[1]):
+        lines = json_line(record)
+        if not log.path.exists():
+            lines = json_line(log.identity) + lines
+        with open(log.path, "ab") as file:
+            file.write(lines.encode()[: len(lines) // 2])
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(log, record)
+
+
+JsonLog.append = cut
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("record", [1, 3, 6])
+def test_a_killed_run_continues_with_equal_texts_and_figures(
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path, record: int
+) -> None:
+    """Killed within a line: of the first batch of five, of the third, and of the scores."""
+    whole = content(evaluated("whole", batch_size=8))
+    script, folder = tmp_path / "killed.py", tmp_path / "cut"
+    script.write_text(KILLED)
+    arguments = words(models, tmp_path / "prefixes.txt", folder, batch_size=8)
+    ended = run_warm(script, record, *arguments, timeout=120)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert not (folder / "results.csv").exists()
+    generated = (folder / "generations.jsonl").read_bytes()
+    assert generated.count(b"\n") in (record, record - 1)  # with the line of the settings
+    assert content(evaluated("cut", batch_size=8)) == whole
+    assert (
+        (folder / "generations.jsonl")
+        .read_bytes()
+        .startswith(generated[: generated.rfind(b"\n") + 1])
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 36])
+def test_the_batch_size_does_not_matter(evaluated: Callable[..., Path], batch_size: int) -> None:
+    assert content(evaluated("b", batch_size=batch_size)) == content(evaluated("a", batch_size=8))
+
+
+def test_a_finished_run_is_not_repeated(
+    evaluated: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(evaluated("a"))
+    monkeypatch.setattr("ctrlreward.commands.evaluation_texts.EvaluatedModel.load", None)
+    monkeypatch.setattr("ctrlreward.commands.evaluation_figures.score", None)
+    assert content(evaluated("a")) == before
+
+
+def test_two_seeds_are_compared(
+    evaluated: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = evaluated("a"), evaluated("b", seed=1)
+    assert content(first)["texts.jsonl"] != content(second)["texts.jsonl"]
+    output = tmp_path / "comparison.json"
+    capsys.readouterr()
+    main(["compare", str(first), str(second), "--output", str(output)])
+    assert f"run 1: {first}\nrun 2: {second}\n" in capsys.readouterr().out
+    studies = json.loads(output.read_text())["studies"]
+    assert list(studies) == ["combinations", "overall"]
+    of_combinations = studies["combinations"]["metrics"]["perplexity"]["cv_star"]
+    assert list(of_combinations) == [
+        f"sentiment={s} length={n}" for s in LABELS["sentiment"] for n in LABELS["length"]
+    ]
+    ours, theirs = (results(folder)["overall", "", "perplexity"] for folder in (first, second))
+    assert studies["overall"]["metrics"]["perplexity"]["cv_star"]["run"] == pytest.approx(
+        cv_star([ours, theirs])
+    )
+
+
+def test_a_tuned_adapter_is_evaluated_from_its_run(
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+) -> None:
+    policy = load_policy(models["generator"], LoRA(4), "cpu")
+    policy.save_pretrained(str(tmp_path / "run" / "checkpoints" / "adapter"))
+    untrained = evaluated("untrained", model=tmp_path / "run")
+    # The adapter of a new policy changes nothing.
+    assert content(untrained)["texts.jsonl"] == content(evaluated("base"))["texts.jsonl"]
+    torch.manual_seed(0)
+    for name, parameter in policy.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    policy.save_pretrained(str(tmp_path / "other"))
+    other = evaluated("other_texts", model=tmp_path / "other")
+    assert content(other)["texts.jsonl"] != content(untrained)["texts.jsonl"]
+    with pytest.raises(SystemExit):  # another model in the same folder
+        evaluated("other_texts", model=tmp_path / "run")
+
+
+def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
+    evaluated: Callable[..., Path],
+) -> None:
+    options = {"completions": 8, "max_tokens": 30}
+    whole = evaluated("keep", unfinished="keep", **options)
+    dropped = evaluated("drop", **options)
+    texts = [Samples.from_jsonl(folder / "texts.jsonl") for folder in (whole, dropped)]
+    ended = [
+        each
+        for line in (whole / "generations.jsonl").read_text().splitlines()[1:]
+        for each in json.loads(line)["ended"]
+    ]
+    differing = 0
+    for long, short, prefix, end in zip(
+        texts[0].texts, texts[1].texts, texts[0].prefixes or (), ended, strict=True
+    ):
+        assert long.startswith(short)
+        if short != long:
+            differing += 1
+            assert not end
+            assert short[-1] in ".!?…\"'”’»)]"
+            assert len(short) > len(prefix)
+    assert differing
+
+
+def test_an_encoder_decoder_writes_the_whole_text(
+    evaluated: Callable[..., Path], tiny_t5: str
+) -> None:
+    template = "Write a {length} {sentiment} text that begins with {prefix}."
+    folder = evaluated("t5", model=tiny_t5, template=template, completions=2)
+    samples = Samples.from_jsonl(folder / "texts.jsonl")
+    logged = (folder / "generations.jsonl").read_text().splitlines()[1:]
+    completions = [text for line in logged for text in json.loads(line)["completions"]]
+    assert all(c.startswith(t) for t, c in zip(samples.texts, completions, strict=True))
+    assert samples.prefixes == ("",) * 24
+    assert samples.prompts is not None
+    assert samples.prompts[2] == "Write a short negative text that begins with In summary."
+    assert "- text: completion\n" in (folder / "card.md").read_text()
+
+
+def test_the_card_and_a_yaml_file(
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+) -> None:
+    """The options of a command line in a file, with labels of the classifier by a map."""
+    plain = evaluated("plain")
+    config = tmp_path / "evaluation.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "labels": {"sentiment": ["bad", "positive"], "length": ["short", "long"]},
+                "label_map": ["bad=negative"],
+                "classifiers": {name: models[name] for name in LABELS},
+                "template": TEMPLATE,
+                "prefixes": str(tmp_path / "prefixes.txt"),
+                "completions": 3,
+                "max_tokens": 12,
+                "perplexity": models["judge"],
+                "distinct": models["judge"],
+                "scorers": [
+                    {"class_path": "LexiconSentiment", "init_args": {"aspects": "polarity"}}
+                ],
+            }
+        )
+    )
+    folder = tmp_path / "mapped"
+    main(["evaluate", models["generator"], "--config", str(config), "--output", str(folder)])
+    found = results(folder)
+    assert ("overall", "", "polarity") in found
+    assert ("combinations", "sentiment=bad length=short", "accuracy_sentiment") in found
+    # Only the prompts with the other word differ.
+    for name in ("accuracy_sentiment", "perplexity"):
+        key = ("combinations", "sentiment=positive length=long", name)
+        assert found[key] == pytest.approx(results(plain)[key])
+    card = json.loads((folder / "card.json").read_text())
+    assert card["protocol"]["combinations"] == 4
+    assert card["protocol"]["completions"] == "3 per prefix and combination, 36 texts"
+    texts = (folder / "texts.jsonl").read_bytes()
+    assert card["files"]["texts.jsonl"] == f"sha256:{hashlib.sha256(texts).hexdigest()}"
+    weights = {key: value for key, value in card["scorers"].items() if key.endswith(".model")}
+    assert len(weights) >= 4
+    assert all(value.startswith("sha256:") for value in weights.values())
+    assert card["scorers"]["versions.transformers"]
+    text = (folder / "card.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith("| accuracy |"))
+    numbers = (found["overall", "", name] for name in ("accuracy", "accuracy_deviation"))
+    assert row == "| accuracy | {:.4f} | {:.4f} |".format(*numbers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"template": "A {sentiment} text: {prefix}"}, "lacks {length}"),
+        ({"template": "{length} {sentimnt}: {prefix}"}, "(did you mean 'sentiment'?)"),
+        ({"template": "{prefix}, {length}, {sentiment}"}, "must end in {prefix}"),
+        ({"template": "{length {sentiment}: {prefix}"}, "template = '{length {sent"),
+        ({"prefixes": "pplmm"}, "(did you mean 'pplm'?)"),
+        ({"completions": 0}, "completions = 0"),
+        ({"label_map": "negative"}, "label_map = 'negative' must be OLD=NEW"),
+        ({"label_map": "negative=NEG"}, "'NEG' is not a label of the classifier for 'sentiment'"),
+        ({"base": "smollm2-135m"}, "is not the folder of an adapter"),
+        ({"model": "/nowhere"}, "model = '/nowhere' is neither a folder"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_generated(
+    evaluated: Callable[..., Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        evaluated("a", **changes)
+    assert exit.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--labels", "negative"], "labels = 'negative' has no attribute"),
+        (["--labels", "sentiment="], "labels of 'sentiment' must be one or more"),
+        (["--labels", "mood=sad,glad"], "attribute 'mood' has no classifier"),
+        (["--labels", "sentiment=a,b", "--classifier", "sentimnt=x"], "'sentiment'?"),
+        (["--labels", "sentiment=a,b", "--classifier", "sentiment"], "must be ATTRIBUTE=MODEL"),
+    ],
+)
+def test_labels_and_classifiers_are_checked(
+    models: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    rest = ["--template", "{mood} {prefix}", "--output", str(tmp_path / "a")]
+    with pytest.raises(SystemExit):
+        main(["evaluate", models["generator"], *arguments, *rest])
+    assert message in capsys.readouterr().err
+
+
+def test_another_seed_in_the_same_folder_is_an_error(
+    evaluated: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated("a")
+    with pytest.raises(SystemExit):
+        evaluated("a", seed=1)
+    assert "generations.jsonl was started with a different seed: [0]" in capsys.readouterr().err
