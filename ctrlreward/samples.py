@@ -122,8 +122,8 @@ class Table(Protocol):
         """Return all columns."""
 
 
-# A column to add: one string per sample, or one for all. Labels and groups may be integers, a sample
-# may have several references, and labels of several attributes.
+# A column to add: one string per sample, or one for all. Labels and groups may be integers; a
+# sample may have several references, and labels of several attributes.
 Column: TypeAlias = str | Iterable[str] | None
 Ids: TypeAlias = Column | int | Iterable[int]
 Labels: TypeAlias = Ids | Mapping[str, Any] | Iterable[Mapping[str, Any]]
@@ -527,8 +527,8 @@ def attribute_label(targets: Mapping[str, Any]) -> str:
     text = " ".join(f"{name}={label}" for name, label in named.items())
     if parse_attributes(text) != named:
         raise ValueError(
-            f"labels of attributes {shortened(dict(targets))} are ambiguous as {text!r}: give names "
-            "without white space and '=', and labels without '=' and outer white space"
+            f"labels of attributes {shortened(dict(targets))} are ambiguous as {text!r}: names must "
+            "have no white space and no '=', labels no '=' and no outer white space"
         )
     return text
 
@@ -556,7 +556,7 @@ def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
         column = [given] * n if isinstance(given, str | Integral | None) else list(given)
         if len(column) != n:
             raise ValueError(
-                f"labels[{name!r}] has {len(column)} items and texts has {n}: give one item per text"
+                f"labels[{name!r}] must have one item per text ({n}), got {len(column)}"
             )
         for row, label in zip(rows, column, strict=True):
             row[name] = label

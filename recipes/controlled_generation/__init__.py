@@ -193,7 +193,9 @@ def relevance_reward(
         dtype: Dtype of the model.
     """
     weights = dict(aspects or {})
-    tasks = after_text(task) if isinstance(task, str) else {a: after_text(t) for a, t in task.items()}
+    tasks = (
+        after_text(task) if isinstance(task, str) else {a: after_text(t) for a, t in task.items()}
+    )
     components = ctrleval_scores(model, tasks, fold, tuple(weights), evaluators, device, dtype)
     perplexity = Perplexity(model, device=device, dtype=dtype)
 
@@ -204,9 +206,7 @@ def relevance_reward(
             total = total + weight * scores[aspect]
         return total
 
-    return Reward(
-        {**components, "log_likelihood": perplexity["log_likelihood"]}, aggregate=guarded
-    )
+    return Reward({**components, "log_likelihood": perplexity["log_likelihood"]}, aggregate=guarded)
 
 
 def ctrleval_scores(
