@@ -31,8 +31,8 @@ from ctrlreward.weights.dtypes import Dtype
 # Target labels: of one attribute, or attribute → labels.
 Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
-# Task of CTRLEval, a name or a file, or attribute → task.
-Tasks: TypeAlias = str | Mapping[str, str]
+# Task of CTRLEval, a name, a file or the phrases themselves, or attribute → task.
+Tasks: TypeAlias = str | Task | Mapping[str, str | Task]
 
 Fold: TypeAlias = Literal["mean", "geometric_mean", "min"]
 
@@ -151,9 +151,9 @@ def _mean(scores: Mapping[str, Scores]) -> Scores:
     return np.mean([*scores.values()], axis=0)
 
 
-def after_text(task: str) -> Task:
+def after_text(task: str | Task) -> Task:
     """Return a task without the prompts that stand before the text."""
-    whole = Task.load(task)
+    whole = task if isinstance(task, Task) else Task.load(task)
     prompts = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
     return Task(prompts, whole.verbalizers)
 
@@ -193,9 +193,10 @@ def relevance_reward(
         dtype: Dtype of the model.
     """
     weights = dict(aspects or {})
-    tasks = (
-        after_text(task) if isinstance(task, str) else {a: after_text(t) for a, t in task.items()}
-    )
+    if isinstance(task, Mapping):
+        tasks: Task | dict[str, Task] = {name: after_text(each) for name, each in task.items()}
+    else:
+        tasks = after_text(task)
     components = ctrleval_scores(model, tasks, fold, tuple(weights), evaluators, device, dtype)
     perplexity = Perplexity(model, device=device, dtype=dtype)
 
@@ -247,14 +248,14 @@ def ctrleval_scores(
 @cache  # both callbacks share the models
 def _held_out_scores(
     model: str,
-    task: str | tuple[tuple[str, str], ...],
+    task: str | Task | tuple[tuple[str, str | Task], ...],
     fold: Fold,
     aspects: tuple[TextAspect, ...],
     evaluators: int | None,
     device: str,
     dtype: Dtype | None,
 ) -> dict[str, Component]:
-    tasks = task if isinstance(task, str) else dict(task)
+    tasks = dict(task) if isinstance(task, tuple) else task
     perplexity = Perplexity(model, device=device, dtype=dtype)
     return {
         **ctrleval_scores(model, tasks, fold, aspects, evaluators, device, dtype),
@@ -285,7 +286,7 @@ def held_out_scores(
         device: Device of the model.
         dtype: Dtype of the model.
     """
-    tasks = task if isinstance(task, str) else tuple(task.items())
+    tasks = tuple(task.items()) if isinstance(task, Mapping) else task
     return _held_out_scores(model, tasks, fold, tuple(aspects), evaluators, device, dtype)
 
 
@@ -295,7 +296,7 @@ def held_out_scorer(
     template: str,
     generations_per_prompt: int = 1,
     model: str = "smollm2-135m",
-    task: str | dict[str, str] = "sentiment",
+    task: str | Task | dict[str, str | Task] = "sentiment",
     fold: Fold = "geometric_mean",
     aspects: list[TextAspect] | None = None,
     evaluators: int | None = None,
@@ -321,7 +322,7 @@ def before_after(
     template: str,
     generations_per_prompt: int = 4,
     model: str = "smollm2-135m",
-    task: str | dict[str, str] = "sentiment",
+    task: str | Task | dict[str, str | Task] = "sentiment",
     fold: Fold = "geometric_mean",
     aspects: list[TextAspect] | None = None,
     evaluators: int | None = None,
