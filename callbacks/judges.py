@@ -32,6 +32,7 @@ class AUC:
         component: One score of a scorer, such as `LexiconSentiment()["polarity"]`, or a scorer with
             a single one.
         positive: Label of the texts that should score higher.
+        attribute: Attribute that this label is of, for samples with labels of several.
 
     Examples:
         >>> from ctrlreward import LexiconSentiment, Samples
@@ -44,6 +45,7 @@ class AUC:
 
     component: ComponentLike
     positive: str
+    attribute: str | None = None
 
     def __post_init__(self) -> None:
         _ = self.score
@@ -55,7 +57,7 @@ class AUC:
 
     def check(self, samples: Samples) -> None:
         """Raise a ValueError unless the samples have the label `positive` and another one."""
-        labels = dict.fromkeys(samples.require("labels", "AUC"))
+        labels = dict.fromkeys(samples.labels_of(self.attribute, "AUC"))
         if self.positive not in labels or len(labels) < 2:
             raise ValueError(
                 f"AUC ranks texts of the label {self.positive!r} above those of another one, and "
@@ -68,7 +70,8 @@ class AUC:
 
     def wanted(self, samples: Samples) -> npt.NDArray[np.bool_]:
         """Return whether each sample has the label `positive`, shape (n,)."""
-        return np.array([label == self.positive for label in samples.require("labels", "AUC")])
+        labels = samples.labels_of(self.attribute, "AUC")
+        return np.array([label == self.positive for label in labels])
 
 
 Judge: TypeAlias = Component | AUC  # a component is compared by its mean

@@ -9,6 +9,7 @@ from . import selection as selection
 from . import serving as serving
 from .held_out import HeldOutScorer as HeldOutScorer
 from .models.classifier import Classifier as Classifier
+from .models.descriptions import LabelDescriptions as LabelDescriptions
 from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors
 from .reward import Reward as Reward

@@ -29,6 +29,7 @@ Given: TypeAlias = ComponentLike | tuple[ComponentLike, float]
 Components: TypeAlias = Mapping[str, Given] | Sequence[Given] | ComponentLike
 
 Thresholds: TypeAlias = tuple[float, float, float, float]
+AggregateName: TypeAlias = Literal["weighted", "gm", "min", "geometric_mean"]
 AccuracyScore: TypeAlias = Literal["accuracy", "label_probability"]
 
 
@@ -154,7 +155,9 @@ class Reward(AnyReward):
             similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
             `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
             graded above t1. `"min"`: the lowest score, so that no component can be traded for
-            another; all must be better when higher, and should have one scale. Or a callable that
+            another; all must be better when higher, and should have one scale.
+            `"geometric_mean"`: of scores such as the relevance of several attributes, which must be
+            0 or more and better when higher; a low one costs most. Or a callable that
             maps the scores by name, each of shape (n,), to totals of shape (n,).
         device: Device to move all scorers to; None leaves each where it is.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
@@ -193,7 +196,7 @@ class Reward(AnyReward):
     def __init__(
         self,
         components: Components,
-        aggregate: Literal["weighted", "gm", "min"] | Aggregate = "weighted",
+        aggregate: AggregateName | Aggregate = "weighted",
         device: str | None = None,
         thresholds: Thresholds | None = None,
     ) -> None:
@@ -202,7 +205,7 @@ class Reward(AnyReward):
         self.thresholds: Thresholds | None = None
         self.accuracy_score: AccuracyScore | None = None
         if not callable(aggregate):
-            one_of("aggregate", aggregate, ("weighted", "gm", "min", "a callable"))
+            one_of("aggregate", aggregate, (*get_args(AggregateName), "a callable"))
         if thresholds is not None and aggregate != "gm":
             raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
         if given_weights and aggregate != "weighted":
@@ -229,6 +232,16 @@ class Reward(AnyReward):
                         "or a callable"
                     )
             self.aggregate = lowest
+        elif aggregate == "geometric_mean":
+            for name, component in self.components.items():
+                spec = component.spec
+                if not spec.higher_is_better or spec.range[0] < 0:
+                    raise ValueError(
+                        f"aggregate = 'geometric_mean' takes scores that are 0 or more and better "
+                        f"when higher, and {name} has the range {spec.range}: give a probability, "
+                        "or another aggregate"
+                    )
+            self.aggregate = geometric_mean
         elif aggregate == "gm":
             self.thresholds = _four_numbers(thresholds or GM_THRESHOLDS)
             self.accuracy_score, names = _gm_components(self.components)
@@ -331,6 +344,14 @@ def lowest(scores: Mapping[str, Scores]) -> Scores:
     return np.min([*scores.values()], axis=0)
 
 
+def geometric_mean(scores: Mapping[str, Scores]) -> Scores:
+    """Return the geometric mean of the scores of each sample, ≥ 0, shape (n,); NaN if one is."""
+    stacked = np.stack([*scores.values()])
+    with np.errstate(divide="ignore"):  # the logarithm of 0
+        mean: Scores = np.exp(np.log(stacked).mean(axis=0))
+    return mean
+
+
 def check_direction(name: str, component: Component, weight: float) -> None:
     """Raise if a weight rewards the wrong direction of a score; a weight of 0 is allowed."""
     better = "higher" if component.spec.higher_is_better else "lower"
@@ -351,7 +372,8 @@ def _gm_components(components: Mapping[str, Component]) -> tuple[AccuracyScore, 
             return accuracy, tuple(keys[name] for name in wanted)
     raise ValueError(
         "aggregate = 'gm' combines one accuracy or label_probability, one similarity and one "
-        f"perplexity, but the components are {', '.join(score_names)}: give these three"
+        f"perplexity, but the components are {', '.join(score_names)}: give these three, or "
+        "'geometric_mean' for the plain mean of other scores"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,10 +122,11 @@ class Table(Protocol):
         """Return all columns."""
 
 
-# A column to add: one string per sample, or one for all. Labels and groups may be integers, and a
-# sample may have several references.
+# A column to add: one string per sample, or one for all. Labels and groups may be integers; a
+# sample may have several references, and labels of several attributes.
 Column: TypeAlias = str | Iterable[str] | None
 Ids: TypeAlias = Column | int | Iterable[int]
+Labels: TypeAlias = Ids | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 References: TypeAlias = Column | Iterable[Sequence[str]]
 
 
@@ -138,7 +140,7 @@ class SampleKeywords(TypedDict, total=False):
 
     texts: Column
     prefixes: Column
-    labels: Ids
+    labels: Labels
     sources: Column
     references: References
     contexts: Column
@@ -147,7 +149,7 @@ class SampleKeywords(TypedDict, total=False):
     groups: Ids
     text: Column
     prefix: Column
-    label: Ids
+    label: Labels
     source: Column
     reference: References
     context: Column
@@ -183,11 +185,15 @@ class Samples:
     tuples. Labels and groups may be integers, which are kept as strings. A sample may have several
     references: a sequence of strings in place of one.
 
+    Labels of several attributes are a mapping, attribute → labels, one per sample or one for all.
+    They are kept as `attribute_label` writes them, so that they pass through files, data frames and
+    servers like other labels; a scorer with an `attribute` reads its own.
+
     Args:
         texts: Generated texts, prefix included. An empty string is allowed (a generator may stop
             at once); its scores are NaN.
         prefixes: The beginning of each text, character for character (content prefix).
-        labels: Target attribute, as the scorer's task names it (`"positive"`).
+        labels: Target attribute, as the scorer's task names it (`"positive"`), or a mapping.
         sources: Input of a transfer or a summary.
         references: Human-written target, or several of them, for the few scorers that take any.
         contexts: Knowledge that the text should draw on (a fact, a document).
@@ -206,11 +212,14 @@ class Samples:
         (2, ('The soup was good.',))
         >>> samples.as_prompts().completed([" was cold.", " was fine."]).texts
         ('The soup was cold.', 'The view was fine.')
+        >>> labels = {"sentiment": ["positive", "negative"], "topic": "food"}
+        >>> Samples(["Good soup.", "Cold soup."], labels=labels).labels
+        ('sentiment=positive topic=food', 'sentiment=negative topic=food')
     """
 
     texts: Sequence[str]
     prefixes: Sequence[str] | None = None
-    labels: Sequence[str] | None = None
+    labels: Sequence[str] | Mapping[str, Any] | None = None
     sources: Sequence[str] | None = None
     references: Sequence[str | Sequence[str]] | None = None
     contexts: Sequence[str] | None = None
@@ -226,6 +235,8 @@ class Samples:
                 continue
             if torch is not None and isinstance(column, torch.Tensor):
                 column = column.tolist()
+            if name == "labels" and isinstance(column, Mapping):
+                column = _attribute_rows(column, len(self.texts))
             if isinstance(column, str) or not isinstance(column, Iterable):
                 raise TypeError(
                     f"{name} = {shortened(column)} is a {type(column).__name__}: give a list of "
@@ -237,6 +248,9 @@ class Samples:
                     continue
                 if name == "references" and isinstance(item, Sequence):
                     items[i] = _several(item, i)
+                    continue
+                if name == "labels" and isinstance(item, Mapping):
+                    items[i] = attribute_label(item)
                     continue
                 is_integer = isinstance(item, Integral) and not isinstance(item, bool)
                 if name not in _MAY_BE_INTEGERS or not is_integer:
@@ -305,23 +319,58 @@ class Samples:
             raise MissingColumn("references", scorer, self.columns())
         return tuple((item,) if isinstance(item, str) else tuple(item) for item in self.references)
 
-    def label_indices(self, known: Sequence[str], reader: str, owner: str) -> list[int]:
-        """Return the index of each label among those known.
+    def labels_of(self, attribute: str | None, reader: str) -> tuple[str, ...]:
+        """Return the label of each sample; with an `attribute`, the label that it names for it.
+
+        `reader` needs the labels; it is for errors.
+
+        Raises:
+            MissingColumn: The column is absent. It is a ValueError.
+            ValueError: A label does not name the attribute.
+
+        Examples:
+            >>> samples = Samples(["Good soup."], labels={"sentiment": "positive", "topic": "food"})
+            >>> samples.labels_of("topic", "the judge")
+            ('food',)
+        """
+        labels = self.require("labels", reader)
+        if attribute is None:
+            return labels
+        found = []
+        for i, label in enumerate(labels):
+            named = parse_attributes(label) or {}
+            if attribute not in named:
+                raise ValueError(
+                    f"labels[{i}] = {label!r} does not name the attribute {attribute!r}, which "
+                    f"{reader} reads: give labels={{{attribute!r}: [...], ...}}, one per text"
+                )
+            found.append(named[attribute])
+        return tuple(found)
+
+    def label_indices(
+        self, known: Sequence[str], reader: str, owner: str, attribute: str | None = None
+    ) -> list[int]:
+        """Return the index of each label, or of the label of one attribute, among those known.
 
         `reader` needs the labels, `owner` (`"the classifier"`) has the known ones; both are for
         errors.
         """
-        if self.labels is None:
-            raise MissingColumn("labels", reader, self.columns())
+        labels = self.labels_of(attribute, reader)
         indices = {label: index for index, label in enumerate(known)}
-        for i, label in enumerate(self.labels):
+        for i, label in enumerate(labels):
             if label not in indices:
+                several = parse_attributes(label) if attribute is None else None
+                advice = (
+                    f"use one of them, or map yours, label_map={{{label!r}: {known[0]!r}, ...}}"
+                    if not several
+                    else "give the scorer the attribute to read, "
+                    + " or ".join(f"attribute={name!r}" for name in several)
+                )
                 raise ValueError(
                     f"labels[{i}] = {label!r} is not a label of {owner}, which has "
-                    f"{', '.join(known)}{did_you_mean(label, known)}: use one of them, or map "
-                    f"yours, label_map={{{label!r}: {known[0]!r}, ...}}"
+                    f"{', '.join(known)}{did_you_mean(label, known)}: {advice}"
                 )
-        return [indices[label] for label in self.labels]
+        return [indices[label] for label in labels]
 
     def replace(self, **columns: Iterable[Any] | None) -> Samples:
         """Return the samples with some columns replaced, added or (None) removed."""
@@ -458,6 +507,62 @@ def _several(references: Sequence[Any], i: int) -> tuple[str, ...]:
     return tuple(references)
 
 
+_ATTRIBUTE = re.compile(r"(?:^|\s+)([^\s=]+)=")
+
+
+def attribute_label(targets: Mapping[str, Any]) -> str:
+    """Return the label of a sample with these attributes: `"sentiment=negative topic=world"`.
+
+    None is a label that is not controlled, which is left out.
+
+    Raises:
+        ValueError: Reading the label would return other attributes: a name is empty or contains
+            white space or "=", or a label contains "=".
+
+    Examples:
+        >>> attribute_label({"sentiment": "negative", "tense": None, "topic": "world"})
+        'sentiment=negative topic=world'
+    """
+    named = {str(name): str(label) for name, label in targets.items() if label is not None}
+    text = " ".join(f"{name}={label}" for name, label in named.items())
+    if parse_attributes(text) != named:
+        raise ValueError(
+            f"labels of attributes {shortened(dict(targets))} are ambiguous as {text!r}: names must"
+            " have no white space and no '=', labels no '=' and no outer white space"
+        )
+    return text
+
+
+def parse_attributes(label: str) -> dict[str, str] | None:
+    """Return attribute → label of a text of `attribute_label`, empty for an empty one.
+
+    None for a plain label, and where an attribute is named twice.
+
+    Examples:
+        >>> parse_attributes("sentiment=negative topic=world"), parse_attributes("world")
+        ({'sentiment': 'negative', 'topic': 'world'}, None)
+    """
+    start, *pieces = _ATTRIBUTE.split(label.strip())
+    names, values = pieces[::2], pieces[1::2]
+    if start or len(set(names)) < len(names):
+        return None
+    return {name: value.strip() for name, value in zip(names, values, strict=True)}
+
+
+def _attribute_rows(columns: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
+    """Return attribute → label for each of n samples, from a column or one label per attribute."""
+    rows: list[dict[str, Any]] = [{} for _ in range(n)]
+    for name, given in columns.items():
+        column = [given] * n if isinstance(given, str | Integral | None) else list(given)
+        if len(column) != n:
+            raise ValueError(
+                f"labels[{name!r}] must have one item per text ({n}), got {len(column)}"
+            )
+        for row, label in zip(rows, column, strict=True):
+            row[name] = label
+    return rows
+
+
 def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords]) -> Samples:
     """Return the samples that some data describes.
 
@@ -481,6 +586,8 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         ('Cold soup.',)
         >>> as_samples(["Good soup."], labels=[1], label_map={0: "cold", 1: "good"}).labels
         ('good',)
+        >>> as_samples(["Good soup."], labels={"sentiment": "positive", "topic": "food"}).labels
+        ('sentiment=positive topic=food',)
     """
     label_map = columns.pop("label_map", None)
     added: dict[str, Any] = {}

@@ -20,7 +20,7 @@ import yaml
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.weights.sources import check_spelling
 
-_EXTENDS, _REPLACE = "extends", "replace"
+_EXTENDS, _REPLACE, _ANCHORS = "extends", "replace", "anchors"
 _PLACE = "${trainer.default_root_dir}"
 _KEYS = (
     *("seed_everything", "model", "data", "trainer", "optimizer", "lr_scheduler"),
@@ -34,7 +34,7 @@ MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
 
 # Keys of a reward, and of a component, in the short form.
 REWARD_KEYS = ("components", "aggregate", "thresholds", "device")
-AGGREGATES = ("weighted", "gm")
+AGGREGATES = ("weighted", "gm", "min", "geometric_mean")
 COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 
 
@@ -42,13 +42,15 @@ COMPONENT_KEYS = ("scorer", "score", "weight", "options")
 class ConfigFile:
     """A YAML file, with the line of each key, by the keys that lead there, "0", "1", … in a list.
 
-    `as_written` is False if the content is not what the file has.
+    `as_written` is False if the content is not what the file has. `anchors` are the names of the
+    values that the file marks (`labels: &labels [...]`).
     """
 
     path: str
     content: Mapping[str, Any]
     lines: Mapping[tuple[str, ...], int]
     as_written: bool = True
+    anchors: Sequence[str] = ()
 
     def error(self, keys: tuple[str, ...], problem: str) -> ValueError:
         """Return the error of a key: `FILE:LINE: KEY PROBLEM`."""
@@ -78,13 +80,15 @@ class ConfigFile:
         return _leaves(self.content, ())
 
 
-def read_config(path: str | Path) -> ConfigFile:
-    """Read a YAML file."""
+def read_config(path: str | Path, anchors: Mapping[str, Any] | None = None) -> ConfigFile:
+    """Read a YAML file; `anchors` are values that replace the file's own, by anchor."""
     if not Path(path).is_file():
         raise OSError(f"there is no file {path}")
     try:
         text = Path(path).read_text(encoding="utf-8")
-        content, root = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+        loader = _Loader(text, anchors or {})
+        root = loader.get_single_node()
+        content = None if root is None else loader.construct_document(root)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -93,7 +97,39 @@ def read_config(path: str | Path) -> ConfigFile:
         raise ValueError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if root is None or not isinstance(content, dict):
         raise ValueError(f"{path} has no keys: it must be a YAML mapping")
-    return ConfigFile(str(path), content, dict(_lines(root, ())))
+    unchanged = not set(loader.names) & set(anchors or {})
+    return ConfigFile(str(path), content, dict(_lines(root, ())), unchanged, loader.names)
+
+
+class _Loader(yaml.SafeLoader):
+    """Loader that keeps the names of anchors, and replaces the values of some."""
+
+    def __init__(self, text: str, replaced: Mapping[str, Any]) -> None:
+        super().__init__(text)
+        self.replaced = replaced
+        self.names: list[str] = []
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node: the file's, or the one that replaces it."""
+        name = None if self.check_event(yaml.AliasEvent) else self.peek_event().anchor
+        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        if name is None:
+            return node
+        self.names.append(name)
+        if name in self.replaced:
+            line = node.start_mark
+            node = yaml.compose(yaml.safe_dump(self.replaced[name]), yaml.SafeLoader)
+            _mark(node, line)
+            self.anchors[name] = node
+        return node
+
+
+def _mark(node: yaml.Node, line: Any) -> None:
+    """Give a node and all below it the line of the value that it replaces."""
+    node.start_mark = line
+    for item in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for each in item if isinstance(item, tuple) else (item,):
+            _mark(each, line)
 
 
 def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]]:
@@ -102,7 +138,9 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
     `--config m7.yaml`, whose `extends: yelp.yaml` names a file beside it, becomes
     `--config yelp.yaml --config <the rest of m7.yaml>`. What it extends may itself extend others.
     `replace` beside it, a mapping of strings, replaces each wherever it stands in a value of those
-    files.
+    files. `anchors` beside it, a mapping of any values, replaces what those files mark with an
+    anchor: `anchors: {labels: [past, present]}` replaces `labels: &labels [negative, positive]`,
+    and wherever the file has `*labels`.
     """
     result: list[str] = []
     files: list[ConfigFile] = []
@@ -115,7 +153,7 @@ def with_extended(arguments: Sequence[str]) -> tuple[list[str], list[ConfigFile]
             continue
         for file in _layers(path, ()):
             files.append(file)
-            extending = (_EXTENDS, _REPLACE)
+            extending = (_EXTENDS, _REPLACE, _ANCHORS)
             own = {key: value for key, value in file.content.items() if key not in extending}
             # A file that extends another is not one that the parser reads.
             unchanged = file.as_written and len(own) == len(file.content)
@@ -128,7 +166,7 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
     """Raise a ValueError for a wrong key, option of the trainer, or short name of a model."""
     for file in files:
         for key, value in file.content.items():
-            if key not in (*_KEYS, _EXTENDS, _REPLACE):
+            if key not in (*_KEYS, _EXTENDS, _REPLACE, _ANCHORS):
                 raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
             for option in value if key == "trainer" and isinstance(value, dict) else ():
                 if option not in trainer_options():
@@ -193,7 +231,7 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
     aggregate = block.get("aggregate", AGGREGATES[0])
     if aggregate not in AGGREGATES:
         hint = did_you_mean(aggregate, AGGREGATES)
-        names = " or ".join(AGGREGATES)
+        names = ", ".join(AGGREGATES)
         raise file.error(("aggregate",), f"must be {names}, got {aggregate!r}{hint}")
     components = block["components"]
     if not isinstance(components, Mapping) or not components:
@@ -251,24 +289,37 @@ def fill_in_run_folder(config: Any, folder: str) -> Any:
     return replace_strings(config, filled_in)
 
 
-def _layers(name: str, above: tuple[Path, ...]) -> Iterator[ConfigFile]:
+def _layers(
+    name: str, above: tuple[Path, ...], anchors: Mapping[str, Any] | None = None
+) -> Iterator[ConfigFile]:
     """Yield the files that a configuration extends, and then itself."""
     path = Path(name)
     if path.resolve() in above:
         raise ValueError(f"{name} extends itself")
-    file = read_config(name)
+    file = read_config(name, anchors)
     if _EXTENDS in file.content:
         base = path.parent / str(file.content[_EXTENDS])
         if not base.is_file():
             raise file.error((_EXTENDS,), f"names {base}, which does not exist")
         replaced = _replacements(file)
-        for layer in _layers(str(base), (*above, path.resolve())):
+        own = _anchored(file)
+        layers = list(_layers(str(base), (*above, path.resolve()), {**own, **(anchors or {})}))
+        known = [anchor for layer in layers for anchor in layer.anchors]
+        for anchor in own:
+            if anchor not in known:
+                raise file.error(
+                    (_ANCHORS, anchor),
+                    f"is not an anchor of {base}{did_you_mean(anchor, known)}, which has "
+                    f"{', '.join(dict.fromkeys(known)) or 'none'}",
+                )
+        for layer in layers:
             if replaced:
                 content = _with_replaced(layer.content, replaced)
                 layer = replace(layer, content=content, as_written=False)
             yield layer
-    elif _REPLACE in file.content:
-        raise file.error((_REPLACE,), f"needs {_EXTENDS}: it is about the values of that file")
+    for key in () if _EXTENDS in file.content else (_REPLACE, _ANCHORS):
+        if key in file.content:
+            raise file.error((key,), f"needs {_EXTENDS}: it is about the values of that file")
     yield file
 
 
@@ -277,6 +328,13 @@ def _replacements(file: ConfigFile) -> Mapping[str, str]:
     pairs = given.items() if isinstance(given, dict) else [(None, None)]
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise file.error((_REPLACE,), "must be a mapping of strings, such as a.txt: b.txt")
+    return given
+
+
+def _anchored(file: ConfigFile) -> Mapping[str, Any]:
+    given = file.content.get(_ANCHORS, {})
+    if not isinstance(given, dict):
+        raise file.error((_ANCHORS,), "must be a mapping, such as labels: [past, present]")
     return given
 
 

@@ -60,6 +60,8 @@ def shrink(config: Namespace) -> None:
         for key, value in vars(group).items():
             if key in _FEWER:
                 limit = _FEWER[key]
+                if isinstance(value, str):  # the name of a file
+                    continue
                 if isinstance(value, list):
                     setattr(group, key, value[: int(limit)])
                 else:

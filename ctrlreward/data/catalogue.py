@@ -214,7 +214,7 @@ def _read_catalogue() -> Mapping[str, DataSet]:
                 file["name"]: DataFile(
                     data_set=name,
                     name=file["name"],
-                    place=f"{entry['folder']}/{file['name']}".lstrip("/"),
+                    place=f"{file.get('folder', entry['folder'])}/{file['name']}".lstrip("/"),
                     address=f"{address}/{file['path']}" if "path" in file else None,
                     size=file.get("bytes"),
                     sha256=file.get("sha256"),

@@ -35,7 +35,24 @@ Requests = Generator[Request, list[Any], Result]
 
 
 def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
-    """Run generators side by side and merge their requests to one model into one call."""
+    """Run generators side by side and merge their requests to one model into one call.
+
+    Waits for a model that another thread is using.
+    """
+    merged = joined(generators)
+    responses = None
+    while True:
+        try:
+            request = merged.send(responses)  # type: ignore[arg-type]  # None starts it
+        except StopIteration as end:
+            results: list[Result] = end.value
+            return results
+        with exclusive(request.model):
+            responses = request.model.log_probs(request.tasks)
+
+
+def joined(generators: Sequence[Requests[Result]]) -> Requests[list[Result]]:
+    """Join generators that run side by side to one, with the requests to one model merged."""
     results: dict[int, Result] = {}
     pending: dict[int, Request] = {}
     responses: dict[int, Any] = dict.fromkeys(range(len(generators)))  # None starts a generator
@@ -50,8 +67,8 @@ def run_requests(generators: Sequence[Requests[Result]]) -> list[Result]:
             model = next(iter(pending.values())).model
             same_model = [i for i in pending if pending[i].model is model]
             merged = {i: pending.pop(i).tasks for i in same_model}
-            with exclusive(model):
-                answers = iter(model.log_probs([t for tasks in merged.values() for t in tasks]))
+            all_tasks = [task for tasks in merged.values() for task in tasks]
+            answers = iter((yield Request(model, all_tasks)))
             responses = {i: [next(answers) for _ in tasks] for i, tasks in merged.items()}
     return [results[i] for i in range(len(generators))]
 

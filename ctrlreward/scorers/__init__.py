@@ -1,8 +1,9 @@
 """Scorers: frozen models and formulas that turn `Samples` into named scores."""
 
+from ctrlreward.samples import attribute_label
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.alignment import Alignment
-from ctrlreward.scorers.attribute import AttributeClassifier, attribute_label
+from ctrlreward.scorers.attribute import AttributeClassifier
 from ctrlreward.scorers.bartscore import BARTScore
 from ctrlreward.scorers.base import Component, CorpusFold, Scorer, ScoreSpec
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer

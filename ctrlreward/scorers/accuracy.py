@@ -30,6 +30,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
             `CTRLEval()` with its built-in weights and the labels `negative` and `positive`.
         target: Target label of all texts, instead of `labels`: `"sound"` of a classifier of sound
             and corrupted texts.
+        attribute: Attribute whose target is read, of samples with labels of several.
         **options: See `ModelOptions`.
 
     Examples:
@@ -45,6 +46,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         self,
         model: str | LabelProbabilities | None = None,
         target: str | None = None,
+        attribute: str | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         if model is None:
@@ -52,6 +54,7 @@ class Accuracy(ModelScorer[LabelProbabilities]):
         check_loaded(model, LabelProbabilities, "labels", "probabilities")
         super().__init__(model, **options)
         self.target = target
+        self.attribute = attribute
 
     specs = dict.fromkeys(("accuracy", "label_probability"), ScoreSpec(True, (0.0, 1.0)))
 
@@ -94,5 +97,5 @@ class Accuracy(ModelScorer[LabelProbabilities]):
     def _targets(self, samples: Samples, labels: tuple[str, ...]) -> list[int]:
         """Return the index of each sample's target in the labels of the classifier."""
         if self.target is None:
-            return samples.label_indices(labels, "Accuracy", "the classifier")
+            return samples.label_indices(labels, "Accuracy", "the classifier", self.attribute)
         return [labels.index(one_of("target", self.target, labels))] * len(samples)

@@ -12,7 +12,14 @@ import numpy as np
 from ctrlreward.arguments import checked_keywords, one_of
 from ctrlreward.items import item_logger
 from ctrlreward.models.classifier import LabelProbabilities
-from ctrlreward.samples import Samples, SamplesLike, as_samples, shortened
+from ctrlreward.samples import (
+    Samples,
+    SamplesLike,
+    as_samples,
+    attribute_label,
+    parse_attributes,
+    shortened,
+)
 from ctrlreward.scorers.accuracy import Accuracy
 from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.composite import CompositeScorer
@@ -25,7 +32,6 @@ log = item_logger(__name__)
 Targets = Mapping[str, str]
 
 _NAMES = ("accuracy", "label_probability")
-_ASSIGNMENT = re.compile(r"(?:^|\s+)([^\s=]+)=")
 
 
 class MeanAndDeviation(NamedTuple):
@@ -172,7 +178,9 @@ class AttributeClassifier(CompositeScorer):
         single = next(iter(self.classifiers)) if len(self.classifiers) == 1 else None
         for i, label in enumerate(samples.require("labels", "AttributeClassifier")):
             item = f"labels[{i}] = {label!r}"
-            parsed = _parse(label, single)
+            parsed = parse_attributes(label)
+            if parsed is None and single is not None and "=" not in label:
+                parsed = {single: label.strip()}  # a plain label belongs to the single attribute
             if parsed is None:
                 raise ValueError(
                     f"{item} is not of the form "
@@ -230,29 +238,6 @@ def attribute_report(
     averages = [float(np.mean(list(row.values()))) for row in combinations.values()]
     failed = int(np.isnan(scores[score]).sum())
     return AttributeReport(combinations, over_combinations, _mean_and_deviation(averages), failed)
-
-
-def attribute_label(targets: Mapping[str, str | None]) -> str:
-    """Return the label of a sample with these attributes: `"sentiment=negative topic=world"`.
-
-    None is a label that is not controlled, which is left out.
-
-    Examples:
-        >>> attribute_label({"sentiment": "negative", "tense": None, "topic": "world"})
-        'sentiment=negative topic=world'
-    """
-    return " ".join(f"{name}={label}" for name, label in targets.items() if label is not None)
-
-
-def _parse(label: str, single: str | None) -> dict[str, str] | None:
-    """Return attribute → target label, `single` for a plain label; None if it can't be parsed."""
-    start, *pieces = _ASSIGNMENT.split(label.strip())
-    names, values = pieces[::2], pieces[1::2]
-    if start and single is not None and not names:
-        return {single: start}
-    if start or len(set(names)) < len(names):
-        return None
-    return {name: value.strip() for name, value in zip(names, values, strict=True)}
 
 
 def _mean_and_deviation(values: Sequence[float]) -> MeanAndDeviation:

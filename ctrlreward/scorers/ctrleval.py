@@ -218,6 +218,8 @@ class CTRLEval(ModelScorer[Infiller]):
             For coherence and consistency of a decoder-only model, subtract half of how likely
             each target is in a context of the first two of these texts
             (`functional.calibration.context_gain`); False leaves it in.
+        attribute: Attribute whose label is the target, of samples with labels of several
+            (`Samples`); None takes the whole label.
         **options: See `ModelOptions`.
 
     Attributes:
@@ -245,6 +247,7 @@ class CTRLEval(ModelScorer[Infiller]):
         seed: int = 0,
         max_tokens: int | None = 512,
         calibration: bool | Sequence[str] | None = None,
+        attribute: str | None = None,
         **options: Unpack[ModelOptions],
     ) -> None:
         super().__init__(model, **options)
@@ -258,6 +261,7 @@ class CTRLEval(ModelScorer[Infiller]):
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
         )
         self.split = find_splitter(sentence_splitter)
+        self.attribute = attribute
         self.calibration = calibration
         if not isinstance(calibration, bool | None):
             self.calibration = tuple(require_texts("calibration", calibration))
@@ -300,7 +304,7 @@ class CTRLEval(ModelScorer[Infiller]):
         """Raise if the samples lack what the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
-            samples.label_indices(self.labels, _LABEL_READER, "the task")
+            self._targets(samples)
 
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
@@ -327,13 +331,14 @@ class CTRLEval(ModelScorer[Infiller]):
         samples = as_samples(samples, **columns)
         computable = self.computable(samples)
         aspects = [aspect for aspect in self.aspects if aspect in computable]
+        targets = self._targets(samples) if "attribute_relevance" in aspects else []
 
         def explained(found: Evaluated) -> Explanation:
             if not len(found.scores):
                 return Explanation(found.aspect, np.nan)
             patterns = [(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
             if found.aspect == "attribute_relevance":
-                label = self.labels.index((samples.labels or ())[found.sample])
+                label = targets[found.sample]
                 parts = [(e.prompt.split(WORD_SLOT, 1), e.words) for e in self.pattern_evaluators]
                 patterns = [(left, right, w[label], w) for (left, right), w in parts]
             scores, weights = found.scores.tolist(), normalize_weights(found.weights).tolist()
@@ -370,7 +375,7 @@ class CTRLEval(ModelScorer[Infiller]):
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in aspects:
-            targets = samples.label_indices(self.labels, _LABEL_READER, "the task")
+            targets = self._targets(samples)
             if self._bias is None:
                 yield from self._label_bias()
         contexts = self._neutral_contexts
@@ -415,6 +420,10 @@ class CTRLEval(ModelScorer[Infiller]):
                 weights = weighting(scores, beta) if blanks else beta
                 results[aspect].append(fold(Evaluated(i, aspect, blanks, scores, weights)))
         return results
+
+    def _targets(self, samples: Samples) -> list[int]:
+        """Return the index of each sample's target among the labels of the task."""
+        return samples.label_indices(self.labels, _LABEL_READER, "the task", self.attribute)
 
     def _word_log_probs(self, texts: Sequence[str]) -> Requests[Scores]:
         """Return the log-probability of each word after each text, (texts, evaluators, labels)."""

@@ -41,6 +41,7 @@ class LexiconSentiment(Scorer):
         aspects: The score or scores to compute; `"all"` leaves out the accuracy where there are
             no labels.
         labels: Names of the negative and of the positive label.
+        attribute: Attribute whose target is read, of samples with labels of several.
 
     Examples:
         >>> scorer = LexiconSentiment()
@@ -54,6 +55,7 @@ class LexiconSentiment(Scorer):
         self,
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "all",
         labels: Sequence[str] = ("negative", "positive"),
+        attribute: str | None = None,
     ) -> None:
         self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
@@ -62,6 +64,7 @@ class LexiconSentiment(Scorer):
                 f"labels = {labels!r}: give the names of the negative and of the positive label"
             )
         self.labels = tuple(labels)
+        self.attribute = attribute
 
     @property
     def specs(self) -> Mapping[str, ScoreSpec]:
@@ -105,5 +108,5 @@ class LexiconSentiment(Scorer):
     def _signs(self, samples: Samples) -> Scores:
         """Return -1 for the negative label and 1 for the positive one, shape (n,)."""
         reader = "LexiconSentiment accuracy"
-        targets = samples.label_indices(self.labels, reader, "the lexicon")
+        targets = samples.label_indices(self.labels, reader, "the lexicon", self.attribute)
         return np.array([-1.0, 1.0])[targets]

@@ -72,6 +72,10 @@ class Task:
                 "of words each"
             )
 
+    def __hash__(self) -> int:
+        """Return the hash of what equal tasks share; their fields may be lists."""
+        return hash((*self.prompts, *self.verbalizers))
+
     @property
     def labels(self) -> tuple[str, ...]:
         """Labels, in the order of the verbalizers."""

@@ -1,46 +1,75 @@
-"""Controlled generation: completing a content prefix with a target attribute.
+"""Controlled generation: completing a content prefix with a target attribute, or several.
 
 `configs/controlled_generation/*.yaml` use these classes and functions: prompts from prefixes and
-labels, the reward, and the held-out scores. Copy this folder to change them.
+labels, the reward, and the held-out scores. A new attribute is a new YAML. Copy this folder to
+change more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import product
+from typing import Literal, TypeAlias
 
+import numpy as np
+
+from ctrlreward.arguments import one_of
 from ctrlreward.callbacks import AUC, BeforeAfter, GenerationScorer
+from ctrlreward.engine.sharing import Requests, joined
 from ctrlreward.functional.shaping import distance_outside
+from ctrlreward.recipes.text_files import read_lines
+from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
-from ctrlreward.reward import Reward
+from ctrlreward.reward import Reward, geometric_mean, lowest
 from ctrlreward.samples import Samples
-from ctrlreward.scorers import CTRLEval, Distinct, Perplexity, Task
+from ctrlreward.scorers import CompositeScorer, CTRLEval, Distinct, Perplexity, ScoreSpec, Task
 from ctrlreward.scorers.base import Component, Scorer, Scores
 from ctrlreward.scorers.task import TEXT_SLOT
 from ctrlreward.weights.dtypes import Dtype
 
+# Target labels: of one attribute, or attribute → labels.
+Labels: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
-def build_prompts(prefixes: Sequence[str], labels: Sequence[str], template: str) -> Samples:
-    """Return a prompt for each combination of a prefix and a label.
+# Task of CTRLEval, a name, a file or the phrases themselves, or attribute → task.
+Tasks: TypeAlias = str | Task | Mapping[str, str | Task]
+
+Fold: TypeAlias = Literal["mean", "geometric_mean", "min"]
+
+# Aspects of CTRLEval that can be part of the reward or of the held-out scores.
+TextAspect: TypeAlias = Literal["coherence", "consistency"]
+
+
+def build_prompts(prefixes: str | Sequence[str], labels: Labels, template: str) -> Samples:
+    """Return a prompt for each combination of a prefix and a label, or a label of each attribute.
 
     The texts are the prefixes alone, to be completed. Diversity is measured per prefix.
 
     Args:
-        prefixes: Content prefixes.
-        labels: Target attributes.
-        template: Prompt of the policy, with `{label}`, ending in `{prefix}`.
+        prefixes: Content prefixes, or a file with one per line, such as `pplm/topic.txt`.
+        labels: Target labels, or attribute → labels for several attributes.
+        template: Prompt of the policy, ending in `{prefix}`, with `{label}` or, for several
+            attributes, the name of each: `"A {sentiment} text about {topic}: {prefix}"`.
 
     Raises:
-        ValueError: The template lacks `{label}`, or does not end in `{prefix}`.
+        ValueError: The template lacks a slot, or does not end in `{prefix}`.
     """
-    if "{label}" not in template or not template.endswith("{prefix}"):
-        raise ValueError(f"template = {template!r}: include {{label}} and end in {{prefix}}")
-    rows = [(prefix, label) for prefix in prefixes for label in labels]
+    if isinstance(prefixes, str):
+        prefixes = [line.rstrip("\n") for line in read_lines([prefixes]) if line.strip()]
+    several = labels if isinstance(labels, Mapping) else {"label": labels}
+    missing = [slot for name in several if (slot := f"{{{name}}}") not in template]
+    if missing or not template.endswith("{prefix}"):
+        slots = ", ".join(missing or [f"{{{name}}}" for name in several])
+        raise ValueError(f"template = {template!r}: include {slots} and end in {{prefix}}")
+    combinations = [dict(zip(several, each, strict=True)) for each in product(*several.values())]
+    rows = [(prefix, targets) for prefix in prefixes for targets in combinations]
     return Samples(
         texts=[prefix for prefix, _ in rows],
         prefixes=[prefix for prefix, _ in rows],
-        labels=[label for _, label in rows],
-        prompts=[template.format(prefix=prefix, label=label) for prefix, label in rows],
+        labels={name: [targets[name] for _, targets in rows] for name in several}
+        if several is labels
+        else [targets["label"] for _, targets in rows],
+        prompts=[template.format(prefix=prefix, **targets) for prefix, targets in rows],
         groups=[prefix for prefix, _ in rows],
     )
 
@@ -49,24 +78,26 @@ class PromptData(PromptBatches):
     """Batches of training prompts, reshuffled after every pass.
 
     Args:
-        prefixes: Content prefixes, disjoint from the held-out ones.
-        labels: Target attributes.
+        prefixes: Content prefixes, disjoint from the held-out ones, or a file of them.
+        labels: Target labels, or attribute → labels.
         template: See `build_prompts`.
         batch_size: Prompts per step.
         steps: Number of batches; the trainer's `max_steps` may stop earlier.
         seed: Seed of the order.
+        models: Models that are trained first where their folders do not exist, such as a judge.
     """
 
     def __init__(
         self,
-        prefixes: list[str],
-        labels: list[str],
+        prefixes: list[str] | str,
+        labels: list[str] | dict[str, list[str]],
         template: str,
         batch_size: int = 4,
         steps: int = 1000,
         seed: int = 0,
+        models: list[TrainedFirst] | None = None,
     ) -> None:
-        super().__init__(batch_size, steps, seed)
+        super().__init__(batch_size, steps, seed, models or ())
         self.prompts = build_prompts(prefixes, labels, template)
 
     def read_prompts(self) -> Samples:
@@ -74,9 +105,64 @@ class PromptData(PromptBatches):
         return self.prompts
 
 
+class SeveralRelevances(CompositeScorer):
+    """Attribute relevance of several attributes, and all of them in one number.
+
+    - `attribute_relevance`: the relevances of a text, folded, 0 to 1.
+    - `<attribute>_relevance`: the relevance of one attribute, 0 to 1.
+
+    Higher is better for all. Needs `labels` of all attributes. Each is what a `CTRLEval` with this
+    task and `attribute` returns; the model reads a text once for all of them.
+
+    Args:
+        scorers: Attribute → `CTRLEval` with this `attribute`.
+        fold: `"geometric_mean"`, `"mean"` or `"min"` of the relevances.
+    """
+
+    def __init__(self, scorers: Mapping[str, CTRLEval], fold: Fold = "geometric_mean") -> None:
+        self.scorers = dict(scorers)
+        self.fold = one_of("fold", fold, ("geometric_mean", "mean", "min"))
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        """Direction and range of the scores."""
+        names = ["attribute_relevance", *(f"{name}_relevance" for name in self.scorers)]
+        return dict.fromkeys(names, ScoreSpec(higher_is_better=True, range=(0.0, 1.0)))
+
+    @property
+    def parts(self) -> Sequence[CTRLEval]:
+        """The scorer of each attribute."""
+        return tuple(self.scorers.values())
+
+    def score_samples(self, samples: Samples) -> Requests[dict[str, Scores]]:
+        """Return all scores; NaN, with a warning, for an empty text."""
+        each = yield from joined(
+            [part.score_samples(samples, ["attribute_relevance"]) for part in self.parts]
+        )
+        relevances = {
+            f"{name}_relevance": scores["attribute_relevance"]
+            for name, scores in zip(self.scorers, each, strict=True)
+        }
+        folds = {"geometric_mean": geometric_mean, "min": lowest, "mean": _mean}
+        return {"attribute_relevance": folds[self.fold](relevances), **relevances}
+
+
+def _mean(scores: Mapping[str, Scores]) -> Scores:
+    return np.mean([*scores.values()], axis=0)
+
+
+def after_text(task: str | Task) -> Task:
+    """Return a task without the prompts that stand before the text."""
+    whole = task if isinstance(task, Task) else Task.load(task)
+    prompts = [prompt for prompt in whole.prompts if prompt.startswith(TEXT_SLOT)]
+    return Task(prompts, whole.verbalizers)
+
+
 def relevance_reward(
     model: str = "smollm2-135m",
-    task: str = "sentiment",
+    task: Tasks = "sentiment",
+    fold: Fold = "geometric_mean",
+    aspects: Mapping[TextAspect, float] | None = None,
     fluency: float = 0.3,
     likelihood: tuple[float, float] = (-3.6, -3.0),
     evaluators: int | None = None,
@@ -93,7 +179,10 @@ def relevance_reward(
 
     Args:
         model: Infilling model of the relevance and language model of the cost.
-        task: Task of CTRLEval.
+        task: Task of CTRLEval, a name or a file; attribute → task for labels of several attributes,
+            whose relevances are components.
+        fold: Relevance of several attributes (`SeveralRelevances`).
+        aspects: Weight of coherence and consistency, in 1 per nat; None leaves them out.
         fluency: Cost of each nat of mean token log-probability outside of `likelihood`; relevance
             has weight 1.
         likelihood: Bounds of the mean token log-probability under `model`, in nats, between which
@@ -103,89 +192,139 @@ def relevance_reward(
         device: Device of the model.
         dtype: Dtype of the model.
     """
-    all_prompts = Task.load(task)
-    after_text = Task(
-        [prompt for prompt in all_prompts.prompts if prompt.startswith(TEXT_SLOT)],
-        all_prompts.verbalizers,
-    )
-    ctrleval = CTRLEval(
-        *(model, after_text, ("attribute_relevance",)),
-        evaluators=evaluators,
-        device=device,
-        dtype=dtype,
-    )
+    weights = dict(aspects or {})
+    if isinstance(task, Mapping):
+        tasks: Task | dict[str, Task] = {name: after_text(each) for name, each in task.items()}
+    else:
+        tasks = after_text(task)
+    components = ctrleval_scores(model, tasks, fold, tuple(weights), evaluators, device, dtype)
     perplexity = Perplexity(model, device=device, dtype=dtype)
 
     def guarded(scores: Mapping[str, Scores]) -> Scores:
         cost = fluency * distance_outside(scores["log_likelihood"], *likelihood)
-        return scores["attribute_relevance"] - cost
+        total = scores["attribute_relevance"] - cost
+        for aspect, weight in weights.items():
+            total = total + weight * scores[aspect]
+        return total
 
-    return Reward(
-        {
-            "attribute_relevance": ctrleval["attribute_relevance"],
-            "log_likelihood": perplexity["log_likelihood"],
-        },
-        aggregate=guarded,
-    )
+    return Reward({**components, "log_likelihood": perplexity["log_likelihood"]}, aggregate=guarded)
+
+
+def ctrleval_scores(
+    model: str,
+    task: str | Task | Mapping[str, str | Task],
+    fold: Fold,
+    aspects: Sequence[TextAspect],
+    evaluators: int | None,
+    device: str,
+    dtype: Dtype | None,
+) -> dict[str, Component]:
+    """Return `attribute_relevance`, each attribute's if there are several, and the aspects.
+
+    The arguments are those of `relevance_reward`.
+    """
+
+    def scorer(task: str | Task, attribute: str | None) -> CTRLEval:
+        names = ("attribute_relevance", *aspects)
+        return CTRLEval(
+            model,
+            task,
+            names,
+            evaluators=evaluators,
+            attribute=attribute,
+            device=device,
+            dtype=dtype,
+        )
+
+    if isinstance(task, str | Task):
+        one = scorer(task, None)
+        return {name: one[name] for name in one.specs}
+    scorers = {attribute: scorer(each, attribute) for attribute, each in task.items()}
+    relevance = SeveralRelevances(scorers, fold)
+    first = next(iter(scorers.values()))
+    return {name: relevance[name] for name in relevance.specs} | {a: first[a] for a in aspects}
 
 
 @cache  # both callbacks share the models
+def _held_out_scores(
+    model: str,
+    task: str | Task | tuple[tuple[str, str | Task], ...],
+    fold: Fold,
+    aspects: tuple[TextAspect, ...],
+    evaluators: int | None,
+    device: str,
+    dtype: Dtype | None,
+) -> dict[str, Component]:
+    tasks = dict(task) if isinstance(task, tuple) else task
+    perplexity = Perplexity(model, device=device, dtype=dtype)
+    return {
+        **ctrleval_scores(model, tasks, fold, aspects, evaluators, device, dtype),
+        "perplexity": perplexity["perplexity"],
+        "distinct_2": Distinct(model)["distinct_2"],
+    }
+
+
 def held_out_scores(
     model: str = "smollm2-135m",
-    task: str = "sentiment",
+    task: Tasks = "sentiment",
+    fold: Fold = "geometric_mean",
+    aspects: Sequence[TextAspect] = (),
     evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
 ) -> dict[str, Component]:
     """Return attribute relevance, perplexity and Distinct-2 per prefix under the frozen model.
 
+    The same arguments give the same scorers.
+
     Args:
         model: The frozen model.
-        task: Task of CTRLEval.
+        task: Task of CTRLEval, or attribute → task; adds the relevance of each attribute.
+        fold: Relevance of several attributes (`SeveralRelevances`).
+        aspects: Further aspects of CTRLEval.
         evaluators: Number of evaluators to draw (see `CTRLEval`); None uses all.
         device: Device of the model.
         dtype: Dtype of the model.
     """
-    ctrleval = CTRLEval(
-        *(model, task, ("attribute_relevance",)),
-        evaluators=evaluators,
-        device=device,
-        dtype=dtype,
-    )
-    perplexity = Perplexity(model, device=device, dtype=dtype)
-    return {
-        "attribute_relevance": ctrleval["attribute_relevance"],
-        "perplexity": perplexity["perplexity"],
-        "distinct_2": Distinct(model)["distinct_2"],
-    }
+    tasks = tuple(task.items()) if isinstance(task, Mapping) else task
+    return _held_out_scores(model, tasks, fold, tuple(aspects), evaluators, device, dtype)
 
 
 def held_out_scorer(
-    prefixes: list[str],
-    labels: list[str],
+    prefixes: list[str] | str,
+    labels: list[str] | dict[str, list[str]],
     template: str,
     generations_per_prompt: int = 1,
     model: str = "smollm2-135m",
-    task: str = "sentiment",
+    task: str | Task | dict[str, str | Task] = "sentiment",
+    fold: Fold = "geometric_mean",
+    aspects: list[TextAspect] | None = None,
     evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
+    others: Mapping[str, Component | Scorer] | None = None,
 ) -> GenerationScorer:
-    """Return a callback that scores completions of validation prefixes during training."""
+    """Return a callback that scores completions of validation prefixes during training.
+
+    `others` are further scores by name, such as a judge for `ProxyGuard`.
+    """
     return GenerationScorer(
-        held_out_scores(model, task, evaluators, device, dtype),
+        {**held_out_scores(model, task, fold, aspects or (), evaluators, device, dtype)}
+        | dict(others or {}),
         build_prompts(prefixes, labels, template),
         generations_per_prompt=generations_per_prompt,
     )
 
 
 def before_after(
-    prefixes: list[str],
-    labels: list[str],
+    prefixes: list[str] | str,
+    labels: list[str] | dict[str, list[str]],
     template: str,
     generations_per_prompt: int = 4,
     model: str = "smollm2-135m",
-    task: str = "sentiment",
+    task: str | Task | dict[str, str | Task] = "sentiment",
+    fold: Fold = "geometric_mean",
+    aspects: list[TextAspect] | None = None,
     evaluators: int | None = None,
     device: str = "cpu",
     dtype: Dtype | None = None,
@@ -196,7 +335,7 @@ def before_after(
     Nothing else sees the test prefixes. The judges see nothing but these texts.
     """
     return BeforeAfter(
-        held_out_scores(model, task, evaluators, device, dtype),
+        held_out_scores(model, task, fold, aspects or (), evaluators, device, dtype),
         build_prompts(prefixes, labels, template),
         generations_per_prompt=generations_per_prompt,
         judges=judges,

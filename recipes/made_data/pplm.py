@@ -21,9 +21,13 @@ SENTIMENT_PREFIXES = (
     *("The president of the country", "The road", "The year is 1910."),
 )
 
+_PREFIXES = {"topic.txt": TOPIC_PREFIXES, "sentiment.txt": SENTIMENT_PREFIXES}
+
 
 def make(name: str, path_of: Callable[[str], Path]) -> bytes:
-    """Return `prompts35.csv`, with the columns `id` and `prompt`."""
+    """Return `prompts35.csv`, with the columns `id` and `prompt`, or the prefixes, one per line."""
+    if name in _PREFIXES:
+        return "".join(f"{each}\n" for each in _PREFIXES[name]).encode()
     text = io.StringIO(newline="")
     rows = csv.writer(text)
     rows.writerow(("id", "prompt"))
