@@ -112,7 +112,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         """Return the next node: the file's, or the one that replaces it."""
         name = None if self.check_event(yaml.AliasEvent) else self.peek_event().anchor
-        node = super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+        node: Any = super().compose_node(parent, index)
         if name is None:
             return node
         self.names.append(name)

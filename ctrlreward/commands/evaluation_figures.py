@@ -13,8 +13,8 @@ from ctrlreward.commands.evaluation_prompts import EvaluatedPrompt
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.progress import track
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.attribute import attribute_label, attribute_report
+from ctrlreward.samples import Samples, attribute_label
+from ctrlreward.scorers.attribute import attribute_report
 from ctrlreward.scorers.base import Component, Scores, check_samples, score
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
 

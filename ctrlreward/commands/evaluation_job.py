@@ -37,9 +37,8 @@ from ctrlreward.commands.terminal import plain_console
 from ctrlreward.files import JsonLog, write_whole
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.policy.rollouts import Generation
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, CTRLEval, Distinct, Perplexity
-from ctrlreward.scorers.attribute import attribute_label
 from ctrlreward.scorers.base import Component, Scorer, check_samples
 from ctrlreward.scorers.perplexity import TOKENS
 from ctrlreward.scorers.records import write_scored_samples

@@ -18,8 +18,7 @@ from ctrlreward.policy.chat import end_of_turn, model_texts
 from ctrlreward.policy.model import LoRA, load_base, load_policy
 from ctrlreward.policy.rollouts import Generation, add_end_tokens, sample
 from ctrlreward.progress import track
-from ctrlreward.samples import Samples
-from ctrlreward.scorers.attribute import attribute_label
+from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.serving.fingerprint import weights_identity
 from ctrlreward.text.sentences import without_unfinished
 from ctrlreward.weights.dtypes import Dtype

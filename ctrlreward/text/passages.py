@@ -29,6 +29,6 @@ def passages() -> list[Passage]:
         >>> passages()[0].text[:36]
         'The new laptop starts in under ten s'
     """
-    with _FILE.open(encoding="utf-8", newline="") as file:
+    with _FILE.open(encoding="utf-8") as file:
         rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         return [Passage(**row) for row in rows]

@@ -25,6 +25,7 @@ from ctrlreward.reward import Reward, geometric_mean, lowest
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import CompositeScorer, CTRLEval, Distinct, Perplexity, ScoreSpec, Task
 from ctrlreward.scorers.base import Component, Scorer, Scores
+from ctrlreward.scorers.ctrleval import AspectName
 from ctrlreward.scorers.task import TEXT_SLOT
 from ctrlreward.weights.dtypes import Dtype
 
@@ -225,7 +226,7 @@ def ctrleval_scores(
     """
 
     def scorer(task: str | Task, attribute: str | None) -> CTRLEval:
-        names = ("attribute_relevance", *aspects)
+        names: list[AspectName] = ["attribute_relevance", *aspects]
         return CTRLEval(
             model,
             task,

@@ -69,5 +69,8 @@ def evaluator_table(texts: Sequence[Recorded], evaluators: int) -> tuple[Scores,
 
 
 def _key(samples: Samples, i: int, aspect: str) -> tuple[str, ...]:
-    columns = (samples.texts, samples.prefixes, samples.labels)
-    return (aspect, *(column[i] if column else "" for column in columns))
+    columns = samples.columns()
+    return (
+        aspect,
+        *(columns[n][i] if n in columns else "" for n in ("texts", "prefixes", "labels")),
+    )
