@@ -70,11 +70,12 @@ def encode_pairs(
     batch = reader(list(firsts), list(seconds), return_offsets_mapping=True, verbose=False)
     side = int(b_first)
     encoded = [_pair(batch, row, a, unit, side, len(before)) for row, (a, _) in enumerate(pairs)]
+    between = len(reader(before).input_ids) if before else tokenizer.num_special_tokens_to_add(True)
     for i, pair in enumerate(encoded):
         if len(pair.ids) <= limit:
             continue
         tokens = sum(map(len, pair.places))
-        room = limit - tokenizer.num_special_tokens_to_add(pair=True) - tokens
+        room = limit - between - tokens
         truncated = reader(
             [firsts[i]],
             [seconds[i]],

@@ -48,7 +48,7 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
 TRAINED_NAMES: Mapping[str, str] = {
     "aligner-consistency": "configs/alignment/consistency_smollm2.yaml",
     "aligner-dialog": "configs/alignment/dialog_minilm.yaml",
-    "aligner-preservation": "configs/alignment/preservation_minilm.yaml",
+    "aligner-preservation": "configs/alignment/yelp_minilm.yaml",
 }
 
 

@@ -309,7 +309,7 @@ class AlignmentData(pl.LightningDataModule):
         """Read the file and split it by source text."""
         pairs = read_pair_file(self.pair_file.file)
         if self.passages is not None:
-            first = 1 + max(pair.source for pair in pairs)
+            first = 1 + max((pair.source for pair in pairs), default=-1)
             more = self.passages.build()
             pairs += [pair._replace(source=first + pair.source) for pair in more]
         sources = sorted({pair.source for pair in pairs})

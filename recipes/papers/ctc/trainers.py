@@ -18,7 +18,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
-from torch.nn import Embedding, ModuleList
+from torch.nn import ModuleList
 from torch.nn.functional import cross_entropy, mse_loss
 from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score
@@ -360,6 +360,7 @@ def freeze_layers(model: PreTrainedModel, count: int, name: str) -> None:
     if count > total:
         raise ValueError(f"frozen_layers = {count} must be 0 to {total}, the layers of {name!r}")
     stack = next(m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total)
-    embeddings = [m for m in model.base_model.modules() if isinstance(m, Embedding)]
-    for module in [*embeddings, *stack[:count]]:
+    # Of an encoder with the normalisation after them.
+    embeddings = getattr(model.base_model, "embeddings", model.get_input_embeddings())
+    for module in [embeddings, *stack[:count]]:
         module.requires_grad_(False)
