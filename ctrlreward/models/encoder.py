@@ -92,7 +92,7 @@ class Encoder(FrozenModel):
 
     def _prepare(self) -> None:
         if self.layer is not None:
-            _drop_layers(self.model, self.layer, self.name)
+            drop_layers(self.model, self.layer, self.name)
 
     def embed(
         self, texts: Sequence[str], name: Callable[[int], str] = "texts[{}]".format
@@ -130,8 +130,12 @@ class Encoder(FrozenModel):
         return self.read_texts(texts, name, split)
 
 
-def _drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
-    """Drop the layers above the first `count`."""
+def drop_layers(model: PreTrainedModel, count: int, name: str) -> None:
+    """Drop the layers above the first `count`.
+
+    Raises:
+        ValueError: The model has fewer layers, or its layers can't be cut.
+    """
     total = model.config.num_hidden_layers
     if not 0 <= count <= total:
         raise ValueError(f"layer = {count} must be 0 to {total}, the layers of {name!r}")

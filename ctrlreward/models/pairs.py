@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 Pair = tuple[str, str]
 Span = tuple[int, int]
 
+# Between two texts, for tokenizers that join a pair without a token of their own.
+_BREAK = "\n\n"
+
 # What has a label and a value: a word between white space, or a token.
 Unit: TypeAlias = Literal["word", "piece"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -52,6 +55,8 @@ def encode_pairs(
 ) -> list[EncodedPair]:
     """Encode pairs (a, b) by the tokenizer's rule for text pairs.
 
+    Two line breaks separate the texts where the tokenizer has no token for that, as of GPT-2.
+
     A pair that exceeds the limit loses the end of b; if a alone leaves no room for b, the longer of
     the two is truncated. `warn_truncated_pairs` logs both.
     """
@@ -59,14 +64,18 @@ def encode_pairs(
         return []
     reader = text_reader(tokenizer, chain.from_iterable(pairs))
     firsts, seconds = zip(*((b, a) if b_first else (a, b) for a, b in pairs), strict=True)
+    # At the start of the second text, which truncation keeps.
+    before = "" if tokenizer.num_special_tokens_to_add(pair=True) else _BREAK
+    seconds = tuple(before + text for text in seconds)
     batch = reader(list(firsts), list(seconds), return_offsets_mapping=True, verbose=False)
     side = int(b_first)
-    encoded = [_pair(batch, row, a, unit, side) for row, (a, _) in enumerate(pairs)]
+    encoded = [_pair(batch, row, a, unit, side, len(before)) for row, (a, _) in enumerate(pairs)]
+    between = len(reader(before).input_ids) if before else tokenizer.num_special_tokens_to_add(True)
     for i, pair in enumerate(encoded):
         if len(pair.ids) <= limit:
             continue
         tokens = sum(map(len, pair.places))
-        room = limit - tokenizer.num_special_tokens_to_add(pair=True) - tokens
+        room = limit - between - tokens
         truncated = reader(
             [firsts[i]],
             [seconds[i]],
@@ -74,7 +83,7 @@ def encode_pairs(
             max_length=limit,
             return_offsets_mapping=True,
         )
-        short = _pair(truncated, 0, pairs[i][0], unit, side)
+        short = _pair(truncated, 0, pairs[i][0], unit, side, len(before))
         dropped_a = tokens - sum(map(len, short.places))
         dropped_b = len(pair.ids) - len(short.ids) - dropped_a
         encoded[i] = short._replace(dropped=(dropped_a, dropped_b))
@@ -108,12 +117,20 @@ def pad_pairs(pairs: Sequence[EncodedPair], pad: int, device: torch.device) -> d
     return inputs
 
 
-def _pair(batch: object, row: int, a: str, unit: Unit, side: int) -> EncodedPair:
+def _pair(batch: object, row: int, a: str, unit: Unit, side: int, before: int) -> EncodedPair:
     encoding = batch[row]  # type: ignore[index]  # of a fast tokenizer
     # Each of these properties builds a list of all tokens: they are read once.
     sides, offsets = encoding.sequence_ids, encoding.offsets
-    tokens = [place for place, of in enumerate(sides) if of == side]
-    spans = tuple((int(start), int(end)) for start, end in (offsets[i] for i in tokens))
+    # The second text begins with what separates it from the first.
+    shift = before if side else 0
+    tokens = [
+        i for i, of in enumerate(sides) if of == side and (side == 0 or offsets[i][1] > shift)
+    ]
+    spans = tuple((max(0, int(offsets[i][0]) - shift), int(offsets[i][1]) - shift) for i in tokens)
+    has_b = any(
+        of == 1 - side and (side or end > before)
+        for of, (_, end) in zip(sides, offsets, strict=True)
+    )
     places: tuple[Ids, ...] = tuple((place,) for place in tokens)
     if unit == "word":
         places, spans = _words(a, tokens, spans)
@@ -123,7 +140,7 @@ def _pair(batch: object, row: int, a: str, unit: Unit, side: int) -> EncodedPair
         tuple(encoding.type_ids) if has_types else (),
         places,
         spans,
-        1 - side in sides,
+        has_b,
     )
 
 

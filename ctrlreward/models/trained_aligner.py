@@ -10,8 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PretrainedConfig,
     PreTrainedModel,
 )
 
@@ -33,6 +36,13 @@ Values = npt.NDArray[np.float64]
 
 # Label of a token that b supports, as the recipe writes it to `id2label`.
 ALIGNED = "aligned"
+
+
+def reads_left_to_right(config: PretrainedConfig) -> bool:
+    """Return whether a token sees only those before it, as in decoder-only models."""
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and (
+        type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False)
+    )
 
 
 def unit_logits(
@@ -73,8 +83,9 @@ class TokenAligner(FrozenModel):
     classifier over both texts. Values are in [0, 1]; higher is better aligned.
     `ctrlreward.recipes.papers.ctc` trains one.
 
-    The model is a token classifier with a label "aligned". Unnamed labels are refused: "aligned" is
-    the first of two in the paper's models, the second in others.
+    The model is a token classifier with a label "aligned". It reads a before b, unless
+    `aligner_b_first` in its config.json is true, as for a decoder. Unnamed labels are refused:
+    "aligned" is the first of two in the paper's models, the second in others.
 
     Args:
         model: Local folder, hub id or short name.
@@ -113,6 +124,7 @@ class TokenAligner(FrozenModel):
                 f"one for aligned tokens to {ALIGNED!r} in id2label of its config.json"
             )
         self._aligned = aligned[0]
+        self._b_first = getattr(self.model.config, "aligner_b_first", False)
 
     def align(self, pairs: Sequence[Pair]) -> Iterator[TokenAlignment]:
         """Yield the probabilities of the units of a for each pair (a, b).
@@ -127,7 +139,7 @@ class TokenAligner(FrozenModel):
             values = logits.softmax(dim=-1)[:, self._aligned].numpy()
             return np.split(values, np.cumsum([len(pair.places) for pair in batch])[:-1])
 
-        for pair, values in _run(self, pairs, read, self.unit):
+        for pair, values in _run(self, pairs, read, self.unit, self._b_first):
             yield TokenAlignment(pair.spans, values if pair.has_b else np.full(len(values), np.nan))
 
 

@@ -20,7 +20,7 @@ import torch
 from ctrlreward.scorers.base import Scorer
 from ctrlreward.scorers.model_scorer import ModelScorer
 from ctrlreward.weights.dtypes import pick_dtype
-from ctrlreward.weights.sources import SHORT_NAMES, VECTOR_NAMES
+from ctrlreward.weights.sources import SHORT_NAMES, TRAINED_NAMES, VECTOR_NAMES, trained_folder
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
@@ -166,7 +166,10 @@ def _identity(name: str, attribute: str) -> str:
     wheel = SHORT_NAMES.get(name) or VECTOR_NAMES.get(name)
     if attribute in _NAMES and wheel is not None:
         return f"{name} of {wheel.name} {wheel.version} sha256:{wheel.sha256}"
-    path = Path(name).expanduser() if name[:1] == "~" else Path(name)
+    trained = attribute in _NAMES and name in TRAINED_NAMES
+    path = trained_folder(name) if trained else Path(name)
+    if name[:1] == "~":
+        path = path.expanduser()
     looks_like_a_path = attribute in _NAMES or os.sep in name or "." in name
     if not name or not looks_like_a_path or not os.path.exists(path):
         commit = _cached_commit(name) if attribute == "model" else None

@@ -44,6 +44,18 @@ VECTOR_NAMES: Mapping[str, Wheel] = {
     )
 }
 
+# Models that a configuration of ours trains into the cache: name → configuration.
+TRAINED_NAMES: Mapping[str, str] = {
+    "aligner-consistency": "configs/alignment/consistency_smollm2.yaml",
+    "aligner-dialog": "configs/alignment/dialog_minilm.yaml",
+    "aligner-preservation": "configs/alignment/yelp_minilm.yaml",
+}
+
+
+def trained_folder(name: str) -> Path:
+    """Return the folder of the cache that the training of a name in `TRAINED_NAMES` writes."""
+    return cache_folder() / name
+
 
 def resolve(model: str) -> str:
     """Resolve a model name to a local folder that `from_pretrained` loads, or to its hub id.
@@ -52,6 +64,7 @@ def resolve(model: str) -> str:
         model: One of
             - a short name in `SHORT_NAMES`: downloaded on first use and kept in `cache_folder()`
               (write `./name` for a local folder of the same name);
+            - a name in `TRAINED_NAMES`, once its configuration has been trained;
             - a local folder with `config.json` and `*.safetensors`;
             - a `*.gguf` file of a decoder-only model, or a folder with one: converted once to
               float32 safetensors in `cache_folder()`;
@@ -59,6 +72,8 @@ def resolve(model: str) -> str:
     """
     if model in SHORT_NAMES:
         return str(_from_wheel(model, SHORT_NAMES[model]))
+    if model in TRAINED_NAMES:
+        return str(_trained(model))
     if model in VECTOR_NAMES:
         raise ValueError(
             f"model = {model!r} are word vectors, which only Similarity takes: give a folder "
@@ -85,7 +100,7 @@ def check_spelling(model: object) -> None:
 
     A name with a slash is a Hugging Face id, and so is one that is like no short name: `"gpt2"`.
     """
-    names = [*SHORT_NAMES, *VECTOR_NAMES]
+    names = [*SHORT_NAMES, *VECTOR_NAMES, *TRAINED_NAMES]
     if not isinstance(model, str) or "/" in model or model in names or Path(model).exists():
         return
     if similar := get_close_matches(model.lower(), names, n=1, cutoff=0.7):
@@ -132,6 +147,16 @@ def _checked_folder(model: str, folder: Path) -> Path:
     from ctrlreward.weights import gguf
 
     return gguf.convert_once(ggufs[0])
+
+
+def _trained(name: str) -> Path:
+    folder = trained_folder(name)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"model = {name!r} is not trained yet: run `ctrlreward train --config "
+            f"{TRAINED_NAMES[name]}`, which writes {folder}"
+        )
+    return folder
 
 
 def _from_wheel(short_name: str, wheel: Wheel) -> Path:

@@ -3,11 +3,15 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import spread_weights
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -23,6 +27,7 @@ from transformers import (
     BertModel,
     LlamaConfig,
     LlamaForSequenceClassification,
+    LlamaForTokenClassification,
     PreTrainedTokenizerFast,
 )
 
@@ -176,13 +181,71 @@ def test_a_decoder_without_padding_is_a_regression_too(tmp_path: Path, regressio
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((Path(regression) / name).read_bytes())
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    settings["model_input_names"] = ["input_ids", "attention_mask"]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    options = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    options["model_input_names"] = ["input_ids", "attention_mask"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
     made = RegressionAligner(str(tmp_path)).align(PAIRS)
     for (a, b), alignment in zip(PAIRS, made, strict=True):
         expected = alone(AutoModelForSequenceClassification, str(tmp_path), a, b)
         np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
+
+
+@pytest.fixture
+def decoder(tmp_path: Path, tiny_causal: Callable[..., str]) -> str:
+    """A tiny Llama that classifies tokens, as the recipe writes it: b is read before a."""
+    base = tiny_causal("llama")
+    config = LlamaConfig.from_pretrained(base, id2label=LABELS)
+    config.aligner_b_first = True
+    model = LlamaForTokenClassification(config)
+    spread_weights(model)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+def test_a_decoder_reads_b_then_a_line_and_a(decoder: str) -> None:
+    aligner = TokenAligner(decoder, unit="piece")
+    model = LlamaForTokenClassification.from_pretrained(decoder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(decoder)
+    pairs = [("the food was good", "good food"), ("slow", "the staff was slow and not friendly")]
+    for (a, b), alignment in zip(pairs, aligner.align(pairs), strict=True):
+        assert "".join(a[start:end] for start, end in alignment.spans) == a
+        ids = tokenizer(b).input_ids + tokenizer(f"\n\n{a}").input_ids
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0].double()
+        expected = logits.softmax(-1)[-len(alignment.spans) :, 0]
+        np.testing.assert_allclose(alignment.values, expected, atol=1e-5)
+        assert alignment.values.std() > 0.001
+    words = list(TokenAligner(decoder).align(pairs))
+    assert [
+        [a[s:e] for s, e in found.spans] for (a, _), found in zip(pairs, words, strict=True)
+    ] == [a.split() for a, _ in pairs]
+    without_a, without_b = aligner.align([("", "good"), ("good", "")])
+    assert (without_a.spans, len(without_a.values)) == ((), 0)
+    assert np.isnan(without_b.values).all()
+    assert len(without_b.values)
+
+
+@pytest.mark.parametrize("b_first", [True, False])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    a=st.text("ab \n", min_size=1, max_size=30),
+    b=st.text("ab \n", max_size=60),
+    limit=st.integers(8, 40),
+)
+def test_a_pair_of_a_decoder_fits_the_limit(
+    tiny_causal: Callable[..., str], b_first: bool, a: str, b: str, limit: int
+) -> None:
+    """Truncation keeps what separates the texts, and the spans are those of a."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_causal("llama"))
+    (pair,) = encode_pairs(tokenizer, [(a, b)], limit, b_first=b_first)
+    assert len(pair.ids) <= limit
+    (whole,) = encode_pairs(tokenizer, [(a, b)], 10**6, b_first=b_first)
+    assert pair.spans == whole.spans[: len(pair.spans)]
+    assert all(0 <= start < end <= len(a) for start, end in pair.spans)
+    assert len(whole.ids) == len(pair.ids) + sum(pair.dropped)
 
 
 def test_more_outputs_are_no_regression(tmp_path: Path) -> None:

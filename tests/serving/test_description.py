@@ -167,6 +167,21 @@ def test_the_layer_and_the_model_of_each_direction_count() -> None:
     assert "sha256" in json.dumps(describe(first)["fingerprint"])
 
 
+def test_an_aligner_of_ours_counts_by_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trained again, it has the same name and other weights."""
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path))
+    scorer = Alignment("aligner-dialog", "groundedness", method="discriminative")
+    folder = tmp_path / "aligner-dialog"
+    folder.mkdir()
+    found = []
+    for text in "first", "again", "again":
+        (folder / "model.safetensors").write_text(text)
+        found.append(describe(Reward(scorer["groundedness"]))["fingerprint"])
+    assert found[1] == found[2] != found[0]
+
+
 def test_a_device_counts_by_its_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     def pick(dtype: str | None, device: str) -> torch.dtype:
         return torch.bfloat16 if device == "cuda" else torch.float32

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
@@ -71,6 +73,29 @@ def serve(monkeypatch: pytest.MonkeyPatch, wheel: Wheel) -> None:
 
 def files_of(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# Models that a configuration trains
+
+
+def test_a_trained_model_is_found_in_the_cache(cache: Path, tiny_llama: Path) -> None:
+    shutil.copytree(tiny_llama, cache / "aligner-dialog")
+    assert resolve("aligner-dialog") == str(cache / "aligner-dialog")
+
+
+@pytest.mark.parametrize("name", sources.TRAINED_NAMES)
+def test_an_untrained_one_names_the_command_that_trains_it(cache: Path, name: str) -> None:
+    config = sources.TRAINED_NAMES[name]
+    message = f"{name}' is not trained yet: run `ctrlreward train --config {config}`, which writes"
+    with pytest.raises(ValueError, match=re.escape(f"{message} {cache / name}")):
+        resolve(name)
+    settings = yaml.safe_load((Path(__file__).parents[2] / config).read_text())
+    assert settings["model"]["init_args"]["folder"] == name
+
+
+def test_a_misspelt_one_is_not_asked_of_the_hub() -> None:
+    with pytest.raises(ValueError, match="did you mean 'aligner-consistency'"):
+        resolve("aligner-consistence")
 
 
 # Local folders and hub ids

@@ -33,12 +33,14 @@ class AlignmentPair(NamedTuple):
         a: Text whose tokens are labelled.
         b: Text that a is compared with.
         hallucinated: Character spans of a that b does not support.
+        unknown: Character spans of a without a label; the rest is aligned.
     """
 
     source: int
     a: str
     b: str
     hallucinated: tuple[Span, ...]
+    unknown: tuple[Span, ...] = ()
 
 
 def mask_spans(

@@ -30,6 +30,7 @@ from ctrlreward.recipes.papers.ctc.labelled_pairs import (
     mask_spans,
 )
 from ctrlreward.recipes.papers.ctc.pair_kinds import KINDS, PairKind, sample_rows
+from ctrlreward.recipes.papers.ctc.passages import PassagePairs, read_passages
 from ctrlreward.recipes.papers.ctc.span_filling import SpanFiller, load_span_filler
 from ctrlreward.recipes.text_files import WORD
 
@@ -57,6 +58,9 @@ class PairFile:
         temperature: Sampling temperature of the fillings.
         top_p: Total probability of the most likely tokens that fillings are sampled from.
         min_words: Smallest number of words of a text.
+        passage_words: Smallest and largest number of words of a passage, if the files are running
+            text, such as WikiText and novels, of which passages are read by
+            `passages.read_passages`; None reads a text per line.
         device: Device of the models.
         dtype: Dtype of the models; None picks by device.
         seed: Seed of the choice of texts, of masking and of filling.
@@ -90,6 +94,7 @@ class PairFile:
     temperature: float = 1.0
     top_p: float = 0.95
     min_words: int = 4
+    passage_words: tuple[int, int] | None = None
     device: str = "cpu"
     dtype: str | None = None
     seed: int = 0
@@ -124,7 +129,7 @@ class PairFile:
                 texts or settings.
         """
         kind = one_of("kind", self.kind, KINDS)
-        texts = sample_rows(kind, self.texts, self.exclude, self.count, self.min_words, self.seed)
+        texts = self._read(kind)
         log = JsonLog(Path(self.file), self._identity(texts))
         if _finished_texts(log) == len(texts):
             return
@@ -139,8 +144,20 @@ class PairFile:
                 for start in starts:
                     indices = range(start, min(start + self.chunk_size, len(texts)))
                     pairs = self._make_pairs(texts, indices, filler, paraphrase, parse)
-                    log.append({"texts": len(indices), "pairs": [pair._asdict() for pair in pairs]})
+                    log.append({"texts": len(indices), "pairs": list(map(_record, pairs))})
                     advance(len(indices))
+
+    def _read(self, kind: PairKind) -> list[tuple[str, ...]]:
+        if self.passage_words is None:
+            count, words = self.count, self.min_words
+            return sample_rows(kind, self.texts, self.exclude, count, words, self.seed)
+        if KINDS[kind].keys or self.exclude:
+            raise ValueError(
+                "passage_words are of running text: kind must be 'summary' or 'transfer', without "
+                "exclude"
+            )
+        passages = read_passages(self.texts, self.passage_words, self.count, self.seed)
+        return [(" ".join(passage),) for passage in passages]
 
     def _identity(self, texts: Sequence[tuple[str, ...]]) -> dict[str, Any]:
         """Return the settings that a resumed build must share."""
@@ -240,6 +257,11 @@ def read_pair_file(file: str) -> list[AlignmentPair]:
     ]
 
 
+def _record(pair: AlignmentPair) -> dict[str, Any]:
+    # Every word of a pair with fillings has a label.
+    return {key: value for key, value in pair._asdict().items() if key != "unknown"}
+
+
 def _finished_texts(log: JsonLog) -> int:
     return sum(chunk["texts"] for chunk in log.read())
 
@@ -249,6 +271,7 @@ class AlignmentData(pl.LightningDataModule):
 
     Args:
         pairs: File of the pairs and the settings it is built with.
+        passages: Settings of pairs from running text that are added to them.
         validation_share: Share of the texts whose pairs are used for validation, above 0 and below
             1. Such a text may still occur in training as the unrelated b of another text.
         batch_size: Pairs per batch.
@@ -264,6 +287,7 @@ class AlignmentData(pl.LightningDataModule):
         validation_share: float = 0.05,
         batch_size: int = 32,
         seed: int = 0,
+        passages: PassagePairs | None = None,
     ) -> None:
         super().__init__()
         if not 0 < validation_share < 1:
@@ -271,6 +295,7 @@ class AlignmentData(pl.LightningDataModule):
                 f"validation_share = {validation_share}: give a share above 0 and below 1"
             )
         self.pair_file = pairs
+        self.passages = passages
         self.validation_share = validation_share
         self.batch_size = batch_size
         self.seed = seed
@@ -283,6 +308,10 @@ class AlignmentData(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read the file and split it by source text."""
         pairs = read_pair_file(self.pair_file.file)
+        if self.passages is not None:
+            first = 1 + max((pair.source for pair in pairs), default=-1)
+            more = self.passages.build()
+            pairs += [pair._replace(source=first + pair.source) for pair in more]
         sources = sorted({pair.source for pair in pairs})
         random.Random(self.seed).shuffle(sources)
         count = round(self.validation_share * len(sources))

@@ -22,6 +22,7 @@ from ctrlreward.recipes.papers.meta_eval.rated_report import (
     score_rated,
     write_record,
 )
+from ctrlreward.scorers.alignment import ASPECTS as DIRECTIONS
 from ctrlreward.scorers.alignment import Alignment, AspectName, Method
 from ctrlreward.scorers.model_scorer import ModelOptions
 
@@ -37,7 +38,7 @@ ASPECTS: Mapping[str, AspectName] = {
 
 def ctc(
     data: Path,
-    model: str = "minilm-l6",
+    model: str | dict[str, str] = "minilm-l6",
     method: Method = "embedding",
     stop_words: str | None = None,
     references: int | None = None,
@@ -61,7 +62,8 @@ def ctc(
         data: JSON list: persona_chat.json, topical_chat.json, yelp.json, qags_cnndm.json,
             qags_xsum.json or summeval.json, or a file of their format.
         model: Encoder, or aligner trained for the method: a local folder, Hugging Face id or short
-            name.
+            name. Or an aligner for each direction, and the aspects that have all of theirs:
+            {relevance_reference: summary_to_reference, relevance_output: document}.
         method: Alignment method: embedding, discriminative or regression.
         stop_words: File of words that engagingness and groundedness ignore, one per line.
         references: Number of references that relevance is judged by, the first of each text; by
@@ -78,6 +80,10 @@ def ctc(
     outputs = Outputs(output, scores, plot, resamples, seed, published)
     file = read_ctc(data)
     aspects = tuple(aspect for rating, aspect in ASPECTS.items() if rating in file.ratings)
+    if isinstance(model, dict):
+        # Unknown names, and a direction that lacks its model, are for `Alignment` to refuse.
+        given = tuple(a for a in aspects if {*DIRECTIONS[a].directions} <= {*model})
+        aspects = given or aspects
     kind = f"CTC {method[0].upper()}"
     suffix = ""
     if "relevance" in aspects:
@@ -94,7 +100,7 @@ def ctc(
         means = name_components([alignment("mean")], None)
         components |= {f"{name}_mean": component for name, component in means.items()}
     values = score_rated(file, components, outputs)
-    judged = {name: file.ratings[name] for name in ASPECTS if name in file.ratings}
+    judged = {name: file.ratings[name] for name, aspect in ASPECTS.items() if aspect in aspects}
     record = report_correlations(replace(file, ratings=judged), values, components, outputs, kind)
     record["ablations"] = ablate(file, values, suffix)
     print_ablations(record["ablations"], file.file)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from itertools import chain
+from collections.abc import Sequence
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +18,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
+from torch.nn import ModuleList
 from torch.nn.functional import cross_entropy, mse_loss
 from torchmetrics import MeanSquaredError, MetricCollection, PearsonCorrCoef
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score
@@ -29,15 +31,19 @@ from transformers import (
 from ctrlreward.arguments import one_of
 from ctrlreward.files import whole_folder
 from ctrlreward.functional.alignment import content_tokens
-from ctrlreward.models.pairs import UNITS, EncodedPair, Unit, encode_pairs, pad_pairs
+from ctrlreward.models.encoder import drop_layers
+from ctrlreward.models.pairs import UNITS, EncodedPair, Span, Unit, encode_pairs, pad_pairs
 from ctrlreward.models.tokenization import max_tokens
-from ctrlreward.models.trained_aligner import ALIGNED, unit_logits
+from ctrlreward.models.trained_aligner import ALIGNED, reads_left_to_right, unit_logits
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.text.stop_words import read_stop_words
 from ctrlreward.weights.loading import load_tokenizer
-from ctrlreward.weights.sources import resolve
+from ctrlreward.weights.sources import TRAINED_NAMES, resolve, trained_folder
 
 Batch = list[AlignmentPair]
+
+# Label of a word that the loss and the metrics leave out.
+NO_LABEL = -1
 
 
 class AlignerTrainer(pl.LightningModule, ABC):
@@ -50,14 +56,19 @@ class AlignerTrainer(pl.LightningModule, ABC):
 
     Args:
         encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
-        folder: Folder of the trained model. It is written after each validation of a fit that is
-            the best so far, or at the end of a fit without validations. A folder with a model is
-            replaced; a folder with other files is refused.
+        folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
+            folder is in the cache. It is written after each validation of a fit that is the best so
+            far, or at the end of a fit without validations. A folder with a model is replaced; a
+            folder with other files is refused.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
         unit: What has a label: a `"word"` between white space, as in the paper, or a `"piece"`, a
             token.
+        layers: Number of the encoder's layers to keep, from the first; None keeps all.
+        frozen_layers: Number of its first layers, embeddings included, that are not trained.
+        b_first: Whether the model reads b before a; None does so where it reads from left to
+            right, such as SmolLM2, since a word then sees nothing after it.
     """
 
     selected_by: ClassVar[tuple[str, int]]
@@ -73,6 +84,9 @@ class AlignerTrainer(pl.LightningModule, ABC):
         learning_rate: float = 1e-4,
         weight_decay: float = 0.01,
         unit: Unit = "word",
+        layers: int | None = None,
+        frozen_layers: int = 0,
+        b_first: bool | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -80,6 +94,9 @@ class AlignerTrainer(pl.LightningModule, ABC):
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
         self.unit: Unit = one_of("unit", unit, UNITS)
+        self.layers = layers
+        self.frozen_layers = frozen_layers
+        self.b_first = b_first
         self.best: float | None = None  # None before the first validation
 
     @abstractmethod
@@ -101,14 +118,20 @@ class AlignerTrainer(pl.LightningModule, ABC):
         self.tokenizer = load_tokenizer(self.encoder)
         self.model = self.load_encoder(resolve(self.encoder)).train()  # loaded in eval mode
         self.model.config.aligner_unit = self.unit
+        if self.b_first is None:
+            self.b_first = reads_left_to_right(self.model.config)
+        self.model.config.aligner_b_first = self.b_first
+        if self.layers is not None:
+            drop_layers(self.model, self.layers, self.encoder)
+        if self.frozen_layers:
+            freeze_layers(self.model, self.frozen_layers, self.encoder)
         self.metrics = self.new_metrics()
         self.limit = max_tokens(self.tokenizer, self.model.config)
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """Return AdamW with linear warm-up and decay."""
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), self.learning_rate, weight_decay=self.weight_decay
-        )
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, self.learning_rate, weight_decay=self.weight_decay)
         steps = int(self.trainer.estimated_stepping_batches)
         warmup = max(1, steps // 10)
 
@@ -164,7 +187,10 @@ class AlignerTrainer(pl.LightningModule, ABC):
         self.best = checkpoint["best_validation"]
 
     def _batch_loss(self, batch: Batch) -> Tensor:
-        encoded = encode_pairs(self.tokenizer, [(p.a, p.b) for p in batch], self.limit, self.unit)
+        pairs = [(p.a, p.b) for p in batch]
+        encoded = encode_pairs(
+            self.tokenizer, pairs, self.limit, self.unit, b_first=bool(self.b_first)
+        )
         inputs = pad_pairs(encoded, self.tokenizer.pad_token_id or 0, self.device)
         return self.loss(encoded, batch, inputs)
 
@@ -177,7 +203,10 @@ class AlignerTrainer(pl.LightningModule, ABC):
             self.tokenizer.save_pretrained(folder)
 
     def _checked_folder(self) -> Path:
-        folder = Path(self.folder).expanduser()
+        if self.folder in TRAINED_NAMES:
+            folder = trained_folder(self.folder)
+        else:
+            folder = Path(self.folder).expanduser()
         occupied = not folder.is_dir() or any(folder.iterdir())
         if folder.exists() and occupied and not (folder / "config.json").is_file():
             raise ValueError(
@@ -218,9 +247,12 @@ class TokenAlignerTrainer(AlignerTrainer):
         logits = unit_logits(self.model, inputs, encoded)
         rows = map(alignment_labels, encoded, batch)
         labels = torch.tensor(list(chain(*rows)), dtype=torch.long, device=logits.device)
+        logits, labels = logits[labels != NO_LABEL], labels[labels != NO_LABEL]
         if not self.training:
             self.metrics.update(logits.softmax(dim=-1)[:, 0], 1 - labels)
-        return cross_entropy(logits, labels)
+        if not len(labels):
+            return logits.sum()
+        return cross_entropy(logits.float(), labels)
 
 
 class RegressionAlignerTrainer(AlignerTrainer):
@@ -231,14 +263,19 @@ class RegressionAlignerTrainer(AlignerTrainer):
 
     Args:
         encoder: Pretrained encoder to fine-tune: local folder, hub id or short name.
-        folder: Folder of the trained model. It is written after each validation of a fit that is
-            the best so far, or at the end of a fit without validations. A folder with a model is
-            replaced; a folder with other files is refused.
+        folder: Folder of the trained model, or a name in `weights.sources.TRAINED_NAMES`, whose
+            folder is in the cache. It is written after each validation of a fit that is the best so
+            far, or at the end of a fit without validations. A folder with a model is replaced; a
+            folder with other files is refused.
         learning_rate: Peak learning rate of AdamW, after linear warm-up over the first tenth of
             the steps and before linear decay to 0.
         weight_decay: Weight decay of AdamW.
         unit: What has a label: a `"word"` between white space, as in the paper, or a `"piece"`, a
             token.
+        layers: Number of the encoder's layers to keep, from the first; None keeps all.
+        frozen_layers: Number of its first layers, embeddings included, that are not trained.
+        b_first: Whether the model reads b before a; None does so where it reads from left to
+            right, such as SmolLM2, since a word then sees nothing after it.
         target: Value to predict: the share of a's aligned words (`"mean"`), or their number without
             stop words (`"sum"`), for dialog.
         stop_words: Words that the sum leaves out: a file with one word per line, or a list; None
@@ -256,8 +293,13 @@ class RegressionAlignerTrainer(AlignerTrainer):
         unit: Unit = "word",
         target: Literal["mean", "sum"] = "mean",
         stop_words: str | list[str] | None = None,
+        layers: int | None = None,
+        frozen_layers: int = 0,
+        b_first: bool | None = None,
     ) -> None:
-        super().__init__(encoder, folder, learning_rate, weight_decay, unit)
+        super().__init__(
+            encoder, folder, learning_rate, weight_decay, unit, layers, frozen_layers, b_first
+        )
         self.target = target
         self.stop_words = read_stop_words(stop_words)
 
@@ -286,15 +328,39 @@ class RegressionAlignerTrainer(AlignerTrainer):
 
     def _target(self, encoded: EncodedPair, pair: AlignmentPair) -> float:
         labels = alignment_labels(encoded, pair)
+        counted = [label != NO_LABEL for label in labels]
         if self.target == "mean":
-            return sum(labels) / max(1, len(labels))
-        counted = content_tokens(pair.a, encoded.spans, self.stop_words)
-        return float(sum(label for label, counts in zip(labels, counted, strict=True) if counts))
+            return sum(compress(labels, counted)) / max(1, sum(counted))
+        content = content_tokens(pair.a, encoded.spans, self.stop_words)
+        return float(sum(compress(labels, counted & content)))
 
 
 def alignment_labels(encoded: EncodedPair, pair: AlignmentPair) -> list[int]:
-    """Return one label per unit of a: 1 if b supports it, 0 if it overlaps a hallucinated span."""
+    """Return one label per unit of a: 1 if b supports it, 0 if it overlaps a hallucinated span.
+
+    `NO_LABEL` if it overlaps no hallucinated span, but one that has no label.
+    """
+
+    def overlaps(unit: Span, spans: Sequence[Span]) -> bool:
+        return any(unit[0] < last and first < unit[1] for first, last in spans)
+
     return [
-        int(not any(start < last and first < end for first, last in pair.hallucinated))
-        for start, end in encoded.spans
+        0 if overlaps(unit, pair.hallucinated) else NO_LABEL if overlaps(unit, pair.unknown) else 1
+        for unit in encoded.spans
     ]
+
+
+def freeze_layers(model: PreTrainedModel, count: int, name: str) -> None:
+    """Exclude the embeddings and the first `count` layers from training.
+
+    Raises:
+        ValueError: The model has fewer layers.
+    """
+    total = model.config.num_hidden_layers
+    if count > total:
+        raise ValueError(f"frozen_layers = {count} must be 0 to {total}, the layers of {name!r}")
+    stack = next(m for m in model.modules() if isinstance(m, ModuleList) and len(m) == total)
+    # Of an encoder with the normalisation after them.
+    embeddings = getattr(model.base_model, "embeddings", model.get_input_embeddings())
+    for module in [embeddings, *stack[:count]]:
+        module.requires_grad_(False)

@@ -247,6 +247,36 @@ def test_bad_rows_are_named(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+def test_relevance_by_an_aligner_a_direction(encoder: str, tmp_path: Path) -> None:
+    """The file's other aspects are left out, since they have no aligner."""
+    other = save_bert(tmp_path / "other", BertModel, initializer_range=0.6)
+    models = json.dumps({"relevance_reference": other, "relevance_output": encoder})
+    found = evaluated("summeval.json", SUMMARIES, models, "--references=1")
+    texts = [row["summary"] for row in SUMMARIES]
+    references = [row["references"][0] for row in SUMMARIES]
+    documents = [row["document"] for row in SUMMARIES]
+    reference = Alignment(other, "consistency").score(references, sources=texts)["consistency"]
+    output = Alignment(encoder, "consistency").score(texts, sources=documents)["consistency"]
+    variants = ablation_rows(found, "1")
+    for variant, scores in {
+        "r → y": reference,
+        "y → x": output,
+        "r → y × y → x": reference * output,
+    }.items():
+        expected = pearson(scores, ratings(SUMMARIES, "relevance"))
+        assert variants[variant]["pearson"] == pytest.approx(expected, abs=1e-5)
+    assert {row["score"] for row in found["correlations"]} >= {"relevance"}
+    assert "consistency" not in {row["score"] for row in found["correlations"]}
+
+
+def test_a_direction_without_an_aligner_is_named(
+    encoder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        evaluated("summeval.json", SUMMARIES, json.dumps({"relevance_output": encoder}))
+    assert "must have one for each of" in capsys.readouterr().err
+
+
 def test_relevance_without_references_is_refused(
     encoder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

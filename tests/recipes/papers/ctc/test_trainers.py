@@ -13,7 +13,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
 
 from ctrlreward.commands.training_job import TrainCLI, build
 from ctrlreward.files import JsonLog
@@ -21,8 +28,15 @@ from ctrlreward.models.pairs import encode_pairs
 from ctrlreward.models.trained_aligner import RegressionAligner, TokenAligner
 from ctrlreward.recipes.papers.ctc.labelled_pairs import AlignmentPair
 from ctrlreward.recipes.papers.ctc.pair_file import AlignmentData, PairFile, read_pair_file
-from ctrlreward.recipes.papers.ctc.trainers import TokenAlignerTrainer, alignment_labels
+from ctrlreward.recipes.papers.ctc.trainers import (
+    NO_LABEL,
+    RegressionAlignerTrainer,
+    TokenAlignerTrainer,
+    alignment_labels,
+)
+from ctrlreward.scorers.alignment import Alignment
 from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
+from ctrlreward.weights.sources import TRAINED_NAMES
 
 CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "alignment"
 TEXTS = [
@@ -280,3 +294,130 @@ def test_the_papers_config_is_built_without_loading_anything() -> None:
     arguments = [f"--config={config}", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
     cli = build([*arguments, f"--model.class_path={regression}", "--model.init_args.target=sum"])
     assert cli.model.target == "sum"
+
+
+def test_words_without_a_label_count_nowhere(encoder: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(encoder)
+    pair = AlignmentPair(0, "the soup was cold .", "the soup was small .", ((13, 17),), ((0, 8),))
+    (encoded,) = encode_pairs(tokenizer, [(pair.a, pair.b)], 64)
+    assert alignment_labels(encoded, pair) == [NO_LABEL, NO_LABEL, 1, 0, 1]
+    both = pair._replace(unknown=((0, 17),))
+    assert alignment_labels(encoded, both) == [NO_LABEL] * 3 + [0, 1]
+    trainers = [TokenAlignerTrainer(encoder), RegressionAlignerTrainer(encoder)]
+    for trainer in trainers:
+        torch.manual_seed(0)
+        trainer.configure_model()
+        trainer.eval()  # no dropout
+    d, r = (trainer._batch_loss([pair]) for trainer in trainers)
+    (logits,) = trainers[0].model(**tokenizer(pair.a, pair.b, return_tensors="pt")).logits
+    aligned = logits.softmax(-1)[1:6, 1].tolist()  # behind [CLS]
+    assert d.item() == pytest.approx(-np.log([aligned[2], 1 - aligned[3], aligned[4]]).mean(), 1e-4)
+    predicted = trainers[1].model(**tokenizer(pair.a, pair.b, return_tensors="pt")).logits.item()
+    assert r.item() == pytest.approx((predicted - 2 / 3) ** 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("decoder", [False, True])
+def test_upper_layers_are_dropped_and_lower_ones_frozen(
+    configured: Callable[..., TrainCLI],
+    tmp_path: Path,
+    encoder: str,
+    tiny_causal: Callable[..., str],
+    decoder: bool,
+) -> None:
+    """A decoder reads the context first, without being told."""
+    base = tiny_causal("llama") if decoder else encoder
+    total = AutoConfig.from_pretrained(base).num_hidden_layers
+    assert total == 2
+    cli = configured(
+        "d",
+        "TokenAlignerTrainer",
+        2,
+        **{
+            "model.init_args.encoder": base,
+            "model.init_args.layers": 1 if decoder else 2,
+            "model.init_args.frozen_layers": 0 if decoder else 1,
+        },
+    )
+    cli.trainer.fit(cli.model, cli.datamodule)
+    aligner = TokenAligner(str(tmp_path / "d" / "model"))
+    assert aligner.model.config.aligner_b_first == decoder
+    before = AutoModel.from_pretrained(base).state_dict()
+    after = aligner.model.base_model.state_dict()
+    assert after.keys() <= before.keys()
+    changed = {key for key in after if not torch.equal(before[key], after[key])}
+    if decoder:
+        assert not any("layers.1." in key for key in after)
+        assert any("layers.0." in key for key in changed)
+    else:
+        assert changed
+        assert all("layer.1." in key for key in changed)
+
+
+@pytest.mark.parametrize("option", ["layers", "frozen_layers"])
+def test_more_layers_than_there_are(encoder: str, option: str) -> None:
+    trainer = TokenAlignerTrainer(encoder, **{option: 3})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="= 3 must be 0 to 2, the layers of"):
+        trainer.configure_model()
+
+
+def test_a_name_is_a_folder_of_the_cache(
+    configured: Callable[..., TrainCLI], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+    name = {"model.init_args.folder": "aligner-dialog"}
+    cli = configured("d", "TokenAlignerTrainer", 1, **name)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    scorer = Alignment("aligner-dialog", "preservation", method="discriminative")
+    values = scorer.score(TEXTS[:2], sources=TEXTS[1:3])["preservation"]
+    assert np.isfinite(values).all()
+    assert (tmp_path / "cache" / "aligner-dialog" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", sorted(TRAINED_NAMES))
+def test_a_built_in_aligner_trains_as_configured(
+    name: str,
+    tmp_path: Path,
+    encoder: str,
+    tiny_llama: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its configuration, with tiny models and texts of ours in place of WikiText and novels."""
+    monkeypatch.setenv("CTRLREWARD_CACHE", str(tmp_path / "cache"))
+    texts = tmp_path / "texts"
+    texts.write_text(
+        "\n\n".join(
+            " ".join(f"{text[:-2].capitalize()} {i} times, said Arlen." for text in TEXTS)
+            for i in range(6)
+        )
+    )
+    config = CONFIGS.parents[1] / TRAINED_NAMES[name]
+    settings = yaml.safe_load(config.read_text())["data"]["init_args"]
+    small: dict[str, object] = {
+        "model.init_args.encoder": encoder,
+        "model.init_args.layers": 2,
+        "model.init_args.frozen_layers": 1,
+        "data.init_args.pairs.file": tmp_path / "pairs.jsonl",
+        "data.init_args.pairs.texts": f"[{texts}]",
+        "data.init_args.pairs.exclude": "[]",
+        "data.init_args.pairs.infiller": tiny_llama(ALPHABET),
+        "data.init_args.pairs.count": 4,
+        "data.init_args.validation_share": 0.25,
+        "trainer.max_epochs": 1,
+        "trainer.precision": "32-true",
+        "trainer.default_root_dir": tmp_path,
+        "trainer.logger.init_args.folder": tmp_path,
+        "trainer.enable_progress_bar": "false",
+    }
+    if settings["pairs"].get("passage_words"):
+        small["data.init_args.pairs.passage_words"] = "[20, 60]"
+    if "passages" in settings:
+        small["data.init_args.passages.texts"] = f"[{texts}]"
+        small["data.init_args.passages.words"] = "[20, 60]"
+        small["data.init_args.passages.count"] = 6
+    cli = build([f"--config={config}", *(f"--{key}={value}" for key, value in small.items())])
+    cli.trainer.fit(cli.model, cli.datamodule)
+    sources = {pair.source for split in cli.datamodule.splits.values() for pair in split}
+    # Without extra pairs, a text that the infiller has no words for gives none.
+    assert 0 <= len(sources) - 6 * ("passages" in settings) <= 4
+    aligner = TokenAligner(name)
+    assert [len(a.spans) for a in aligner.align([(TEXTS[0], TEXTS[1])])] == [9]

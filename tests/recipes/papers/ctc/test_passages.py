@@ -1,0 +1,182 @@
+"""Pairs from running text: which words are replaced, and what they are labelled."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ctrlreward.recipes.papers.ctc.passages import (
+    PassagePairs,
+    read_passages,
+    replace_units,
+    stem,
+    unit_form,
+    unit_pool,
+)
+from ctrlreward.recipes.text_files import WORD
+from ctrlreward.scorers.alignment import SEPARATOR
+from ctrlreward.text.stop_words import ENGLISH_STOP_WORDS
+
+PLACES = "Arlen Brack Corrie Dunmoor Elby Farrow Glenta Hollin".split()
+POOL = {
+    "name": ["Ivor Keld", "Lorne"],
+    "number": ["77", "4,500"],
+    "year": ["1802"],
+    "ed": ["painted"],
+    "s": ["walls"],
+    "word": ["granite", "orchard"],
+}
+
+
+@pytest.fixture
+def novel(tmp_path: Path) -> str:
+    """Chapters of eight sentences, each of ten words, wrapped as books are."""
+    chapters = []
+    for i, place in enumerate(PLACES):
+        sentences = [
+            f"The ferry to {place} sailed {10 * i + j} times and nobody noticed <unk> ."
+            for j in range(8)
+        ]
+        chapters.append(f"= Chapter {i} =\n\n" + " ".join(sentences))
+    (tmp_path / "novel.txt").write_text("\n\n".join(chapters))
+    return str(tmp_path / "novel.txt")
+
+
+def test_passages_are_runs_of_whole_sentences(novel: str) -> None:
+    passages = read_passages([novel], (20, 45), 12, 0)
+    text = " ".join(Path(novel).read_text().replace(" <unk> .", ".").split())
+    assert len(passages) == 12
+    for passage in passages:
+        joined = " ".join(passage)
+        assert joined in text
+        assert 20 <= len(WORD.findall(joined)) <= 45
+    every = [sentence for passage in passages for sentence in passage]
+    assert len(every) == len(set(every))  # none overlaps another
+    assert passages == read_passages([novel], (20, 45), 12, 0)
+    with pytest.raises(ValueError, match=r"passages of 20 to 45 words, fewer than 99: give more"):
+        read_passages([novel], (20, 45), 99, 0)
+
+
+def test_a_pair_is_labelled_by_its_context() -> None:
+    text = "The ferry of Arlen reached 12 empty harbours in 1999."
+    context = "In May the ferries of Arlen were empty; 12 came back."
+    kept, put_in, absent, function = replace_units(text, context, POOL, 0, random.Random(0))
+    assert kept == text
+    assert put_in == ()
+    assert [text[s:e] for s, e in absent] == ["reached", "harbours", "1999"]
+    assert [text[s:e] for s, e in function] == ["The", "of", "in"]
+    new, put_in, absent, _ = replace_units(text, context, POOL, 1, random.Random(0))
+    assert re.fullmatch(
+        r"The (granite|orchard) of (Ivor Keld|Lorne) reached (77|4,500) (granite|orchard) harbours "
+        r"in 1999\.",
+        new,
+    )
+    assert [new[s:e] for s, e in absent] == ["reached", "harbours", "1999"]
+    assert not {stem(new[s:e]) for s, e in put_in} & {stem(w) for w in WORD.findall(context)}
+
+
+@given(
+    st.lists(st.sampled_from("the ferry Arlen 12 sailed empty of".split()), max_size=12),
+    st.lists(st.sampled_from("ferry Arlen 12 sailed lorne orchard".split()), max_size=8),
+    st.floats(0, 1),
+    st.integers(0, 99),
+)
+def test_each_word_has_one_label(
+    words: list[str], context: list[str], share: float, seed: int
+) -> None:
+    """A hallucinated word is a content word that the context lacks, and there are no others."""
+    other = " ".join(context)
+    new, *labels = replace_units(" ".join(words), other, POOL, share, random.Random(seed))
+    put_in, absent, function = map(set, labels)
+    assert not put_in & absent
+    assert not (put_in | absent) & function
+    known = {stem(word) for word in WORD.findall(other)}
+    for match in WORD.finditer(new):
+        lacking = stem(match.group()) not in known
+        if match.group().lower() in ENGLISH_STOP_WORDS:
+            assert match.span() in function
+        elif not match.group().replace(",", "").isdigit():
+            assert (match.span() in put_in | absent) == lacking
+
+
+def test_units_are_replaced_by_their_like() -> None:
+    pool = unit_pool(["Nobody saw Ivor Keld in 1802, and 4,500 walls were painted.", "Fog came."])
+    assert pool == {
+        "word": ["saw", "came"],
+        "name": ["Ivor Keld"],
+        "year": ["1802"],
+        "number": ["4,500"],
+        "s": ["walls"],
+        "ed": ["painted"],
+    }
+    assert [unit_form(u) for u in ("2019", "12", "Ivor Keld", "going", "sky")] == [
+        *("year", "number", "name", "ing", "word")
+    ]
+
+
+@pytest.mark.parametrize("layout", ["document", "dialog"])
+def test_half_of_the_contexts_lack_the_text(novel: str, layout: str) -> None:
+    settings = PassagePairs([novel], 12, (20, 45), replaced=(0, 0), layout=layout)  # type: ignore[arg-type]
+    pairs = settings.build()
+    assert pairs == settings.build()
+    assert [pair.source for pair in pairs] == list(range(12))
+    held_out = [pair for pair in pairs if pair.unknown]
+    assert 3 <= len(held_out) <= 9
+    for pair in pairs:
+        lacking = [pair.a[s:e] for s, e in pair.hallucinated]
+        if pair not in held_out:
+            assert lacking == []
+        else:
+            assert lacking
+            assert all(word.isdigit() for word in lacking)  # the only new ones
+    if layout == "dialog":
+        assert any(SEPARATOR in pair.b for pair in pairs)
+    lowered = replace(settings, lower=1.0).build()
+    assert all(pair.a == pair.a.lower() and pair.b == pair.b.lower() for pair in lowered)
+    assert [p.hallucinated for p in lowered] == [p.hallucinated for p in pairs]
+
+
+def test_replaced_words_are_hallucinated(novel: str) -> None:
+    pairs = PassagePairs([novel], 12, (20, 45), replaced=(1, 1)).build()
+    places = set(PLACES)
+    swapped = [p for p in pairs if not places & {*re.findall(r"\w+", p.a)} & {*p.b.split()}]
+    assert len(swapped) > 8
+    for pair in pairs:
+        known = {stem(word) for word in WORD.findall(pair.b)}
+        for start, end in pair.hallucinated:
+            assert stem(pair.a[start:end]) not in known
+
+
+def test_absent_words_of_any_kind_may_count(tmp_path: Path) -> None:
+    text = "Rain fell. Gulls slept on Arlen pier. Carts rolled by. Bells rang out loudly. "
+    (tmp_path / "t").write_text((text * 4 + "\n\n") * 2)
+    common = PassagePairs([str(tmp_path / "t")], 2, (5, 12), (1, 1), (0, 0))
+    for seed in range(20):
+        names = replace(common, seed=seed).build()
+        words = replace(common, seed=seed, absent="words").build()
+        for few, many in zip(names, words, strict=True):
+            assert (few.a, few.b) == (many.a, many.b)
+            assert {*few.hallucinated} <= {*many.hallucinated}
+            assert {few.a[s:e] for s, e in few.hallucinated} <= {"Arlen"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layout": "page"}, "layout = 'page'"),
+        ({"absent": "verbs"}, "absent = 'verbs'"),
+        ({"count": 1}, "count = 1: give 2 or more"),
+        ({"words": (40, 20)}, r"words = \(40, 20\): give two numbers from 1 in order"),
+        ({"replaced": (0, 1.5)}, r"replaced = \(0, 1.5\)"),
+        ({"lower": -1}, "lower = -1: give a share, 0 to 1"),
+    ],
+)
+def test_wrong_settings_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PassagePairs(**{"texts": ["t"], "count": 2, **changes})  # type: ignore[arg-type]
