@@ -69,7 +69,7 @@ def names_in_the_tree() -> set[str]:
         f"{installed}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, installed in folders.items()
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in {".py", ".pyi", ".yaml", ".json"} or path.name == "py.typed"
+        if path.suffix in {".py", ".pyi", ".yaml", ".json", ".tsv"} or path.name == "py.typed"
     }
 
 

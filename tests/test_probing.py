@@ -146,9 +146,11 @@ def test_the_coefficients_are_those_of_the_curve(alpha: float, beta: float) -> N
 
 
 def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as stopped:
+    try:
         main(["probe", *arguments])
-    return int(stopped.value.code or 0)
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0
 
 
 def test_the_command_probes_a_function_of_a_file(

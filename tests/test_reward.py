@@ -264,7 +264,7 @@ def test_the_minimum_is_the_lowest_score_of_a_sample() -> None:
         (
             {"g": NumberScorer()["gain"]},
             "mean",
-            "aggregate = 'mean': give one of weighted, gm, min, a callable",
+            "aggregate = 'mean': give one of weighted, gm, min, geometric_mean, a callable",
         ),
         (
             {"g": NumberScorer()["gain"], "c": NumberScorer()["cost"]},

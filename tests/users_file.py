@@ -115,6 +115,9 @@ def scores_of_texts() -> None:
     scorers.CTRLEval(task=task, evaluators=1, seed=3, weights="mean", dtype="float32")
     assert task.labels == scorers.Task.load("sentiment").labels
 
+    named = cr.LabelDescriptions({"food": ["a meal"], "travel": ["a trip"]})
+    assert cr.Accuracy(named, attribute="topic").attribute == "topic"
+
     options = scorers.ModelOptions(device="cpu", dtype="bfloat16", batch_tokens=512)
     perplexity = cr.Perplexity("smollm2-135m", max_tokens=64, **options)
     assert perplexity.corpus(TEXTS)["perplexity"] >= 1

@@ -67,6 +67,8 @@ class BestCheckpoint:
             of any validation.
 
     Examples:
+        >>> import json
+        >>> from pathlib import Path
         >>> from ctrlreward.selection import BestRule, RunRules, StopRule
         >>> rules = RunRules(
         ...     BestRule("reward", constraints={"acc": (0.5, None)}), StopRule("reward", patience=2)

@@ -61,7 +61,8 @@ def run(arguments: list[str]) -> None:
         print(json.dumps(as_json(found, judged), indent=2, ensure_ascii=False))
     else:
         print_examination(found, judged)
-    raise SystemExit(1 if found.gamed else 0)
+    if found.gamed:
+        raise SystemExit(1)
 
 
 def load_reward(given: str, device: str | None = None) -> AnyReward:

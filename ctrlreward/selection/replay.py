@@ -23,6 +23,10 @@ class RunValidation(NamedTuple):
         metrics: Key → last value until this step.
         stale: Keys without a value since the validation before.
         evidence: Key → value of each held-out prompt.
+
+    Examples:
+        >>> RunValidation(10, {"acc": 0.5}).metrics
+        {'acc': 0.5}
     """
 
     step: int
@@ -46,6 +50,12 @@ class Decided(NamedTuple):
         stopped: Whether the rule has stopped at this validation or before.
         alarm: Decision of the `AlarmRule`.
         alarm_step: Step of the first alarm, -1 before.
+
+    Examples:
+        >>> from ctrlreward.selection import BestRule
+        >>> (decided,) = RunRules(best=BestRule("acc")).replay([RunValidation(10, {"acc": 0.5})])
+        >>> decided.best, decided.stop
+        (10, None)
     """
 
     validation: RunValidation
@@ -72,6 +82,7 @@ class RunRules:
         ValueError: There is no rule.
 
     Examples:
+        >>> from ctrlreward.selection import BestRule, StopRule
         >>> rules = RunRules(best=BestRule("acc"), stop=StopRule("acc", patience=1))
         >>> seen = [RunValidation(10, {"acc": 0.5}), RunValidation(20, {"acc": 0.4})]
         >>> seen.append(RunValidation(30, {"acc": 0.6}))

@@ -21,6 +21,7 @@ from ctrlreward.commands.config_files import (
     with_extended,
 )
 from ctrlreward.commands.training_job import build
+from ctrlreward.weights.sources import TRAINED_NAMES
 
 BASE = """
 model: {class_path: pytorch_lightning.demos.boring_classes.BoringModel}
@@ -98,7 +99,9 @@ def test_nothing_but_the_trainers_folder_names_the_folder_of_a_run(path: Path) -
             assert value != root, keys
             assert not str(value).startswith(f"{root}/"), keys
         if keys == ("model", "init_args", "folder") or keys[-1] in ("dirpath", "save_dir"):
-            assert str(value).startswith("${trainer.default_root_dir}"), keys
+            # The names of trained models are folders of the cache.
+            of_run = str(value).startswith("${trainer.default_root_dir}")
+            assert of_run or value in TRAINED_NAMES, keys
 
 
 FIRST_SECOND = """
@@ -183,9 +186,9 @@ MISTAKES = {
         edited([*WATCH, "init_args", "template"], 0, "templat"),
         "trainer.callbacks[1].init_args.templat", "mean 'template'?"),
     "of a judge": (
-        edited(["trainer", "callbacks", 4, "init_args", "judges", "sentiment_auc", "init_args",
+        edited(["trainer", "callbacks", 5, "init_args", "judges", "sentiment_auc", "init_args",
                 "positive"], 0, "positiv"),
-        "trainer.callbacks[4].init_args.judges.sentiment_auc.init_args.positiv",
+        "trainer.callbacks[5].init_args.judges.sentiment_auc.init_args.positiv",
         "mean 'positive'?"),
     "type": (edited(["trainer", "max_steps"], "five"), "trainer.max_steps", "be int, got 'five'"),
     "type within": (
@@ -207,7 +210,7 @@ MISTAKES = {
         edited([*INIT, "generation", "temperature"], -1), "generation.temperature = -1",
         "positive"),
     "value": (
-        edited(["trainer", "callbacks", 3, "init_args", "dirpath"], "${trainer.root}"),
+        edited(["trainer", "callbacks", 4, "init_args", "dirpath"], "${trainer.root}"),
         "${trainer.root}", "only ${trainer.default_root_dir}"),
 }  # fmt: skip
 

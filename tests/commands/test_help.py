@@ -6,7 +6,7 @@ import csv
 import json
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,13 @@ def files(
         "  fluency: {scorer: Perplexity, score: log_likelihood}\n"
         "  distinct_2: {scorer: Distinct, score: distinct_2}\n"
     )
+    Path("reward.yaml").write_text(
+        "components: {distinct_2: {scorer: Distinct, score: distinct_2}}"
+    )
+    write_jsonl("validation.jsonl", samples)
+    groups = [row | {"group": i // 2} for i, row in enumerate(samples)]
+    write_jsonl("completions.jsonl", groups)
+    Path("rewards.py").write_text("def format_reward(texts): return [t.count('.') for t in texts]")
     senti = [("positive", "Tea is", text, i % 4, i, 6 - i) for i, text in enumerate(texts)]
     monkeypatch.setenv("CTRLREWARD_DATA", "data")
     for data_set in ("ctrleval", "ctc", "li2018", "yelp_shen"):
@@ -177,7 +184,8 @@ def test_the_examples_run(
         for other in ("scored.csv", "topic.jsonl", "iwf.txt"):  # of the examples before it
             if other in arguments[2:3]:
                 Path(other).unlink(missing_ok=True)
-        main(arguments)
+        with suppress(SystemExit) if arguments[0] == "probe" else nullcontext():
+            main(arguments)  # a probe that finds a weakness exits with 1
         written = [name for name in arguments[2:3] if arguments[0] in ("score", "iwf")]
         files_written = [f for name in written for f in (Path(name), *Path(name).glob("*"))]
         assert all(file.stat().st_size > 0 for file in files_written)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import csv
 import json
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from ctrlreward.tables.run_logs import read_log
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "example_own_module.py"
@@ -32,9 +33,9 @@ def test_the_example_trains_and_logs_its_scores(tmp_path, capsys) -> None:
     variables = runpy.run_path(str(script), run_name="__main__")
     assert type(variables["trainer"]).__module__.startswith("lightning.")
     run = tmp_path / "runs" / "own" / "lightning_logs" / "version_0"
-    with open(run / "metrics.csv") as file:
-        rows = [row["score/attribute_relevance"] for row in csv.DictReader(file)]
-    logged = [float(value) for value in rows if value]
+    # Lightning's default logger: TensorBoard's where it is installed, else CSVLogger.
+    key = "score/attribute_relevance"
+    logged = [metrics[key] for _, metrics in read_log(run).rows if key in metrics]
 
     epochs = variables["trainer"].current_epoch
     assert len(logged) == epochs > variables["stopper"].patience
