@@ -11,10 +11,12 @@ A block after the line `<!-- not run: REASON -->` is left out.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
 import tomllib
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -162,20 +164,23 @@ class Parsed(BaseException):
 
 def parse_only(arguments: list[str]) -> None:
     """Raise SystemExit unless a command takes these arguments."""
-    parse = ArgumentParser.parse_args
 
-    def parse_and_stop(self: ArgumentParser, given: list[str]) -> Any:
-        parsed = parse(self, given)
-        if given == arguments[1:2] != arguments[1:]:  # the kind of a command, whose options follow
-            return parsed
-        raise Parsed
+    def stopped(parse: Callable[..., Any]) -> Callable[..., Any]:
+        def parse_and_stop(self: argparse.ArgumentParser, given: list[str]) -> Any:
+            parsed = parse(self, given)
+            if given == arguments[1:2] != arguments[1:]:  # the kind of a command, options follow
+                return parsed
+            raise Parsed
+
+        return parse_and_stop
 
     with pytest.MonkeyPatch.context() as patch:
         if arguments[:1] == ["train"]:
             patch.setattr(TrainCLI, "instantiate_classes", lambda self: None)
             build(arguments[1:])
         else:
-            patch.setattr(ArgumentParser, "parse_args", parse_and_stop)
+            for parser in (ArgumentParser, argparse.ArgumentParser):
+                patch.setattr(parser, "parse_args", stopped(parser.parse_args))
             patch.setattr(score, "open_rows", lambda *_: None)  # there are no such files
             with pytest.raises(Parsed):
                 main(arguments)
@@ -271,6 +276,11 @@ def test_yaml(block: Block, workplace: None) -> None:
     file.write_text(block.code)
     if keys <= {"model", "data", "trainer"}:  # laid over a whole configuration
         build(["--config", str(EXAMPLE), "--config", str(file)])
+    elif "extends" in keys:
+        content = yaml.safe_load(block.code)
+        extended = str(EXAMPLE.parent / content["extends"])
+        file.write_text(yaml.safe_dump({**content, "extends": extended}, sort_keys=False))
+        build(["--config", str(file)])
     elif "verbalizers" in keys:
         Task.load(file)
     elif "scorers" in keys:
