@@ -68,6 +68,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     terminalreporter.write_line(f"{len(skipped)} tests skipped{': ' * bool(why)}{why}")
 
 
+@pytest.fixture(autouse=True)
+def distributed_environment() -> Iterator[None]:
+    """Restore what TRL's vLLM client and others leave behind: later processes would take it over."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 def _folder(path: Path) -> Path:
     if path.is_dir():
         return path
