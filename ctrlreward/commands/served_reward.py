@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -97,7 +98,7 @@ def _parsed(name: str, kind: type, value: object, file: ConfigFile | None) -> An
     parser = _RewardParser()
     parser.add_argument(f"--{name}", type=kind, required=True)
     try:
-        config = parser.parse_object({name: value})
+        config = parser.parse_object({name: deepcopy(value)})  # it writes into what it gets
     except ValueError as error:
         raise ValueError(one_line(str(error), [file] if file else [])) from None
     return parser.instantiate(config)[name]
