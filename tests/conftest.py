@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 @pytest.fixture(autouse=True)
 def distributed_environment() -> Iterator[None]:
-    """Restore what TRL's vLLM client and others leave behind: later processes would take it over."""
+    """Restore what libraries such as TRL leave behind: later processes would inherit it."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     before = {name: os.environ.get(name) for name in names}
     yield
