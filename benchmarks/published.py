@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from ctrlreward import Samples
 from ctrlreward.engine.sharing import run_requests
-from ctrlreward.functional.ctrleval import label_probabilities, mean_weights, weighted_mean
+from ctrlreward.functional.ctrleval import label_probabilities, weighted_mean
 from ctrlreward.models.tasks import Blank
 from ctrlreward.models.tokenization import start_token
 from ctrlreward.scorers import CTRLEval
@@ -70,7 +70,7 @@ def by_continuing(scorer: CTRLEval, samples: Samples) -> np.ndarray:
     means = np.array(_continued(scorer, rows)).reshape(shape)
     return np.array(
         [
-            label_probabilities(text_means, mean_weights)[scorer.labels.index(label)]
+            label_probabilities(text_means, "mean")[scorer.labels.index(label)]
             for text_means, label in zip(means, samples.labels, strict=True)
         ]
     )
@@ -86,9 +86,7 @@ def prompt_by_prompt(scorer: CTRLEval, samples: Samples) -> np.ndarray:
             blanks = relevance_blanks(text, [Evaluator(prompt, tuple(words))])
             ((word_scores,),) = run_requests([scorer.loaded_model.requests(blanks)])
             means += [word.log_probs.mean() for word in word_scores]
-        probabilities = label_probabilities(
-            np.reshape(means, (-1, len(scorer.labels))), mean_weights
-        )
+        probabilities = label_probabilities(np.reshape(means, (-1, len(scorer.labels))), "mean")
         values.append(probabilities[scorer.labels.index(label)])
     return np.array(values)
 

@@ -333,7 +333,9 @@ class Samples:
             >>> samples.labels_of("topic", "the judge")
             ('food',)
         """
-        labels = self.require("labels", reader)
+        if self.labels is None:
+            raise MissingColumn("labels", reader, self.columns())
+        labels = tuple(self.labels)
         if attribute is None:
             return labels
         found = []
@@ -420,7 +422,8 @@ class Samples:
         Two samples are equal if they agree in all columns except `prompts` and `groups`, which no
         pointwise scorer reads.
         """
-        keys = [c for name, c in self.columns().items() if name not in ("prompts", "groups")]
+        given = vars(self).items()
+        keys = [c for name, c in given if c is not None and name not in ("prompts", "groups")]
         index_of: dict[tuple[Any, ...], int] = {}
         first_rows: list[int] = []
         inverse: list[int] = []

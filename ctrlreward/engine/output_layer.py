@@ -66,7 +66,6 @@ def token_log_probs(
     if hidden.device.type != "cpu":
         rows, words = max(1, _CUDA_LOGITS // vocabulary), vocabulary
     edges = [*range(0, vocabulary, words), vocabulary]
-    logits = logit_blocks(model, words, temperature)
     result = hidden.new_zeros(len(tokens), dtype=torch.float32)
     rows, start = min(rows, len(hidden)), 0
     while start < len(hidden):
@@ -74,8 +73,10 @@ def token_log_probs(
         block = hidden[start : start + rows]
         values = None
         try:
-            parts = logits(block), len(block), edges
-            values = _gather(*parts, states[inside] - start, tokens[inside])
+            values = _gather(  # no name for the blocks, which would keep them after an error
+                logit_blocks(model, block, words, temperature),
+                *(len(block), edges, states[inside] - start, tokens[inside]),
+            )
         except torch.OutOfMemoryError:
             if rows == 1:
                 raise
@@ -115,7 +116,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
     with torch.inference_mode():
         hidden = hidden_states(model, input_ids=ids, **extra)
         expected = model(input_ids=ids, **extra, use_cache=False).logits
-        (ours,) = logit_blocks(model, words=expected.shape[-1])(hidden)
+        (ours,) = logit_blocks(model, hidden)
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):
         raise ValueError(
             f"{model.config.model_type} models transform their logits after the output layer in a "
@@ -125,47 +126,38 @@ def check_output_layer(model: PreTrainedModel) -> None:
 
 def logit_blocks(
     model: PreTrainedModel,
+    hidden: Tensor,
     words: int | None = None,
     temperature: float = 1.0,
     multiply: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear,
-) -> Callable[[Tensor], Iterator[Tensor]]:
-    """Return a function from hidden states to float32 logits, in blocks of `words` words.
+) -> Iterator[Tensor]:
+    """Yield the float32 logits of hidden states, in blocks of `words` words of the vocabulary.
 
     Includes the transformations that models apply after the layer: a bias (BART, PEGASUS), a scale
     (Cohere, Granite), a soft cap (Gemma). Logits are divided by `temperature`; `multiply` computes
     the layer's product from states, weights and bias.
     """
     layer, config = model.get_output_embeddings(), model.config
-    # A PeftModel has the buffer under a longer name.
-    biases = (b for name, b in model.named_buffers() if name.endswith("final_logits_bias"))
-    final = next(biases, None)
+    final = getattr(model, "final_logits_bias", None)  # also of the model in a PeftModel
     scale = getattr(config, "logit_scale", None) or 1 / getattr(config, "logits_scaling", 1)
     cap = getattr(config, "final_logit_softcapping", None)
+    # A factor of the states saves passes over the logits, which are a hundred times as large. In
+    # bfloat16 it would round the states.
+    is_linear = layer.bias is None and final is None and cap is None
+    folded = is_linear and hidden.dtype == torch.float32
+    if folded and scale != temperature:
+        hidden = hidden * (scale / temperature)
     # Split once: the gradient of a slice per block would be as large as all weights each time.
     words = words or len(layer.weight)
     weights = layer.weight.split(words)
     layer_biases = repeat(None) if layer.bias is None else layer.bias.split(words)
     final_biases = repeat(None) if final is None else final.split(words, dim=-1)
-
-    is_linear = layer.bias is None and final is None and cap is None
-
-    def transformed(values: Tensor, final_bias: Tensor | None) -> Tensor:
+    for weight, bias, final_bias in zip(weights, layer_biases, final_biases, strict=False):
+        values = multiply(hidden, weight, bias).float()
         if final_bias is not None:
             values += final_bias
-        if scale != 1:
+        if scale != 1 and not folded:
             values *= scale
         if cap is not None:
             values = cap * torch.tanh(values / cap)
-        return values if temperature == 1 else values.div_(temperature)
-
-    def logits(hidden: Tensor) -> Iterator[Tensor]:
-        # A factor of the states saves passes over the logits, which are a hundred times as large.
-        # In bfloat16 it would round the states.
-        folded = is_linear and hidden.dtype == torch.float32
-        if folded and scale != temperature:
-            hidden = hidden * (scale / temperature)
-        for weight, bias, final_bias in zip(weights, layer_biases, final_biases, strict=False):
-            values = multiply(hidden, weight, bias).float()
-            yield values if folded else transformed(values, final_bias)
-
-    return logits
+        yield values if folded or temperature == 1 else values.div_(temperature)

@@ -7,7 +7,7 @@ the score of the text is the weighted mean Σ β_j s_j with weights that sum to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,56 +15,27 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-def beta_weights(scores: Floats, beta: Floats) -> Floats:
-    """Return the paper's weights β: NISF, or for attribute relevance eqs. 15 and 16.
+# The paper's weighting of a text's evaluators, and the ablations of its Table 5.
+Weighting = Literal["beta", "mean", "max", "min"]
+
+
+def evaluator_weights(weighting: Weighting, scores: Floats, beta: Floats) -> Floats:
+    """Return the weights of one text's evaluators, ≥ 0, shape (evaluators,).
+
+    `"beta"` are the paper's weights β: NISF, or for attribute relevance eqs. 15 and 16. `"mean"`
+    weights all alike. `"max"` and `"min"` put all weight on the evaluator with the highest or the
+    lowest score, the first one if several tie. `scores` and `beta` have shape (evaluators,).
 
     Examples:
-        >>> beta_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
-        array([3., 1.])
+        >>> scores, beta = np.array([-1.0, -2.0]), np.array([3.0, 1.0])
+        >>> evaluator_weights("beta", scores, beta), evaluator_weights("min", scores, beta)
+        (array([3., 1.]), array([0., 1.]))
     """
-    return beta
-
-
-def mean_weights(scores: Floats, beta: Floats) -> Floats:
-    """Return equal weights, so that the score of the text is the plain mean.
-
-    Examples:
-        >>> mean_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
-        array([1., 1.])
-    """
-    return np.ones_like(scores)
-
-
-def max_weights(scores: Floats, beta: Floats) -> Floats:
-    """Put all weight on the evaluator with the highest score, the first one if several tie.
-
-    Examples:
-        >>> max_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
-        array([1., 0.])
-    """
-    return np.eye(len(scores))[scores.argmax()]
-
-
-def min_weights(scores: Floats, beta: Floats) -> Floats:
-    """Put all weight on the evaluator with the lowest score, the first one if several tie.
-
-    Examples:
-        >>> min_weights(np.array([-1.0, -2.0]), np.array([3.0, 1.0]))
-        array([0., 1.])
-    """
-    return np.eye(len(scores))[scores.argmin()]
-
-
-# Maps the scores and the β of one text's evaluators to weights, all of shape (evaluators,).
-Weighting = Callable[[Floats, Floats], Floats]
-
-# The paper's weighting and the ablations of its Table 5.
-WEIGHTINGS: Mapping[str, Weighting] = {
-    "beta": beta_weights,
-    "mean": mean_weights,
-    "max": max_weights,
-    "min": min_weights,
-}
+    if weighting == "beta":
+        return beta
+    if weighting == "mean":
+        return np.ones_like(scores)
+    return np.eye(len(scores))[scores.argmax() if weighting == "max" else scores.argmin()]
 
 
 def weighted_mean(scores: Floats, weights: Floats) -> float:
@@ -121,7 +92,7 @@ def relevance_evaluators(log_probs: Floats) -> tuple[Floats, Floats]:
     return np.exp(log_probs - sums[:, None]), np.exp(sums - sums.max())
 
 
-def label_probabilities(log_probs: Floats, weighting: Weighting = beta_weights) -> Floats:
+def label_probabilities(log_probs: Floats, weighting: Weighting = "beta") -> Floats:
     """Return the attribute relevance of one text for every label, shape (labels,), in [0, 1].
 
     Higher is better. The values sum to 1 if all labels share their weights (β, mean), but not if
@@ -134,4 +105,5 @@ def label_probabilities(log_probs: Floats, weighting: Weighting = beta_weights) 
         The first is (0.75 · 1 + 0.5 · 0.5) / (1 + 0.5).
     """
     scores, beta = relevance_evaluators(log_probs)
-    return np.array([weighted_mean(column, weighting(column, beta)) for column in scores.T])
+    columns = [(column, evaluator_weights(weighting, column, beta)) for column in scores.T]
+    return np.array([weighted_mean(column, weights) for column, weights in columns])

@@ -238,9 +238,10 @@ def _decode(
     done = torch.zeros(len(rows), dtype=torch.bool, device=ids.device)
     token = len(rows) / options.max_completion_length  # of each row, as a share of all texts
     with packed_products(model, len(rows)) as multiply, part("sampling", len(rows)) as advance:
-        logits = logit_blocks(model, temperature=temperature or 1.0, multiply=multiply)
         while True:
-            (values,) = logits(states)
+            (values,) = logit_blocks(
+                model, states, temperature=temperature or 1.0, multiply=multiply
+            )
             if temperature == 0:
                 drawn = values.argmax(dim=-1)
             else:

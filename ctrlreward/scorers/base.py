@@ -185,12 +185,14 @@ class Scorer(ABC):
         With `aspects="all"` these are the ones whose columns are there; a warning names the others
         once. If there are none, these are all scores, and `score` raises.
         """
+        if not self._leaves_out:
+            return tuple(self.specs)
         present = samples.columns()
         lacking = {
             name: [column for column in self.required_columns([name]) if column not in present]
-            for name in (self.specs if self._leaves_out else ())
+            for name in self.specs
         }
-        names = tuple(name for name in self.specs if not lacking.get(name))
+        names = tuple(name for name in lacking if not lacking[name])
         left_out = tuple(name for name in lacking if lacking[name])
         if names and left_out and left_out != self._left_out:
             self._left_out = left_out

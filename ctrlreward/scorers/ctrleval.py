@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 from os import PathLike
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, TypeAlias, Unpack, get_args
 
 import numpy as np
 
@@ -17,11 +17,9 @@ from ctrlreward.engine.sharing import Requests, run_requests
 from ctrlreward.files import finite_or_none
 from ctrlreward.functional.calibration import context_gain, label_bias
 from ctrlreward.functional.ctrleval import (
-    WEIGHTINGS,
     Weighting,
-    beta_weights,
+    evaluator_weights,
     label_probabilities,
-    mean_weights,
     normalize_weights,
     relevance_evaluators,
     weighted_mean,
@@ -37,8 +35,6 @@ from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions, ModelScore
 from ctrlreward.scorers.task import TEXT_SLOT, WORD_SLOT, Evaluator, Task, require_texts
 from ctrlreward.text.neutral_texts import neutral_texts
 from ctrlreward.text.sentences import find_splitter
-
-Result = TypeVar("Result")
 
 log = item_logger(__name__)
 
@@ -161,18 +157,19 @@ class Evaluated(NamedTuple):
     """Pattern evaluators of one text for one aspect; none where there is nothing to score.
 
     `blanks` are what the model filled: one per evaluator, in attribute relevance one per prompt.
-    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1.
+    `scores` and `weights` have shape (evaluators,); the weights, ≥ 0, need not sum to 1. `label` is
+    the index of the target label in attribute relevance, None in the other aspects.
     """
 
     sample: int
     aspect: str
+    label: int | None
     blanks: Sequence[Blank]
     scores: Scores
     weights: Scores
 
 
 _CONTEXTS = 2  # their mean depends less on one of them, and each costs a pass over all targets
-_LABEL_READER = "CTRLEval attribute_relevance"
 
 SPECS: dict[AspectName, ScoreSpec] = {
     "coherence": ScoreSpec(higher_is_better=True, range=(-np.inf, 0.0)),
@@ -242,7 +239,7 @@ class CTRLEval(ModelScorer[Infiller]):
         aspects: AspectName | Literal["all"] | Sequence[AspectName] = "all",
         iwf: str | PathLike[str] | InverseFrequency | None = None,
         sentence_splitter: str | Callable[[str], list[str]] | None = None,
-        weights: Literal["beta", "mean", "max", "min"] | None = None,
+        weights: Weighting | None = None,
         evaluators: int | None = None,
         seed: int = 0,
         max_tokens: int | None = 512,
@@ -255,7 +252,7 @@ class CTRLEval(ModelScorer[Infiller]):
         self.labels = self.task.labels
         self._leaves_out = aspects == "all"
         self.aspects = some_of("aspects", aspects, SPECS)
-        self.weights = None if weights is None else one_of("weights", weights, WEIGHTINGS)
+        self.weights = None if weights is None else one_of("weights", weights, get_args(Weighting))
         self.max_tokens = positive("max_tokens", max_tokens)
         self.pattern_evaluators = (
             self.task.evaluators if evaluators is None else self.task.subset(evaluators, seed)
@@ -304,82 +301,33 @@ class CTRLEval(ModelScorer[Infiller]):
         """Raise if the samples lack what the aspects need, or have an unknown label."""
         super().check_samples(samples, names)
         if "attribute_relevance" in (self.aspects if names is None else names):
-            self._targets(samples)
+            reader = "CTRLEval attribute_relevance"
+            samples.label_indices(self.labels, reader, "the task", self.attribute)
 
     def score_samples(
-        self, samples: Samples, names: Collection[str] | None = None
+        self,
+        samples: Samples,
+        names: Collection[str] | None = None,
+        evaluated: list[Evaluated] | None = None,
     ) -> Requests[dict[str, Scores]]:
         """Compute the chosen aspects, or those of them in `names`, each float64 of shape (n,).
 
         NaN, with a warning, where an aspect has nothing to score: an empty text; for consistency
-        also a text without a prefix, or with nothing after it.
+        also a text without a prefix, or with nothing after it. What is behind the scores is
+        appended to `evaluated`, sample by sample.
         """
         aspects = [a for a in self.aspects if names is None or a in names]
-        means = yield from self._evaluate(
-            samples, aspects, lambda found: weighted_mean(found.scores, found.weights)
-        )
-        return {aspect: np.array(values) for aspect, values in means.items()}
-
-    def explain(
-        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
-    ) -> list[dict[str, Explanation]]:
-        """Return the chosen aspects of each sample by name, with their evaluators (Figure 5).
-
-        Takes the arguments of `score`. `scorers.ctrleval.to_records` converts the result to plain
-        data.
-        """
-        samples = as_samples(samples, **columns)
-        computable = self.computable(samples)
-        aspects = [aspect for aspect in self.aspects if aspect in computable]
-        targets = self._targets(samples) if "attribute_relevance" in aspects else []
-
-        def explained(found: Evaluated) -> Explanation:
-            if not len(found.scores):
-                return Explanation(found.aspect, np.nan)
-            patterns = [(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
-            if found.aspect == "attribute_relevance":
-                label = targets[found.sample]
-                parts = [(e.prompt.split(WORD_SLOT, 1), e.words) for e in self.pattern_evaluators]
-                patterns = [(left, right, w[label], w) for (left, right), w in parts]
-            scores, weights = found.scores.tolist(), normalize_weights(found.weights).tolist()
-            rows = zip(patterns, scores, weights, strict=True)
-            evaluators = tuple(PatternScore(*pattern, *values) for pattern, *values in rows)
-            return Explanation(found.aspect, weighted_mean(found.scores, found.weights), evaluators)
-
-        (by_aspect,) = run_requests([self._evaluate(samples, aspects, explained)])
-        return [
-            dict(zip(aspects, row, strict=True)) for row in zip(*by_aspect.values(), strict=True)
-        ]
-
-    def probabilities(self, texts: Sequence[str]) -> Scores:
-        """Return the probability of each label, shape (n, labels): the task as a classifier.
-
-        NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
-        which pick an evaluator for each label.
-        """
-        texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
-        result = np.full((len(texts), len(self.labels)), np.nan)
-        kept = [i for i, text in enumerate(texts) if text.strip()]
-        words = self._word_log_probs([texts[i] for i in kept])
-        log_probs, bias = run_requests([words, self._label_bias()])
-        for i, values in zip(kept, log_probs, strict=True):
-            result[i] = label_probabilities(values - bias, self._weightings["attribute_relevance"])
-        return result
-
-    def _evaluate(
-        self, samples: Samples, aspects: Sequence[AspectName], fold: Callable[[Evaluated], Result]
-    ) -> Requests[dict[AspectName, list[Result]]]:
-        """Fold the evaluators of each sample, by aspect, window by window; warn if one has none."""
         prefixes: Sequence[str] = [""] * len(samples.texts)
         targets: list[int] = []
         if "consistency" in aspects:
             prefixes = samples.require("prefixes", "CTRLEval consistency")
         if "attribute_relevance" in aspects:
-            targets = self._targets(samples)
+            reader = "CTRLEval attribute_relevance"
+            targets = samples.label_indices(self.labels, reader, "the task", self.attribute)
             if self._bias is None:
                 yield from self._label_bias()
-        contexts = self._neutral_contexts
-        results: dict[AspectName, list[Result]] = {aspect: [] for aspect in aspects}
+        contexts = self._contexts
+        results: dict[str, Scores] = {a: np.full(len(samples.texts), np.nan) for a in aspects}
         texts = first_tokens(self.loaded_model.tokenizer, samples.texts, self.max_tokens)
         for window in windows(texts):
             groups: list[tuple[int, AspectName, list[Blank]]] = []
@@ -415,15 +363,60 @@ class CTRLEval(ModelScorer[Infiller]):
                     log_probs = scores.reshape(-1, len(self.labels)) - self._bias
                     shares, beta = relevance_evaluators(log_probs)
                     scores = shares[:, targets[i]]
-                elif weighting is beta_weights:  # the others ignore β; its table may be large
+                elif weighting == "beta":  # the others ignore β; its table may be large
                     beta = np.array([self.iwf.sentence_weight(t.ids) for t in targets_scored])
-                weights = weighting(scores, beta) if blanks else beta
-                results[aspect].append(fold(Evaluated(i, aspect, blanks, scores, weights)))
+                weights = evaluator_weights(weighting, scores, beta) if blanks else beta
+                results[aspect][i] = weighted_mean(scores, weights)
+                if evaluated is not None:
+                    label = targets[i] if aspect == "attribute_relevance" else None
+                    evaluated.append(Evaluated(i, aspect, label, blanks, scores, weights))
         return results
 
-    def _targets(self, samples: Samples) -> list[int]:
-        """Return the index of each sample's target among the labels of the task."""
-        return samples.label_indices(self.labels, _LABEL_READER, "the task", self.attribute)
+    def explain(
+        self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+    ) -> list[dict[str, Explanation]]:
+        """Return the chosen aspects of each sample by name, with their evaluators (Figure 5).
+
+        Takes the arguments of `score`. `scorers.ctrleval.to_records` converts the result to plain
+        data.
+        """
+        samples = as_samples(samples, **columns)
+        computable = self.computable(samples)
+        aspects = [aspect for aspect in self.aspects if aspect in computable]
+
+        def explained(found: Evaluated) -> Explanation:
+            if not len(found.scores):
+                return Explanation(found.aspect, np.nan)
+            patterns = [(b.left, b.right, b.targets[0], b.targets) for b in found.blanks]
+            if (label := found.label) is not None:
+                parts = [(e.prompt.split(WORD_SLOT, 1), e.words) for e in self.pattern_evaluators]
+                patterns = [(left, right, w[label], w) for (left, right), w in parts]
+            scores, weights = found.scores.tolist(), normalize_weights(found.weights).tolist()
+            rows = zip(patterns, scores, weights, strict=True)
+            evaluators = tuple(PatternScore(*pattern, *values) for pattern, *values in rows)
+            return Explanation(found.aspect, weighted_mean(found.scores, found.weights), evaluators)
+
+        evaluated: list[Evaluated] = []
+        run_requests([self.score_samples(samples, aspects, evaluated)])
+        rows: list[dict[str, Explanation]] = [{} for _ in samples.texts]
+        for found in evaluated:
+            rows[found.sample][found.aspect] = explained(found)
+        return rows
+
+    def probabilities(self, texts: Sequence[str]) -> Scores:
+        """Return the probability of each label, shape (n, labels): the task as a classifier.
+
+        NaN for an empty text. Each row sums to 1, except with the weights `"max"` and `"min"`,
+        which pick an evaluator for each label.
+        """
+        texts = first_tokens(self.loaded_model.tokenizer, texts, self.max_tokens)
+        result = np.full((len(texts), len(self.labels)), np.nan)
+        kept = [i for i, text in enumerate(texts) if text.strip()]
+        words = self._word_log_probs([texts[i] for i in kept])
+        log_probs, bias = run_requests([words, self._label_bias()])
+        for i, values in zip(kept, log_probs, strict=True):
+            result[i] = label_probabilities(values - bias, self._weightings["attribute_relevance"])
+        return result
 
     def _word_log_probs(self, texts: Sequence[str]) -> Requests[Scores]:
         """Return the log-probability of each word after each text, (texts, evaluators, labels)."""
@@ -453,8 +446,8 @@ class CTRLEval(ModelScorer[Infiller]):
                 self._bias = np.zeros((len(self.pattern_evaluators), len(self.labels)))
         return self._bias
 
-    @property
-    def _neutral_contexts(self) -> Sequence[str]:
+    @cached_property
+    def _contexts(self) -> Sequence[str]:
         """Contexts that say nothing about a sentence, prefix or remainder; none: no calibration."""
         if self.calibration is False or not isinstance(self.loaded_model, CausalInfiller):
             return ()
@@ -466,8 +459,7 @@ class CTRLEval(ModelScorer[Infiller]):
     @cached_property
     def _weightings(self) -> dict[str, Weighting]:
         """Weighting of the evaluators of each aspect."""
-        if self.weights is not None:
-            return dict.fromkeys(SPECS, WEIGHTINGS[self.weights])
-        is_causal = isinstance(self.loaded_model, CausalInfiller)
-        relevance = mean_weights if is_causal else beta_weights
-        return {**dict.fromkeys(SPECS, beta_weights), "attribute_relevance": relevance}
+        default: dict[str, Weighting] = dict.fromkeys(SPECS, "beta")
+        if isinstance(self.loaded_model, CausalInfiller):
+            default["attribute_relevance"] = "mean"
+        return default if self.weights is None else dict.fromkeys(SPECS, self.weights)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ctrlreward.functional.calibration import label_bias
-from ctrlreward.functional.ctrleval import WEIGHTINGS, label_probabilities
+from ctrlreward.functional.ctrleval import Weighting, label_probabilities
 
 LOG_PROBS = st.floats(-30, 0)
 TEXTS, EVALUATORS, LABELS = (st.shared(st.integers(1, 4), key=key) for key in "ijk")
@@ -29,15 +31,13 @@ def test_the_bias_is_the_mean_over_texts_from_which_the_mean_over_labels_is_take
         np.testing.assert_allclose(bias[j], expected, atol=1e-12)
 
 
-@given(TEXT, st.lists(LOG_PROBS, min_size=1, max_size=4), st.sampled_from(sorted(WEIGHTINGS)))
+@given(TEXT, st.lists(LOG_PROBS, min_size=1, max_size=4), st.sampled_from(get_args(Weighting)))
 def test_words_that_are_favoured_alike_change_nothing(
     text: np.ndarray, priors: list[float], weights: str
 ) -> None:
     bias = label_bias([np.full(text.shape, prior) for prior in priors])
-    calibrated = label_probabilities(text - bias, WEIGHTINGS[weights])
-    np.testing.assert_allclose(
-        calibrated, label_probabilities(text, WEIGHTINGS[weights]), atol=1e-12
-    )
+    calibrated = label_probabilities(text - bias, weights)
+    np.testing.assert_allclose(calibrated, label_probabilities(text, weights), atol=1e-12)
 
 
 @given(REFERENCES, TEXT, st.data(), st.sampled_from(["mean", "max", "min"]))
@@ -46,7 +46,7 @@ def test_a_constant_that_favours_a_word_cancels_out(
 ) -> None:
     bonus = data.draw(npst.arrays(np.float64, text.shape, elements=st.floats(-10, 10)))
     plain, favoured = (
-        label_probabilities(text + added - label_bias(references + added), WEIGHTINGS[weights])
+        label_probabilities(text + added - label_bias(references + added), weights)
         for added in (0.0, bonus)
     )
     np.testing.assert_allclose(favoured, plain, atol=1e-9)

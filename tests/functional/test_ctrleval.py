@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from ctrlreward.functional.ctrleval import (
-    WEIGHTINGS,
+    Weighting,
+    evaluator_weights,
     label_probabilities,
     normalize_weights,
     relevance_evaluators,
@@ -45,15 +47,15 @@ def test_zero_weights_give_the_plain_mean() -> None:
 
 def test_a_score_with_weight_0_does_not_count() -> None:
     scores = np.array([-np.inf, -2.0, -3.0])
-    assert weighted_mean(scores, WEIGHTINGS["max"](scores, np.ones(3))) == -2
-    assert weighted_mean(scores, WEIGHTINGS["min"](scores, np.ones(3))) == -np.inf
+    assert weighted_mean(scores, evaluator_weights("max", scores, np.ones(3))) == -2
+    assert weighted_mean(scores, evaluator_weights("min", scores, np.ones(3))) == -np.inf
     assert weighted_mean(scores, np.array([0.0, 1.0, 3.0])) == -2.75
     assert weighted_mean(scores, np.ones(3)) == -np.inf
 
 
 # Ablations of Table 5
 
-REFERENCES: dict[str, Callable[[list[float], list[float]], float]] = {
+REFERENCES: dict[Weighting, Callable[[list[float], list[float]], float]] = {
     "beta": lambda scores, beta: (
         sum(s * b for s, b in zip(scores, beta, strict=True)) / sum(beta)
         if sum(beta)
@@ -66,13 +68,13 @@ REFERENCES: dict[str, Callable[[list[float], list[float]], float]] = {
 
 
 def test_the_weightings_are_those_of_the_paper() -> None:
-    assert list(WEIGHTINGS) == list(REFERENCES)
+    assert get_args(Weighting) == tuple(REFERENCES)
 
 
 @given(SCORES, WEIGHTS)
 def test_each_weighting_folds_scores_as_its_name_says(scores: np.ndarray, beta: np.ndarray) -> None:
     for name, reference in REFERENCES.items():
-        weights = WEIGHTINGS[name](scores, beta)
+        weights = evaluator_weights(name, scores, beta)
         expected = reference(scores.tolist(), beta.tolist())
         assert weighted_mean(scores, weights) == pytest.approx(expected, rel=1e-9, abs=1e-12)
         shares = normalize_weights(weights)
@@ -88,7 +90,7 @@ def test_each_weighting_folds_the_shares_of_each_label(log_probs: np.ndarray) ->
     shares = [[p / total for p in row] for row, total in zip(probabilities, sums, strict=True)]
     for name, reference in REFERENCES.items():
         expected = [reference([row[k] for row in shares], sums) for k in range(len(shares[0]))]
-        relevance = label_probabilities(log_probs, WEIGHTINGS[name])
+        relevance = label_probabilities(log_probs, name)
         np.testing.assert_allclose(relevance, expected, rtol=1e-9)
 
 
@@ -100,7 +102,7 @@ def test_label_probabilities_by_hand() -> None:
         ("max", [0.8, 0.75]),
         ("min", [0.25, 0.2]),
     ]:
-        np.testing.assert_allclose(label_probabilities(log_probs, WEIGHTINGS[name]), expected)
+        np.testing.assert_allclose(label_probabilities(log_probs, name), expected)
 
 
 @given(npst.arrays(np.float64, SHAPES, elements=LOG_PROBS))

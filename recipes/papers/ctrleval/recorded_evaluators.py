@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from ctrlreward.engine.sharing import Requests
 from ctrlreward.functional.ctrleval import normalize_weights
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scores
-from ctrlreward.scorers.ctrleval import AspectName, CTRLEval, Evaluated
-
-Result = TypeVar("Result")
+from ctrlreward.scorers.ctrleval import CTRLEval, Evaluated
 
 # Scores and weights of the evaluators of one text; the weights sum to 1.
 Recorded: TypeAlias = tuple[Scores, Scores]
@@ -39,16 +37,20 @@ class RecordedCTRLEval(CTRLEval):
         keys = (_key(samples, i, aspect) for i in range(len(samples)))
         return [self._recorded.get(key, (np.zeros(0), np.zeros(0))) for key in keys]
 
-    def _evaluate(
-        self, samples: Samples, aspects: Sequence[AspectName], fold: Callable[[Evaluated], Result]
-    ) -> Requests[dict[AspectName, list[Result]]]:
-        def recorded(found: Evaluated) -> Result:
+    def score_samples(
+        self,
+        samples: Samples,
+        names: Collection[str] | None = None,
+        evaluated: list[Evaluated] | None = None,
+    ) -> Requests[dict[str, Scores]]:
+        """Score as `CTRLEval.score_samples`, and keep the evaluators."""
+        evaluated = [] if evaluated is None else evaluated
+        scores = yield from super().score_samples(samples, names, evaluated)
+        for found in evaluated:
             if len(found.scores):
                 key = _key(samples, found.sample, found.aspect)
                 self._recorded[key] = found.scores, normalize_weights(found.weights)
-            return fold(found)
-
-        return (yield from super()._evaluate(samples, aspects, recorded))
+        return scores
 
 
 def evaluator_table(texts: Sequence[Recorded], evaluators: int) -> tuple[Scores, Scores]:

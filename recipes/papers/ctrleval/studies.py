@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.functional.ctrleval import WEIGHTINGS, weighted_mean
+from ctrlreward.functional.ctrleval import Weighting, evaluator_weights, weighted_mean
 from ctrlreward.plots.style import SERIES, finish_panel, new_figure
 from ctrlreward.recipes.papers.ctrleval.recorded_evaluators import Recorded, evaluator_table
 from ctrlreward.recipes.papers.meta_eval.correlations import (
@@ -58,12 +58,12 @@ def ablate(rated: Rated, evaluated: Mapping[str, Sequence[Recorded]]) -> list[di
         None.
     """
     rows: list[dict[str, Any]] = []
-    for name, weighting in WEIGHTINGS.items():
+    for name in get_args(Weighting):
         for aspect, texts in evaluated.items():
             scores = np.full(len(texts), np.nan)
             for i, (values, beta) in enumerate(texts):
                 if len(values):
-                    scores[i] = weighted_mean(values, weighting(values, beta))
+                    scores[i] = weighted_mean(values, evaluator_weights(name, values, beta))
             row = {"weights": name, "score": aspect, **correlate(scores, rated.ratings[aspect])}
             rows.append({**row, "published": _table_5(aspect, name)})
     return rows
@@ -75,7 +75,7 @@ def print_ablation(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     table = new_table(f"{file}: Pearson r by aggregation; in brackets, {_MODEL} on {_ABLATED_FILE}")
     for heading in ("weights", *aspects):
         table.add_column(heading, justify="left" if heading == "weights" else "right")
-    for name in WEIGHTINGS:
+    for name in get_args(Weighting):
         found = {row["score"]: row for row in rows if row["weights"] == name}
         cells = [f"{found[a]['pearson']:.4f} ({found[a]['published']:.4f})" for a in aspects]
         table.add_row(name, *cells)
