@@ -279,9 +279,8 @@ class Samples:
         if isinstance(rows, int):
             raise TypeError(f"samples[{rows}] is one row: use samples[{rows}:{rows + 1}]")
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows
-        return Samples(
-            **{name: [column[i] for i in indices] for name, column in self.columns().items()}
-        )
+        given = {name: column for name, column in vars(self).items() if column is not None}
+        return Samples(**{name: [column[i] for i in indices] for name, column in given.items()})
 
     def columns(self) -> dict[str, tuple[Any, ...]]:
         """Return the columns that are present by name, in declaration order.
@@ -400,7 +399,8 @@ class Samples:
                     )
         beginnings = self.texts if self.prefixes is None else self.prefixes
         numbers = [str(i) for i in range(len(self))]
-        return self.replace(
+        return replace(
+            self,
             texts=beginnings,
             prefixes=beginnings,
             prompts=beginnings if self.prompts is None else self.prompts,
@@ -409,12 +409,14 @@ class Samples:
 
     def completed(self, completions: Sequence[str]) -> Samples:
         """Return the samples with texts replaced by prefix + completion."""
-        prefixes = self.require("prefixes", "Samples.completed")
+        prefixes = self.prefixes
+        if prefixes is None:
+            raise MissingColumn("prefixes", "Samples.completed", self.columns())
         if len(completions) != len(prefixes):
             raise ValueError(
                 f"{len(completions)} completions for {len(prefixes)} prompts: give one per prompt"
             )
-        return self.replace(texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
+        return replace(self, texts=[p + c for p, c in zip(prefixes, completions, strict=True)])
 
     def distinct(self) -> tuple[Samples, list[int]]:
         """Return the distinct samples (the samples themselves if all are), and each one's index.
@@ -610,7 +612,7 @@ def as_samples(data: SamplesLike | None = None, **columns: Unpack[SampleKeywords
         if added.get("texts") is None:
             raise TypeError("there are no texts: give them as the first argument, in a list")
         data = {"texts": added.pop("texts")}
-    table = None if isinstance(data, list | tuple) else table_of(data)
+    table = None if isinstance(data, Samples | list | tuple) else table_of(data)
     if isinstance(data, Samples):
         samples = data
     elif table is not None:

@@ -23,11 +23,6 @@ _CPU_STATES, _CPU_WORDS = 2**10, 2**10
 _CUDA_LOGITS = 2**22
 
 
-def hidden_states(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """Return the input of the model's output layer, shape (rows, tokens, width)."""
-    return states_and_output(model, use_cache=False, **inputs)[0]
-
-
 def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, Any]:
     """Return the input of the output layer, (rows, tokens, width), and the output, without logits.
 
@@ -41,7 +36,7 @@ def states_and_output(model: PreTrainedModel, **inputs: Any) -> tuple[Tensor, An
 
     hook = model.get_output_embeddings().register_forward_pre_hook(capture)
     try:
-        output = model(**inputs)
+        output = model(**{"use_cache": False, **inputs})
     finally:
         hook.remove()
     return captured[0], output
@@ -114,7 +109,7 @@ def check_output_layer(model: PreTrainedModel) -> None:
     ids = torch.zeros((1, 1), dtype=torch.long, device=model.device)
     extra = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.inference_mode():
-        hidden = hidden_states(model, input_ids=ids, **extra)
+        hidden, _ = states_and_output(model, input_ids=ids, **extra)
         expected = model(input_ids=ids, **extra, use_cache=False).logits
         (ours,) = logit_blocks(model, hidden)
     if not torch.allclose(ours, expected.float(), rtol=1e-2, atol=1e-2):

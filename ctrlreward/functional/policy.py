@@ -239,13 +239,3 @@ def completion_mask(tokens: Tensor, end_tokens: Tensor) -> Tensor:
     """
     is_end = torch.isin(tokens, end_tokens)
     return (is_end.cumsum(dim=-1) - is_end.long() <= 0).float()
-
-
-def ended(tokens: Tensor, end_tokens: Tensor) -> Tensor:
-    """Return True for rows with an end token, bool, shape (n,); the others were cut off.
-
-    Examples:
-        >>> ended(torch.tensor([[5, 2, 7], [5, 6, 7]]), end_tokens=torch.tensor([2]))
-        tensor([ True, False])
-    """
-    return torch.isin(tokens, end_tokens).any(dim=-1)

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ctrlreward.engine.batching import pad_rows, run_batched, to_device
 from ctrlreward.engine.output_layer import (
     check_output_layer,
-    hidden_states,
     states_and_output,
     token_log_probs,
 )
@@ -109,7 +108,7 @@ class CausalLM(FrozenModel):
         def score_trees(batch: list[int]) -> list[None]:
             chosen = [trees[i] for i in batch]
             read = inputs(self.model, chosen)
-            hidden, _ = states_and_output(self.model, use_cache=False, **read)
+            hidden, _ = states_and_output(self.model, **read)
             states: list[int] = []
             places: list[int] = []
             for row, tree in enumerate(chosen):
@@ -205,10 +204,11 @@ def _reads_trees(model: PreTrainedModel) -> bool:
     (tree,) = build_prefix_trees([[0, 1, 1, 1], [0, 2, 2, 2]], max_unshared=3)
     (row,) = build_prefix_trees([[0, 2, 2, 2]], max_unshared=0)
     with torch.inference_mode():
-        alone = hidden_states(model, **_row_inputs(model, [row]))[0].float()
+        alone, _ = states_and_output(model, **_row_inputs(model, [row]))
         try:
-            beside = hidden_states(model, **tree_inputs(model, [tree]))[0, tree.paths[-1][1]]
+            beside, _ = states_and_output(model, **tree_inputs(model, [tree]))
         except ValueError:  # Falcon's ALiBi expects a two-dimensional mask
             return False
+    difference = beside[0, tree.paths[-1][1]] - alone[0].float()
     # Rounding errors are far smaller than half of the digits.
-    return bool((beside - alone).norm() < torch.finfo(model.dtype).eps ** 0.5 * alone.norm())
+    return bool(difference.norm() < torch.finfo(model.dtype).eps ** 0.5 * alone.float().norm())

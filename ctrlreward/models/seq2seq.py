@@ -14,7 +14,11 @@ from transformers import AutoModelForSeq2SeqLM, PretrainedConfig, PreTrainedToke
 from transformers.modeling_outputs import BaseModelOutput
 
 from ctrlreward.engine.batching import Ids, pad_rows, run_batched
-from ctrlreward.engine.output_layer import check_output_layer, hidden_states, token_log_probs
+from ctrlreward.engine.output_layer import (
+    check_output_layer,
+    states_and_output,
+    token_log_probs,
+)
 from ctrlreward.engine.sharing import Request, Requests
 from ctrlreward.models.control_tokens import control_tokens, mark, real_ids, text_reader
 from ctrlreward.models.frozen import FrozenModel
@@ -183,7 +187,7 @@ class Seq2SeqInfiller(FrozenModel):
             chosen = [flat[i] for i in batch]
             read, _ = pad_rows([row.read for _, row, _ in chosen], pad, self.model.device)
             source = torch.tensor([k for k, _, _ in chosen], device=self.model.device)
-            hidden = hidden_states(
+            hidden, _ = states_and_output(
                 self.model,
                 encoder_outputs=BaseModelOutput(last_hidden_state=encoded[source]),
                 attention_mask=mask[source],

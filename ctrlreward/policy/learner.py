@@ -39,10 +39,10 @@ class Learner:
     def evaluate(self, rollout: Rollout) -> PolicyOutput:
         """Compute log-probabilities and values without dropout, a microbatch at a time."""
         self.policy.eval()
-        n, temperature = len(rollout.completions), self.generation.temperature
+        size, rows = self.optimizer.microbatch_size, torch.arange(len(rollout.completions))
         outputs = [
-            policy_output(self.policy, rollout[rows], temperature, self.value_head)
-            for rows in torch.arange(n).split(self.optimizer.microbatch_size or n)
+            policy_output(self.policy, part, self.generation.temperature, self.value_head)
+            for part in ([rollout] if size is None else map(rollout.__getitem__, rows.split(size)))
         ]
         log_probs, values = zip(*outputs, strict=True)
         return PolicyOutput(torch.cat(log_probs), torch.cat(values) if self.value_head else None)
@@ -88,11 +88,14 @@ class Learner:
         See `objectives.loss_terms`. With a value head `loss` has the value loss as well, whose
         gradient reaches the adapter, and `value_loss` is that loss without gradients.
         """
-        choices, options, n = self.objective.choices, self.generation, len(experience.mask)
+        choices, options = self.objective.choices, self.generation
+        size = self.optimizer.microbatch_size
         weights = loss_weights(choices, experience, options.max_completion_length)
-        for rows in torch.arange(n).split(self.optimizer.microbatch_size or n):
-            part = experience[rows]
-            of_part = {name: weight[rows.to(weight.device)] for name, weight in weights.items()}
+        for rows in torch.arange(n := len(experience.mask)).split(size or n):
+            part, of_part = experience, weights
+            if size is not None:
+                part = experience[rows]
+                of_part = {name: each[rows.to(each.device)] for name, each in weights.items()}
             self.policy.train()  # the adapter's dropout, and gradient checkpointing
             log_probs, values = policy_output(
                 self.policy, part.rollout, options.temperature, self.value_head

@@ -43,9 +43,10 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
     `Samples` in the singular or the plural. If completions are texts of their own, `answers` (of a
     chat, or of an encoder-decoder), strings are prompts whose texts begin with "".
     """
+    inputs: list[Prompt] | None = None
+    ignored: tuple[str, ...] = ()
     if isinstance(batch, Samples):
-        columns: dict[str, Any] = dict(batch.columns())
-        ignored: tuple[str, ...] = ()
+        samples = batch
     else:
         table = _table(batch, "prompts" if answers else "texts")
         columns = {COLUMN_OF[name]: column for name, column in table.items() if name in COLUMN_OF}
@@ -55,15 +56,14 @@ def read_batch(batch: object, answers: bool) -> PromptBatch:
                 f"the batch has the columns {', '.join(table) or 'none'}: call one 'prompt', or "
                 "'prefix' if texts begin with it"
             )
-    inputs: list[Prompt] | None = None
-    if "prompts" in columns:
-        inputs = _prompts(columns["prompts"])
-        columns["prompts"] = [_as_text(i, prompt) for i, prompt in enumerate(inputs)]
-    if "texts" not in columns:
-        empty = [""] * len(columns.get("prompts", ()))
-        columns["texts"] = columns["prefixes"] = columns.get("prefixes", empty)
-    samples = Samples(**columns)
-    if not len(samples):
+        if "prompts" in columns:
+            inputs = _prompts(columns["prompts"])
+            columns["prompts"] = [_as_text(i, prompt) for i, prompt in enumerate(inputs)]
+        if "texts" not in columns:
+            empty = [""] * len(columns.get("prompts", ()))
+            columns["texts"] = columns["prefixes"] = columns.get("prefixes", empty)
+        samples = Samples(**columns)
+    if not samples.texts:
         raise ValueError(f"the batch is empty: {_GIVE}")
     return PromptBatch(samples, inputs or samples.as_prompts().prompts or (), ignored)
 

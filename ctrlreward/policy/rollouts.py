@@ -19,12 +19,11 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper
 
 from ctrlreward.arguments import checked_keywords, positive
 from ctrlreward.engine.output_layer import (
-    hidden_states,
     logit_blocks,
     states_and_output,
     token_log_probs,
 )
-from ctrlreward.functional.policy import completion_mask, ended
+from ctrlreward.functional.policy import completion_mask
 from ctrlreward.models.control_tokens import real_ids, text_reader
 from ctrlreward.policy.keywords import GENERATION
 from ctrlreward.policy.packing import packed_products
@@ -193,14 +192,14 @@ def sample(
     padding = tokenizer.pad_token_id
     new = _decode(model, ids, attention, rows, options, temperature, end, padding, uniform)
     new = new.clone()  # inference tensors cannot be saved for a backward pass
-    mask = completion_mask(new, end)
-    is_text = mask.bool() & ~torch.isin(new, end)
+    mask, is_end = completion_mask(new, end), torch.isin(new, end)
+    is_text = mask.bool() & ~is_end
     completions = tokenizer.batch_decode(
         [row[kept] for row, kept in zip(new, is_text, strict=True)], skip_special_tokens=True
     )
     ids = torch.cat([ids[rows], new], dim=1)
     attention = torch.cat([attention[rows], mask.long()], dim=1)
-    return Rollout(completions, ids, attention, mask, ended(new, end))
+    return Rollout(completions, ids, attention, mask, is_end.any(dim=-1))
 
 
 @torch.inference_mode()  # 3 % faster than `no_grad`
@@ -221,8 +220,8 @@ def _decode(
     number for each token, shape (n, max_completion_length); None draws them.
     """
     row_of = torch.tensor(rows, device=ids.device)
-    positions, has_encoder = token_positions(attention), model.config.is_encoder_decoder
-    if has_encoder:
+    positions = (attention.cumsum(dim=1) - 1).clamp(min=0)  # padding not counted
+    if has_encoder := model.config.is_encoder_decoder:
         start = model.generation_config.decoder_start_token_id
         first = {"decoder_input_ids": ids.new_full((len(ids), 1), start)}
     else:
@@ -312,8 +311,8 @@ def encode_prompts(
     model: Any, tokenizer: PreTrainedTokenizerBase, prompts: list[str], special_tokens: bool
 ) -> tuple[Tensor, Tensor]:
     """Return padded ids and attention of prompts, which may have marks of control tokens."""
-    has_encoder = model.config.is_encoder_decoder
-    batch = text_reader(tokenizer, prompts)(
+    has_encoder, reader = model.config.is_encoder_decoder, text_reader(tokenizer, prompts)
+    batch = reader(
         prompts,
         # An end token after the prompt of a causal model would end the text.
         add_special_tokens=special_tokens and has_encoder,
@@ -321,7 +320,9 @@ def encode_prompts(
         # BART counts positions from the left, padding included.
         padding_side="right" if has_encoder else "left",
     )
-    ids = [real_ids(tokenizer, row) for row in batch.input_ids]
+    ids = batch.input_ids
+    if reader is not tokenizer:
+        ids = [real_ids(tokenizer, row) for row in ids]
     attention = torch.tensor(batch.attention_mask, device=model.device)
     return torch.tensor(ids, device=model.device), attention
 
@@ -345,30 +346,26 @@ def policy_output(
     if model.config.is_encoder_decoder:
         start = model.generation_config.decoder_start_token_id
         first = rollout.ids.new_full((len(rollout.ids), 1), start)
-        states = hidden_states(
+        states, _ = states_and_output(
             model,
             input_ids=rollout.ids[:, :-new],
             attention_mask=rollout.attention[:, :-new],
             decoder_input_ids=torch.cat([first, rollout.ids[:, -new:-1]], dim=1),
         )
     else:
-        states = hidden_states(
+        hidden, _ = states_and_output(
             model,
             input_ids=rollout.ids,
             attention_mask=rollout.attention,
-            position_ids=token_positions(rollout.attention),
-        )[:, -new - 1 : -1]
+            position_ids=(rollout.attention.cumsum(dim=1) - 1).clamp(min=0),
+        )
+        states = hidden[:, -new - 1 : -1]
     kept = rollout.mask.bool()
     tokens = rollout.ids[:, -new:][kept]
     rows = torch.arange(len(tokens), device=tokens.device)
     values = token_log_probs(model, states[kept], rows, tokens, temperature)
     scattered = torch.zeros_like(rollout.mask).masked_scatter(kept, values)
     return PolicyOutput(scattered, None if value_head is None else value_head(states))
-
-
-def token_positions(attention: Tensor) -> Tensor:
-    """Return the position of each token in its row, padding not counted."""
-    return (attention.cumsum(dim=1) - 1).clamp(min=0)
 
 
 def add_end_tokens(

@@ -32,8 +32,8 @@ def scoring_stream(device: str | None) -> AbstractContextManager[object]:
     stream, so with a new one each time up to 32 batches' worth stayed reserved.
     """
     place = torch.device(device or "cpu")
-    module = _module(place)
-    if not hasattr(module, "stream"):
+    module = getattr(torch, place.type)  # torch.cpu too
+    if place.type == "cpu" or not hasattr(module, "stream"):
         return nullcontext()
     index = module.current_device() if place.index is None else place.index
     context: AbstractContextManager[object] = module.stream(_stream(place.type, index))

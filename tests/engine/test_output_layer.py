@@ -18,7 +18,7 @@ from transformers import (
 from ctrlreward.engine import output_layer
 from ctrlreward.engine.output_layer import (
     check_output_layer,
-    hidden_states,
+    states_and_output,
     token_log_probs,
 )
 
@@ -87,7 +87,7 @@ def test_log_probs_are_those_of_the_models_own_logits(family: str) -> None:
         model.final_logits_bias.normal_()  # type: ignore[union-attr]
     with torch.inference_mode():
         expected = model(**inputs).logits.log_softmax(dim=-1).flatten(0, 1)
-        hidden = hidden_states(model, **inputs)
+        hidden, _ = states_and_output(model, **inputs)
         assert hidden.shape == (2, 5, 16)
         check_output_layer(model)
         places = torch.arange(10).repeat_interleave(40)
@@ -157,9 +157,9 @@ def test_a_model_with_a_way_of_its_own_raises() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     model = tiny("llama")
     expected = model(IDS).logits
-    hidden_states(model, input_ids=IDS)
+    states_and_output(model, input_ids=IDS)
     with pytest.raises(IndexError):
-        hidden_states(model, input_ids=IDS + 40)  # not in the vocabulary
+        states_and_output(model, input_ids=IDS + 40)  # not in the vocabulary
     torch.testing.assert_close(model(IDS).logits, expected)
 
 
@@ -169,5 +169,5 @@ def test_the_output_layer_is_given_no_rows() -> None:
     model.get_output_embeddings().register_forward_hook(
         lambda layer, args, output: seen.append(tuple(output.shape))
     )
-    assert hidden_states(model, input_ids=IDS).shape == (2, 5, 16)
+    assert states_and_output(model, input_ids=IDS)[0].shape == (2, 5, 16)
     assert seen == [(0, 5, 40)]
