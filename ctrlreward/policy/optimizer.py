@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from ctrlreward.arguments import checked_keywords, one_of, positive
 from ctrlreward.lightning_package import LightningModule, misconfigured
@@ -118,29 +120,11 @@ def adamw(module: LightningModule, config: OptimizerConfig) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(
         trainable, lr=config.learning_rate, weight_decay=config.weight_decay
     )
-    kind, warmup = config.lr_scheduler_type, config.warmup_steps
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: rate(kind, step, warmup, steps)
-    )
+    warmup = max(1, config.warmup_steps)
+    theirs: Any = get_scheduler(config.lr_scheduler_type, optimizer, warmup, steps + 1)
+    (share,) = theirs.lr_lambdas
+    schedule = LambdaLR(optimizer, lambda step: share(step + 1))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def rate(schedule: Schedule, step: int, warmup_steps: int, steps: int) -> float:
-    """Return the share of the learning rate that an update is made with; see `OptimizerConfig`.
-
-    Example:
-        >>> [rate("linear", step, 2, 5) for step in range(5)]
-        [0.5, 1.0, 0.75, 0.5, 0.25]
-    """
-    if schedule == "constant":
-        return 1.0
-    warmup = max(1, warmup_steps)
-    if step + 1 < warmup:
-        return (step + 1) / warmup
-    if schedule == "constant_with_warmup":
-        return 1.0
-    progress = min(1.0, (step + 1 - warmup) / max(1, steps + 1 - warmup))
-    return 1 - progress if schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
 
 
 def _number_of_updates(module: LightningModule, config: OptimizerConfig) -> int:
