@@ -160,7 +160,7 @@ class AttributeClassifier(CompositeScorer):
     def score_samples(
         self, samples: Samples, names: Collection[str] | None = None
     ) -> dict[str, Scores]:
-        """Return the scores, and `"combination"` by name; NaN for an empty text or a failed part."""
+        """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
         targets = self._targets(samples)
         scores = self._score(samples, targets)
         if _COMBINATION in (names or ()):
