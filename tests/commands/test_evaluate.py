@@ -174,12 +174,16 @@ import os, signal, sys
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog, json_line
 
-append, calls = JsonLog.append, []
+append, rename, calls = JsonLog.append, os.replace, []
+
+
+def is_last(call):
+    calls.append(call)
+    return len(calls) == int(sys.argv[1])
 
 
 def cut(log, record):
-    calls.append(record)
-    if len(calls) == int(sys.argv[1]):
+    if is_last(record):
         lines = json_line(record)
         if not log.path.exists():
             lines = json_line(log.identity) + lines
@@ -189,25 +193,35 @@ def cut(log, record):
     append(log, record)
 
 
-JsonLog.append = cut
+def cut_file(unfinished, path):
+    if is_last(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(unfinished, path)
+
+
+JsonLog.append, os.replace = cut, cut_file
 main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("record", [1, 3, 6])
+@pytest.mark.parametrize("write", [1, 3, 6, 7, 8, 10])
 def test_a_killed_run_continues_with_equal_texts_and_figures(
-    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path, record: int
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path, write: int
 ) -> None:
-    """Killed within a line: of the first batch of five, of the third, and of the scores."""
+    """Killed at a write: within the first line of completions, the third, the first of scores (6),
+    before the texts have their name (7), the results (8), the last file (10).
+    """
     whole = content(evaluated("whole", batch_size=8))
     script, folder = tmp_path / "killed.py", tmp_path / "cut"
     script.write_text(KILLED)
     arguments = words(models, tmp_path / "prefixes.txt", folder, batch_size=8)
-    ended = run_warm(script, record, *arguments, timeout=120)
+    ended = run_warm(script, write, *arguments, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert not (folder / "results.csv").exists()
+    files = ("texts.jsonl", "results.csv", "card.json", "card.md")
+    assert [(folder / name).exists() for name in files] == [write > 7 + i for i in range(4)]
     generated = (folder / "generations.jsonl").read_bytes()
-    assert generated.count(b"\n") in (record, record - 1)  # with the line of the settings
+    # Complete lines: of the settings, which the first record brings, and of five batches.
+    assert generated.count(b"\n") == {1: 0, 3: 3}.get(write, 6)
     assert content(evaluated("cut", batch_size=8)) == whole
     assert (
         (folder / "generations.jsonl")
