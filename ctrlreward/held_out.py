@@ -246,7 +246,11 @@ def logged_specs(components: Mapping[str, Component]) -> dict[str, ScoreSpec]:
     return {
         **{key: component.spec for key, component in components.items()},
         FAIL_RATE: ScoreSpec(False, (0.0, 1.0)),
-        **{f"{CORPUS}/{key}": c.spec for key, c in components.items() if c.corpus_fold},
+        **{
+            f"{CORPUS}/{key}{end}": ScoreSpec(False, (0.0, np.inf)) if end else component.spec
+            for key, component in components.items()
+            for end in component.corpus_folds
+        },
     }
 
 
@@ -255,7 +259,8 @@ def with_corpus_parts(components: Mapping[str, Component]) -> dict[str, Componen
     parts = {
         _part_key(key, name): Component(component.scorer, name)
         for key, component in components.items()
-        for name in (component.corpus_fold.parts if component.corpus_fold else ())
+        for fold in component.corpus_folds.values()
+        for name in fold.parts
     }
     return {**components, **parts}
 
@@ -268,17 +273,17 @@ def without_corpus_parts(scores: Mapping[str, Scores]) -> dict[str, Scores]:
 def logged_scores(
     components: Mapping[str, Component], scores: Mapping[str, Scores]
 ) -> dict[str, float]:
-    """Return mean scores and fail rate, and `corpus/<name>` of the components with a corpus fold.
+    """Return mean scores and fail rate, and `corpus/<name>` of the components with corpus folds.
 
     Args:
         components: n scores by name.
         scores: Values of `with_corpus_parts(components)` of all samples, arrays of shape (n,).
     """
     means = mean_scores({key: scores[key] for key in components})
-    folds = {key: c.corpus_fold for key, c in components.items() if c.corpus_fold}
     corpus = {
-        f"{CORPUS}/{key}": fold.fold(*(scores[_part_key(key, name)] for name in fold.parts))
-        for key, fold in folds.items()
+        f"{CORPUS}/{key}{end}": fold.fold(*(scores[_part_key(key, name)] for name in fold.parts))
+        for key, component in components.items()
+        for end, fold in component.corpus_folds.items()
     }
     return {**means, **corpus}
 
@@ -306,15 +311,14 @@ def scores_by_prompt(
             tables[key] = jackknife_values(valid_mean(scores[key]), without)[:, None]
     tables[FAIL_RATE] = failed.mean(axis=1, keepdims=True)
     for key, component in components.items():
-        fold = component.corpus_fold
-        if fold is not None:
+        for end, fold in component.corpus_folds.items():
             parts = [scores[_part_key(key, name)] for name in fold.parts]
             left_out = [
                 fold.fold(*(np.delete(part, slice(start, start + repeats)) for part in parts))
                 for start in range(0, len(parts[0]), repeats)
             ]
             values = jackknife_values(fold.fold(*parts), left_out)
-            tables[f"{CORPUS}/{key}"] = values[:, None]
+            tables[f"{CORPUS}/{key}{end}"] = values[:, None]
     return tables
 
 

@@ -342,8 +342,9 @@ class Samples:
             named = parse_attributes(label) or {}
             if attribute not in named:
                 raise ValueError(
-                    f"labels[{i}] = {label!r} does not name the attribute {attribute!r}, which "
-                    f"{reader} reads: give labels={{{attribute!r}: [...], ...}}, one per text"
+                    f"labels[{i}] = {label!r} does not name the attribute {attribute!r}"
+                    f"{did_you_mean(attribute, named)}, which {reader} reads: give "
+                    f"labels={{{attribute!r}: [...], ...}}, one per text"
                 )
             found.append(named[attribute])
         return tuple(found)
@@ -367,8 +368,9 @@ class Samples:
                     else "give the scorer the attribute to read, "
                     + " or ".join(f"attribute={name!r}" for name in several)
                 )
+                of = f" of the attribute {attribute!r}" if attribute else ""
                 raise ValueError(
-                    f"labels[{i}] = {label!r} is not a label of {owner}, which has "
+                    f"labels[{i}] = {label!r}{of} is not a label of {owner}, which has "
                     f"{', '.join(known)}{did_you_mean(label, known)}: {advice}"
                 )
         return [indices[label] for label in labels]

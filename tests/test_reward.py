@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctrlreward import Accuracy, Reward, RewardBatch, Samples, Similarity, WordVectors
@@ -74,6 +74,18 @@ class ProbabilityScorer(NumberScorer):
     higher = (True, True, True)
 
 
+class ShareScorer(NumberScorer):
+    """Three shares, such as relevances, and the cost of one."""
+
+    names = ("a", "b", "c", "cost")
+    higher = (True, True, True, False)
+
+    @property
+    def specs(self) -> Mapping[str, ScoreSpec]:
+        pairs = zip(self.names, self.higher, strict=True)
+        return {name: ScoreSpec(higher, (0.0, 1.0)) for name, higher in pairs}
+
+
 class Broken(NumberScorer):
     def score_samples(self, samples: Samples) -> dict[str, Scores]:
         raise RuntimeError("the model is gone")
@@ -133,6 +145,19 @@ def test_gm_is_the_adjusted_geometric_mean() -> None:
     total = Reward(components, aggregate="gm")(samples_with(rows)).total
     assert total.tolist() == pytest.approx([10.0, 14.2, 0.0], abs=0.05)
     assert total.tolist() == adjusted_gm(*np.transpose(rows)).tolist()
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=1, max_size=5))
+@example([[0.0, 1.0, 1.0], [0.25, 0.5, 1.0]])
+def test_geometric_mean_of_scores(rows: list[list[float]]) -> None:
+    """A score of 0 takes all of the reward; a sample with a failed one fails."""
+    shares = ShareScorer()
+    reward = Reward([shares[name] for name in "abc"], "geometric_mean")
+    batch = reward(samples_with([(*row, 0.0) for row in [*rows, [0.5, math.nan, 0.5]]]))
+    expected = [math.prod(row) ** (1 / 3) for row in rows]
+    assert batch.total[:-1] == pytest.approx(expected, abs=1e-9)
+    assert batch.failed.tolist() == [False] * len(rows) + [True]
+    assert np.isnan(batch.total[-1])
 
 
 def test_gm_takes_the_probability_where_it_is_given(scorer: NumberScorer) -> None:
@@ -275,6 +300,21 @@ def test_the_minimum_is_the_lowest_score_of_a_sample() -> None:
             {"g": (NumberScorer()["gain"], 2.0)},
             "min",
             r"aggregate = 'min' takes no weights \(given for g\): give the components alone",
+        ),
+        (
+            {"a": ShareScorer()["a"], "p": ShareScorer()["cost"]},
+            "geometric_mean",
+            r"0 or more and better when higher, and p has the range \(0.0, 1.0\): give a probab",
+        ),
+        (
+            {"g": NumberScorer()["gain"]},
+            "geometric_mean",
+            r"0 or more and better when higher, and g has the range \(-inf, inf\)",
+        ),
+        (
+            {"a": (ShareScorer()["a"], 2.0)},
+            "geometric_mean",
+            r"'geometric_mean' takes no weights \(given for a\): give the components alone",
         ),
         (
             {"a": TransferScorer()["accuracy"], "g": NumberScorer()["gain"]},

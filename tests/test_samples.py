@@ -12,7 +12,15 @@ from datasets import Dataset
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, SampleKeywords, Samples, as_samples
+from ctrlreward.samples import (
+    COLUMN_OF,
+    JSON_KEYS,
+    SampleKeywords,
+    Samples,
+    as_samples,
+    attribute_label,
+    parse_attributes,
+)
 
 FOOD = Samples(
     texts=["The food was good.", "The food", "A dog barked."],
@@ -331,3 +339,101 @@ def test_a_sample_may_have_several_references(tmp_path: Path) -> None:
         Samples(["a", "b"], references=["x", ["y", 3]])
     with pytest.raises(TypeError, match=r"sources\[0\] = \['x'\] is a list, not a str"):
         Samples(["a"], sources=[["x"]])
+
+
+# Labels of several attributes.
+
+NAMED = ("sentiment=positive topic=food", "sentiment=negative topic=food")
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"sentiment": ["positive", "negative"], "topic": ["food", "food"]},
+        {"sentiment": ("positive", "negative"), "topic": "food"},
+        [
+            {"sentiment": "positive", "topic": "food"},
+            {"sentiment": "negative", "topic": "food", "tense": None},
+        ],
+        list(NAMED),
+    ],
+)
+def test_labels_of_several_attributes(labels: Any, tmp_path: Path) -> None:
+    """By column, by sample, or as they are written; the same through each way to give samples."""
+    samples = Samples(["a", "b"], labels=labels)
+    assert samples.labels == NAMED
+    assert as_samples(["a", "b"], labels=labels) == samples
+    assert as_samples({"text": ["a", "b"], "label": labels}) == samples
+    if isinstance(labels, list):
+        records = [{"text": t, "label": label} for t, label in zip("ab", labels, strict=True)]
+        assert as_samples(records) == as_samples(pd.DataFrame(records)) == samples
+        assert as_samples(["a", "b"], label=labels) == samples
+    samples.to_jsonl(tmp_path / "rows")
+    assert Samples.from_jsonl(tmp_path / "rows") == samples
+    assert samples.labels_of("sentiment", "the judge") == ("positive", "negative")
+    assert samples.label_indices(["tea", "food"], "it", "it", "topic") == [1, 1]
+
+
+def test_one_label_of_each_attribute_for_all() -> None:
+    samples = as_samples(["a", "b"], label={"sentiment": "positive", "code": 3})
+    assert samples.labels == ("sentiment=positive code=3",) * 2
+
+
+@given(st.dictionaries(st.text(max_size=3), st.text(max_size=4) | st.integers(0, 9), max_size=3))
+@example({"a": "b c=d"})
+@example({"a": " b"})
+def test_a_label_of_attributes_reads_back_or_is_refused(targets: dict[str, Any]) -> None:
+    named = {name: str(value) for name, value in targets.items()}
+    plain = all(
+        re.fullmatch(r"[^\s=]+", name) and "=" not in value and value == value.strip()
+        for name, value in named.items()
+    )
+    try:
+        label = attribute_label(targets)
+    except ValueError:
+        assert not plain
+    else:
+        assert parse_attributes(label) == named
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (
+            {"sentiment": ["positive"]},
+            r"labels\['sentiment'\] must have one item per text \(2\), got",
+        ),
+        (
+            {"my mood": "glad"},
+            "labels of attributes .* are ambiguous as 'my mood=glad': names must",
+        ),
+        ({"mood": "a b=c"}, "labels of attributes .* are ambiguous as 'mood=a b=c'"),
+    ],
+)
+def test_labels_that_are_no_labels_of_attributes(labels: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Samples(["a", "b"], labels=labels)
+
+
+def test_an_attribute_or_a_label_that_is_not_there_is_named() -> None:
+    samples = Samples(["a", "b"], labels=NAMED)
+    for attribute, message in (
+        (
+            "topics",
+            r"labels\[0\] = 'sentiment=.*' .* attribute 'topics' \(did you mean 'topic'\?\), ",
+        ),
+        (
+            "tense",
+            r"does not name the attribute 'tense', which the judge reads: give labels={'tense'",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            samples.labels_of(attribute, "the judge")
+    with pytest.raises(
+        ValueError, match=r"labels\[1\] = 'negative' of the attribute 'sentiment' is"
+    ):
+        samples.label_indices(["positive", "neutral"], "it", "the task", "sentiment")
+    with pytest.raises(
+        ValueError, match="attribute to read, attribute='sentiment' or attribute='top"
+    ):
+        samples.label_indices(["positive", "negative"], "it", "the task")

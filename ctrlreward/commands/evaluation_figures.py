@@ -5,22 +5,26 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ctrlreward.commands.evaluation_prompts import EvaluatedPrompt
+from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.functional.means import valid_mean
 from ctrlreward.progress import track
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers.attribute import attribute_report
-from ctrlreward.scorers.base import Component, Scores, check_samples, score
+from ctrlreward.scorers.base import DEVIATION, Component, Scores, check_samples, score
 from ctrlreward.scorers.perplexity import TOKENS, pooled_perplexity
+from ctrlreward.scorers.records import sample_table
 
 COMBINATIONS, OVERALL = "combinations", "overall"
-DEVIATION = "_deviation"  # over combinations; ends the name of a figure
 _PROMPTS_PER_RECORD = 16
+_TEXTS = 64  # in a table of Weights & Biases
 _CARD = ("accuracy", "perplexity", "distinct_1", "distinct_2", "distinct_3")
 
 # What the averages of the card run over, by figure; others are means over texts, then combinations.
@@ -153,6 +157,43 @@ def card_text(
         lines += ["", f"## {section}", ""]
         lines += [f"- {key}: {_shown(value)}" for key, value in content.items()]
     return "\n".join(lines) + "\n"
+
+
+def log_run(
+    project: str,
+    folder: Path,
+    card: Mapping[str, Any],
+    found: Sequence[Figure],
+    samples: Samples,
+    scores: Mapping[str, Scores],
+) -> None:
+    """Write an evaluation as a run of Weights & Biases, and print where it is.
+
+    The card is its config, the figures over all texts are its summary, and the figures of the
+    combinations and some texts are tables. The id follows from the card.
+    """
+    wandb = import_extra("wandb", "--wandb")
+    id_ = sha256((folder / "card.json").read_bytes()).hexdigest()[:16]
+    by_system: dict[str, dict[str, float | None]] = {}
+    for each in found:
+        by_system.setdefault(each.system, {})[each.metric] = finite_or_none(each.value)
+    overall = by_system.pop("")
+    metrics = list(next(iter(by_system.values())))
+    rows = [[name, *(values[metric] for metric in metrics)] for name, values in by_system.items()]
+    columns, texts = sample_table(samples, scores, _TEXTS)
+    with wandb.init(
+        **{"project": project, "name": folder.name, "id": id_, "job_type": "evaluation"},
+        **{"config": dict(card), "dir": folder, "settings": wandb.Settings(silent=True)},
+    ) as run:
+        run.log(
+            {
+                "combinations": wandb.Table(columns=["combination", *metrics], data=rows),
+                "samples": wandb.Table(columns=columns, data=texts),
+            }
+        )
+        run.summary.update(overall)
+        place = f"wandb sync {Path(run.dir).parent}" if run.offline else run.url
+    print(f"Weights & Biases: {place}")
 
 
 def _shown(value: object) -> str:

@@ -18,11 +18,11 @@ from ctrlreward.arguments import one_of, positive
 from ctrlreward.commands.evaluation_figures import (
     AVERAGES,
     COMBINATIONS,
-    DEVIATION,
     OVERALL,
     Figure,
     card_text,
     figures,
+    log_run,
     score_texts,
     to_csv,
 )
@@ -34,12 +34,13 @@ from ctrlreward.commands.evaluation_prompts import (
 )
 from ctrlreward.commands.evaluation_texts import TextLog, TextOptions, find_model
 from ctrlreward.commands.terminal import plain_console
+from ctrlreward.extras import import_extra
 from ctrlreward.files import JsonLog, write_whole
 from ctrlreward.models.classifier import LabelProbabilities
 from ctrlreward.policy.rollouts import Generation
 from ctrlreward.samples import Samples, attribute_label
 from ctrlreward.scorers import AttributeClassifier, CTRLEval, Distinct, Perplexity
-from ctrlreward.scorers.base import Component, Scorer, check_samples
+from ctrlreward.scorers.base import DEVIATION, Component, Scorer, check_samples
 from ctrlreward.scorers.perplexity import TOKENS
 from ctrlreward.scorers.records import write_scored_samples
 from ctrlreward.serving.fingerprint import digest_of, fingerprint
@@ -63,7 +64,7 @@ def evaluate_generator(
     top_p: float = 1.0,
     chat: bool = False,
     seed: int = 0,
-    classifiers: list[str] | dict[str, str] | None = None,
+    classifiers: list[str] | dict[str, str | LabelProbabilities] | None = None,
     label_map: list[str] | None = None,
     perplexity: str = "smollm2-135m",
     distinct: str = "smollm2-135m",
@@ -72,12 +73,13 @@ def evaluate_generator(
     batch_size: int = 64,
     device: str = "cpu",
     dtype: Dtype | None = None,
+    wandb: str | None = None,
 ) -> None:
     """Generate and score texts, and print the figures.
 
     Args:
         model: The generator: Hugging Face id, short name, local folder, folder of a LoRA adapter
-            (`PolicyTuner.export_adapter`), or a run's folder that has one adapter.
+            (`PolicyTuner.export_adapter`), or a run's folder, for the adapter that it selected.
         output: Folder for texts, scores, figures and the card. A run that was interrupted continues
             there.
         labels: Labels of each attribute, of which all combinations are evaluated: `--labels
@@ -97,8 +99,9 @@ def evaluate_generator(
         chat: Whether the model reads the template as a user's message.
         seed: Seed. Each completion is drawn with random numbers of its own, by seed, prompt and
             number.
-        classifiers: Classifier of each attribute: `--classifiers sentiment=FOLDER`. For sentiment
-            and topic, CTRLEval with its built-in task where none is given.
+        classifiers: Classifier of each attribute: `--classifiers sentiment=FOLDER`; in a YAML file
+            also an object, `topic: {class_path: ctrlreward.LabelDescriptions, init_args: ...}`. For
+            sentiment and topic, CTRLEval with its built-in task where none is given.
         label_map: Labels of the classifiers in place of those in `labels`: `--label-map
             negative=LABEL_0 positive=LABEL_1`.
         perplexity: Model of the perplexity.
@@ -109,7 +112,11 @@ def evaluate_generator(
             than rounding.
         device: Device of all models.
         dtype: Data type of the generator's weights; null picks one by device.
+        wandb: Project of Weights & Biases for the card, the figures and some texts. A repeated
+            command writes the same run; `WANDB_MODE=offline` writes it into the folder alone.
     """
+    if wandb is not None:
+        import_extra("wandb", "--wandb")
     positive("completions", completions)
     positive("max_tokens", max_tokens)
     positive("batch_size", batch_size)
@@ -179,6 +186,8 @@ def evaluate_generator(
         write_whole(folder / "card.json", json.dumps(card, indent=2, ensure_ascii=False) + "\n")
         write_whole(folder / "card.md", card_text(card, found, tuple(by_attribute)))
     _print(found, folder)
+    if wandb is not None:
+        log_run(wandb, folder, card, found, samples, kept)
 
 
 @contextmanager
@@ -197,7 +206,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 def _classifier(
     labels: Mapping[str, Sequence[str]],
-    given: Sequence[str] | Mapping[str, str] | None,
+    given: Sequence[str] | Mapping[str, str | LabelProbabilities] | None,
     device: str,
 ) -> AttributeClassifier:
     """Return a classifier of each attribute: the given one, else CTRLEval with a built-in task."""

@@ -25,6 +25,7 @@ from ctrlreward.weights.dtypes import Dtype
 from ctrlreward.weights.loading import load_config, load_tokenizer
 
 _ADAPTER = "adapter_config.json"
+_LAST = "last-adapter"  # of last.ckpt, which `RewardCheckpoint` writes beside its selection
 _UNUSED = {"num_generations", "temperature"}  # of `Generation`: the other temperature counts
 
 
@@ -61,7 +62,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
 
     Args:
         model: Hugging Face id, short name, folder of a model, folder of a LoRA adapter, or folder
-            of a run in which one is the only adapter.
+            of a run: its selected adapter, or the last one if there is no other.
         base: Base model of the adapter; None for what the adapter names.
 
     Raises:
@@ -73,6 +74,7 @@ def find_model(model: str, base: str | None = None) -> EvaluatedModel:
             raise ValueError(f"base = {base!r}, but {model} is not the folder of an adapter")
         return EvaluatedModel(model, None)
     found = sorted({path.parent for path in folder.rglob(_ADAPTER)})
+    found = [path for path in found if path.name != _LAST] or found
     if len(found) > 1:
         raise ValueError(
             f"{model} has {len(found)} adapters: give one of {', '.join(map(str, found))}"

@@ -28,7 +28,7 @@ class LabelDescriptions:
         device: Device of the encoder.
 
     Raises:
-        ValueError: There are fewer than two labels, or one has no description.
+        ValueError: It is not a mapping of two labels or more, or a label has no description.
 
     Examples:
         >>> from ctrlreward import Accuracy
@@ -44,8 +44,11 @@ class LabelDescriptions:
         encoder: str = "minilm-l6",
         device: str = "cpu",
     ) -> None:
-        if len(descriptions) < 2:
-            raise ValueError(f"descriptions = {descriptions!r} must have two labels or more")
+        if not isinstance(descriptions, Mapping) or len(descriptions) < 2:
+            raise ValueError(
+                f"descriptions = {descriptions!r} must be a mapping from two labels or more to "
+                "sentences"
+            )
         for label, sentences in descriptions.items():
             if isinstance(sentences, str) or not sentences:
                 raise ValueError(

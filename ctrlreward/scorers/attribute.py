@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack
+from functools import partial
+from typing import Literal, NamedTuple, Unpack
 
 import numpy as np
 
@@ -21,7 +22,14 @@ from ctrlreward.samples import (
     shortened,
 )
 from ctrlreward.scorers.accuracy import Accuracy
-from ctrlreward.scorers.base import Scores, ScoreSpec, nonempty, scatter
+from ctrlreward.scorers.base import (
+    DEVIATION,
+    CorpusFold,
+    Scores,
+    ScoreSpec,
+    nonempty,
+    scatter,
+)
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
 from ctrlreward.scorers.model_scorer import NEIGHBOURS, ModelOptions
@@ -32,6 +40,9 @@ log = item_logger(__name__)
 Targets = Mapping[str, str]
 
 _NAMES = ("accuracy", "label_probability")
+
+# Number of each sample's combination of target labels, which the folds of a corpus read.
+_COMBINATION = "combination"
 
 
 class MeanAndDeviation(NamedTuple):
@@ -72,6 +83,11 @@ class AttributeClassifier(CompositeScorer):
     Higher is better for all. The label of a sample names its attributes, as in
     `"sentiment=negative topic=world"` (`attribute_label` writes it); with a single classifier a
     plain label will do.
+
+    A corpus has the mean of each over the combinations of target labels, and the population
+    standard deviation over them, `<score>_deviation`, as tables of multi-aspect control print it.
+    `GenerationScorer` logs both: `score/corpus/accuracy_topic`,
+    `score/corpus/accuracy_topic_deviation`.
 
     Args:
         models: Attribute → classifier, as in `Accuracy`. A classifier that reads a text pair
@@ -117,6 +133,17 @@ class AttributeClassifier(CompositeScorer):
         names = [*_NAMES, *(f"{name}_{key}" for key in self.classifiers for name in _NAMES)]
         return {name: ScoreSpec(higher_is_better=True, range=(0.0, 1.0)) for name in names}
 
+    @property
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Mean and deviation of each score over the combinations of target labels."""
+        folds = {}
+        for name in self.specs:
+            total = next(each for each in _NAMES if name.startswith(each))
+            parts = (name, total, _COMBINATION)
+            folds[name] = CorpusFold(parts, partial(_over_combinations, 0))
+            folds[name + DEVIATION] = CorpusFold(parts, partial(_over_combinations, 1))
+        return folds
+
     def required_columns(self, names: Collection[str] | None = None) -> Mapping[str, str]:
         """`labels`, which name the targets of each attribute."""
         return {"labels": "AttributeClassifier"}
@@ -130,9 +157,24 @@ class AttributeClassifier(CompositeScorer):
         """Raise if a label names an attribute or a target that there is not; loads no weights."""
         self._targets(samples)
 
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return all scores; NaN, with a warning, for an empty text or a failed part."""
-        return self._score(samples, self._targets(samples))
+    def score_samples(
+        self, samples: Samples, names: Collection[str] | None = None
+    ) -> dict[str, Scores]:
+        """Return all scores, `"combination"` by name; NaN for an empty text or a failed part."""
+        targets = self._targets(samples)
+        scores = self._score(samples, targets)
+        if _COMBINATION in (names or ()):
+            scores[_COMBINATION] = np.array([self._combination(row) for row in targets], float)
+        return scores
+
+    def _combination(self, targets: Targets) -> int:
+        """Return a number of these targets that no other combination has."""
+        number = 0
+        for attribute, classifier in self.classifiers.items():
+            known = classifier.configured_labels
+            named = known.index(targets[attribute]) + 1 if attribute in targets else 0
+            number = number * (len(known) + 1) + named
+        return number
 
     def report(self, samples: SamplesLike, score: str = "accuracy") -> AttributeReport:
         """Return means and deviations over the combinations of target labels.
@@ -202,6 +244,15 @@ class AttributeClassifier(CompositeScorer):
                     )
             targets.append(parsed)
         return targets
+
+
+def _over_combinations(
+    figure: Literal[0, 1], values: Scores, totals: Scores, combinations: Scores
+) -> float:
+    """Return mean (0) or deviation (1) over combinations, of n samples without the failed ones."""
+    rows = ~np.isnan(values) & ~np.isnan(totals)
+    means = [values[rows & (combinations == each)].mean() for each in {*combinations[rows]}]
+    return _mean_and_deviation(means)[figure]
 
 
 def attribute_report(

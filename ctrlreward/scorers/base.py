@@ -34,6 +34,9 @@ Scores: TypeAlias = npt.NDArray[np.float64]
 # Share of a range's end by which a score may exceed it: the rounding of bfloat16.
 _ROUNDING = 2.0**-7
 
+# Ends the name of the fold that is the deviation of a score.
+DEVIATION = "_deviation"
+
 # Methods of metrics in torchmetrics and evaluate, which a scorer doesn't have.
 _METHODS_OF_METRICS = ("add", "add_batch", "compute", "forward", "update")
 
@@ -135,7 +138,10 @@ class Scorer(ABC):
 
     @property
     def corpus_folds(self) -> Mapping[str, CorpusFold]:
-        """Folds of the scores whose value for a corpus is not the mean over its samples."""
+        """Folds of the scores whose value for a corpus is not the mean over its samples.
+
+        The fold `<score>_deviation` is the deviation that papers print after such a score.
+        """
         return {}
 
     def score(
@@ -170,8 +176,10 @@ class Scorer(ABC):
         """
         samples = as_samples(samples, **columns)
         names, folds = self.computable(samples), self.corpus_folds
+        names += tuple(name for score in names if (name := score + DEVIATION) in folds)
         parts = [part for name in names if name in folds for part in folds[name].parts]
-        scores = score({name: Component(self, name) for name in (*names, *parts)}, samples)
+        wanted = (*(name for name in names if name in self.specs), *parts)
+        scores = score({name: Component(self, name) for name in wanted}, samples)
         return {
             name: folds[name].fold(*(scores[part] for part in folds[name].parts))
             if name in folds
@@ -307,9 +315,13 @@ class Component:
         return self.scorer.specs[self.name]
 
     @property
-    def corpus_fold(self) -> CorpusFold | None:
-        """Fold into the score of a corpus; None where that is the mean over the samples."""
-        return self.scorer.corpus_folds.get(self.name)
+    def corpus_folds(self) -> Mapping[str, CorpusFold]:
+        """Folds into the score of a corpus, "", and into its deviation, "_deviation".
+
+        Empty where the score of a corpus is the mean over its samples.
+        """
+        folds = self.scorer.corpus_folds
+        return {end: folds[self.name + end] for end in ("", DEVIATION) if self.name + end in folds}
 
 
 def checked_requests(

@@ -23,7 +23,7 @@ from pydantic import (
 
 from ctrlreward.arguments import did_you_mean
 from ctrlreward.reward import RewardBatch
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, shortened
+from ctrlreward.samples import COLUMN_OF, JSON_KEYS, Samples, attribute_label, shortened
 from ctrlreward.scorers.base import Scores
 
 PROTOCOL = 1
@@ -54,6 +54,25 @@ Number: TypeAlias = Annotated[
 ]
 
 
+def _one_label(value: Any) -> Any:
+    return attribute_label(value) if isinstance(value, dict) else value
+
+
+# A label, or an object with a label of each attribute.
+Label: TypeAlias = Annotated[
+    str,
+    BeforeValidator(_one_label),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "object", "additionalProperties": {"type": ["string", "integer", "null"]}},
+            ]
+        }
+    ),
+]
+
+
 class Message(BaseModel):
     """Body or reply: an object with exactly these keys."""
 
@@ -65,7 +84,7 @@ class Sample(Message):
 
     text: str
     prefix: str = ""
-    label: str = ""
+    label: Label = ""
     source: str = ""
     reference: str | list[str] = ""
     context: str = ""

@@ -27,7 +27,7 @@ Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 # Settings of speed and place, which change a score by rounding at most.
 _IGNORED = {"batch_tokens", "device"}
 # Attributes that name weights; other strings do if they look like a path that exists.
-_NAMES = {"model", "name"}
+_NAMES = {"model", "name", "encoder"}
 # Suffixes of files that decide what a model computes.
 _SUFFIXES = {".gguf", ".json", ".model", ".npy", ".safetensors", ".txt", ".jinja"}
 _SHOWN = 120  # characters of a list; of a longer one, its digest
@@ -172,7 +172,7 @@ def _identity(name: str, attribute: str) -> str:
         path = path.expanduser()
     looks_like_a_path = attribute in _NAMES or os.sep in name or "." in name
     if not name or not looks_like_a_path or not os.path.exists(path):
-        commit = _cached_commit(name) if attribute == "model" else None
+        commit = _cached_commit(name) if attribute in ("model", "encoder") else None
         return f"{name} at {commit}" if commit else name
     digests = []
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctrlreward.items import ItemPlaces, items_named
-from ctrlreward.samples import COLUMN_OF, JSON_KEYS, MissingColumn, Samples, as_samples
+from ctrlreward.samples import (
+    COLUMN_OF,
+    JSON_KEYS,
+    MissingColumn,
+    Samples,
+    as_samples,
+    attribute_label,
+)
 from ctrlreward.tables.row_streams import Row
 
 
@@ -22,7 +29,8 @@ class Columns:
     Args:
         text: Generated texts, prefix included.
         prefix: The prefix that each text continues.
-        label: The target attribute, such as a sentiment or topic.
+        label: The target attribute, such as a sentiment or topic; `sentiment,topic` for a column of
+            each attribute.
         source: The input of a style transfer or a summary.
         reference: A human-written target, or in JSON a list of several.
         context: Knowledge that the text should use.
@@ -52,13 +60,16 @@ def to_samples(
     """Return the columns that scorers read, of rows whose places name them in errors.
 
     A text that is null is empty. An empty text has an empty prefix: the generation has failed, and
-    so do its scores. `present` are the columns of the table, None those of the first row.
-    `label_map` maps labels in the table to the scorers'.
+    so do its scores. An object, or a column of each attribute, is a label of several attributes, of
+    which one that is null, or an empty cell, is not controlled. `present` are the columns of the
+    table, None those of the first row. `label_map` maps labels in the table to the scorers'.
     """
     places = [f"row {i}" for i in range(len(rows))] if places is None else places
     present = list(rows[0] if present is None else present)
     read = read_columns(columns, present)
     keys = {name: key for key, name in vars(columns).items() if name is not None}
+    attributes = _attributes(columns, present)
+    keys |= dict.fromkeys(attributes, "label")
     expected = keys.keys() & set(present)
     for place, row in zip(places, rows, strict=True):
         if keys.keys() & row.keys() != expected:
@@ -78,11 +89,19 @@ def to_samples(
             cell
             if isinstance(cell := row[name], str)
             or (column == "references" and isinstance(cell, list))
+            else _label(cell, place, name)
+            if column == "labels" and isinstance(cell, dict)
             else _as_string(cell, place, name, column)
             for place, row in zip(places, rows, strict=True)
         ]
         for column, name in read.items()
+        if name in present
     }
+    if attributes:
+        table["labels"] = [
+            _label({name: row[name] for name in attributes}, place, columns.label)
+            for place, row in zip(places, rows, strict=True)
+        ]
     if "prefixes" in table:
         pairs = zip(table["texts"], table["prefixes"], strict=True)
         table["prefixes"] = [prefix if text.strip() else "" for text, prefix in pairs]
@@ -95,11 +114,13 @@ def read_columns(columns: Columns, present: Sequence[str]) -> dict[str, str]:
     """Return the columns that scorers read, of those present: column of `Samples` → its name."""
     read = {}
     for key, name in vars(columns).items():
-        if name in present:
+        if name in present or (key == "label" and _attributes(columns, present)):
             read[COLUMN_OF[key]] = name
         elif key == "text" or (name is not None and name != key):
+            names = name.split(",") if name and key == "label" else [name]
+            absent = next((each for each in names if each not in present), name)
             raise ValueError(
-                f"there is no column {name!r} for {key}: the file has {', '.join(present)}; "
+                f"there is no column {absent!r} for {key}: the file has {', '.join(present)}; "
                 f"name it with --columns.{key}=COLUMN"
             )
     return read
@@ -117,6 +138,26 @@ def explained_columns(present: Sequence[str]) -> Iterator[None]:
             f"name it with --columns.{key}=COLUMN, or choose other scores: --scorers.help={scorer} "
             "lists the options"
         ) from None
+
+
+def _attributes(columns: Columns, present: Sequence[str]) -> list[str]:
+    """Return the columns that are an attribute each, of `sentiment,topic`; none for one column."""
+    names = (columns.label or "").split(",")
+    several = columns.label not in present and len(names) > 1 and {*names} <= {*present}
+    return names if several else []
+
+
+def _label(targets: Mapping[str, Any], place: str, name: str | None) -> str:
+    """Return the label of several attributes."""
+    cells = {
+        attribute: cell if isinstance(cell, str) else _as_string(cell, place, attribute, "labels")
+        for attribute, cell in targets.items()
+        if cell not in ("", None)
+    }
+    try:
+        return attribute_label(cells)
+    except ValueError as error:
+        raise ValueError(f"{place}: {name}: {error}") from None
 
 
 def _as_string(value: Any, place: str, name: str, column: str) -> str:

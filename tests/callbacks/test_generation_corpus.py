@@ -17,7 +17,15 @@ from lightning_choice import (
     pl,
 )
 
-from ctrlreward import Accuracy, Perplexity, Samples, Similarity, TransferQuality, WordVectors
+from ctrlreward import (
+    Accuracy,
+    AttributeClassifier,
+    Perplexity,
+    Samples,
+    Similarity,
+    TransferQuality,
+    WordVectors,
+)
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.tasks import Continuation, TokenScores
 from ctrlreward.scorers.base import Scores
@@ -123,6 +131,60 @@ def test_the_figures_of_the_corpus_stand_beside_the_means(fit, rewriter, step: i
     texts = [text for text in COMPLETIONS[step] if text]
     mean = np.mean([math.prod(chances(text)) ** (-1 / len(text.split())) for text in texts])
     assert metrics["score/perplexity"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_accuracy_is_logged_over_combinations_of_labels(fit, counter, tmp_path: Path) -> None:
+    """As a table of multi-aspect control has it: mean and deviation, with the one of each prompt.
+
+    Three prompts are of one combination and one is of another, so that no figure is the mean over
+    the texts.
+    """
+    targets = [("positive", "food")] * 3 + [("negative", "food")]
+    written = {
+        1: ["good slow", "bad food", "bad food", "bad slow"],
+        2: ["good food", "good slow", "good food", "good food"],
+    }
+
+    class LastWord(FirstWord):
+        labels = ("food", "speed")
+
+        def probabilities(self, texts: Sequence[str]) -> Scores:
+            rows = [[1.0, 0.0] if text.endswith("food") else [0.0, 1.0] for text in texts]
+            return np.array(rows).reshape(-1, 2)
+
+    class Writer(counter):  # type: ignore[misc, valid-type]
+        def complete(self, prompts: Sequence[str]) -> list[str]:
+            return [written[round(self.weight.item())][int(prompt)] for prompt in prompts]
+
+    judge = AttributeClassifier({"sentiment": FirstWord(), "topic": LastWord()})
+    held_out = Samples(
+        [""] * 4,
+        labels={"sentiment": [s for s, _ in targets], "topic": [t for _, t in targets]},
+        prompts=list("0123"),
+    )
+    scores = {"both": judge["accuracy"], "topic": judge["accuracy_topic"]}
+    callback = GenerationScorer(scores, held_out)
+    for step, texts in written.items():
+        metrics = logged(fit(Writer(), [callback], max_steps=step))
+        assert set(metrics) == set(callback.specs)
+        right = [
+            [text.startswith("good") == (s == "positive"), text.endswith("food") == (t == "food")]
+            for text, (s, t) in zip(texts, targets, strict=True)
+        ]
+        for column, name in ((slice(0, 2), "both"), (slice(1, 2), "topic")):
+            means = [np.mean([row[column] for row in rows]) for rows in (right[:3], right[3:])]
+            assert metrics[f"score/corpus/{name}"] == pytest.approx(np.mean(means))
+            assert metrics[f"score/corpus/{name}_deviation"] == pytest.approx(np.std(means))
+            assert not callback.specs[f"score/corpus/{name}_deviation"].higher_is_better
+    assert callback.by_prompt["score/corpus/both_deviation"].shape == (4, 1)
+    for most, selected in ((0.1, 1), (0.2, 2)):  # step 2 is better, and less even
+        keeper = RewardCheckpoint(
+            "score/corpus/both",
+            dirpath=str(tmp_path / str(most)),
+            constraints={"score/corpus/both_deviation": (None, most)},
+        )
+        fit(Writer(), [GenerationScorer(scores, held_out), keeper], max_steps=2)
+        assert keeper.selected_step == selected
 
 
 def test_one_odd_sentence_outweighs_a_mean_of_perplexities(fit, rewriter) -> None:

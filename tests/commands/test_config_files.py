@@ -76,6 +76,48 @@ def test_replacements_are_of_the_extended_files_alone(tmp_path: Path) -> None:
             with_extended(["--config", str(tmp_path / "b.yaml")])
 
 
+ANCHORED = """
+model: &model {labels: &labels [negative, positive], template: &template "{label}: {prefix}"}
+data: {labels: *labels, template: *template, more: [*labels]}
+"""
+
+
+def test_anchors_replace_values_wherever_they_are_named(tmp_path: Path) -> None:
+    """Through several files, of which the one on top has the last word."""
+    (tmp_path / "a.yaml").write_text(ANCHORED)
+    middle = {"extends": "a.yaml", "anchors": {"labels": ["past", "future"], "template": "x"}}
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump(middle))
+    top = {"extends": "b.yaml", "anchors": {"labels": {"tense": ["past"]}}, "trainer": {"x": 1}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(top))
+    arguments, files = with_extended(["--config", str(tmp_path / "c.yaml")])
+    labels = {"tense": ["past"]}
+    both = {"labels": labels, "template": "x"}
+    assert yaml.safe_load(arguments[1]) == {"model": both, "data": {**both, "more": [labels]}}
+    assert yaml.safe_load(arguments[3]) == {"trainer": {"x": 1}}
+    assert files[0].line(("data", "labels")) == 3  # a mistake in it has the line of the anchor
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "extends: a.yaml\nanchors:\n  label: [a]",
+            "b.yaml:3: anchors.label is not an anchor of .*a.yaml .did you mean 'labels'.., which "
+            "has labels, template, model$",
+        ),
+        ("extends: a.yaml\nanchors: [labels]", "b.yaml:2: anchors must be a mapping, such as lab"),
+        ("anchors: {labels: [a]}", "b.yaml:1: anchors needs extends: it is about the values of"),
+        ("extends: plain.yaml\nanchors: {labels: [a]}", "of .*plain.yaml, which has none"),
+    ],
+)
+def test_anchors_that_are_not_there_are_named(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.yaml").write_text(ANCHORED)
+    (tmp_path / "plain.yaml").write_text("model: {labels: [a]}")
+    (tmp_path / "b.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        with_extended(["--config", str(tmp_path / "b.yaml")])
+
+
 def test_only_the_runs_folder_can_be_named() -> None:
     config = Namespace(a=["x/${trainer.default_root_dir}/y", 1], b={"c": "plain"})
     assert fill_in_run_folder(config, "runs/z") == Namespace(a=["x/runs/z/y", 1], b={"c": "plain"})

@@ -22,13 +22,18 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertForSequenceClassification,
+    BertModel,
 )
+from wandb_runs import read_runs
 from warm_python import run_warm
 
+from ctrlreward import Accuracy, LabelDescriptions
 from ctrlreward.cli import main
+from ctrlreward.commands.evaluation_texts import find_model
 from ctrlreward.functional.agreement import cv_star
 from ctrlreward.policy.model import LoRA, load_policy
 from ctrlreward.samples import Samples
+from ctrlreward.serving.fingerprint import weights_identity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -169,12 +174,16 @@ import os, signal, sys
 from ctrlreward.cli import main
 from ctrlreward.files import JsonLog, json_line
 
-append, calls = JsonLog.append, []
+append, rename, calls = JsonLog.append, os.replace, []
+
+
+def is_last(call):
+    calls.append(call)
+    return len(calls) == int(sys.argv[1])
 
 
 def cut(log, record):
-    calls.append(record)
-    if len(calls) == int(sys.argv[1]):
+    if is_last(record):
         lines = json_line(record)
         if not log.path.exists():
             lines = json_line(log.identity) + lines
@@ -184,25 +193,35 @@ def cut(log, record):
     append(log, record)
 
 
-JsonLog.append = cut
+def cut_file(unfinished, path):
+    if is_last(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+    rename(unfinished, path)
+
+
+JsonLog.append, os.replace = cut, cut_file
 main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("record", [1, 3, 6])
+@pytest.mark.parametrize("write", [1, 3, 6, 7, 8, 10])
 def test_a_killed_run_continues_with_equal_texts_and_figures(
-    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path, record: int
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path, write: int
 ) -> None:
-    """Killed within a line: of the first batch of five, of the third, and of the scores."""
+    """Killed at a write: within the first line of completions, the third, the first of scores (6),
+    before the texts have their name (7), the results (8), the last file (10).
+    """
     whole = content(evaluated("whole", batch_size=8))
     script, folder = tmp_path / "killed.py", tmp_path / "cut"
     script.write_text(KILLED)
     arguments = words(models, tmp_path / "prefixes.txt", folder, batch_size=8)
-    ended = run_warm(script, record, *arguments, timeout=120)
+    ended = run_warm(script, write, *arguments, timeout=120)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert not (folder / "results.csv").exists()
+    files = ("texts.jsonl", "results.csv", "card.json", "card.md")
+    assert [(folder / name).exists() for name in files] == [write > 7 + i for i in range(4)]
     generated = (folder / "generations.jsonl").read_bytes()
-    assert generated.count(b"\n") in (record, record - 1)  # with the line of the settings
+    # Complete lines: of the settings, which the first record brings, and of five batches.
+    assert generated.count(b"\n") == {1: 0, 3: 3}.get(write, 6)
     assert content(evaluated("cut", batch_size=8)) == whole
     assert (
         (folder / "generations.jsonl")
@@ -263,6 +282,16 @@ def test_a_tuned_adapter_is_evaluated_from_its_run(
     assert content(other)["texts.jsonl"] != content(untrained)["texts.jsonl"]
     with pytest.raises(SystemExit):  # another model in the same folder
         evaluated("other_texts", model=tmp_path / "run")
+    # `RewardCheckpoint` writes the last adapter beside the selected one.
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (checkpoints / "adapter").rename(checkpoints / "last-adapter")
+    assert find_model(str(tmp_path / "run")).adapter == str(checkpoints / "last-adapter")
+    policy.save_pretrained(str(checkpoints / "step=000005-adapter"))
+    selected = evaluated("selected", model=tmp_path / "run")
+    assert content(selected)["texts.jsonl"] == content(other)["texts.jsonl"]
+    policy.save_pretrained(str(checkpoints / "step=000010-adapter"))
+    with pytest.raises(ValueError, match=r"has 2 adapters: give one of .*step=000005-adapter, "):
+        find_model(str(tmp_path / "run"))
 
 
 def test_the_last_sentence_of_a_completion_that_was_cut_off_is_dropped(
@@ -303,6 +332,75 @@ def test_an_encoder_decoder_writes_the_whole_text(
     assert samples.prompts is not None
     assert samples.prompts[2] == "Write a short negative text that begins with In summary."
     assert "- text: completion\n" in (folder / "card.md").read_text()
+
+
+def test_the_card_goes_to_weights_and_biases(
+    evaluated: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Config, summary and tables of an offline run; the run of the same evaluation is the same."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    plain = content(evaluated("a"))
+    for _ in range(2):  # of a finished evaluation, and again
+        folder = evaluated("a", wandb="control")
+    assert content(folder) == plain
+    runs = read_runs(folder)
+    assert len(runs) == 2
+    assert {(run.start.project, run.start.display_name) for run in runs} == {("control", "a")}
+    assert len({run.id for run in runs}) == 1
+    assert f"Weights & Biases: wandb sync {runs[0].folder}" in capsys.readouterr().out
+
+    config = {item.key: json.loads(item.value_json) for item in runs[0].start.config.update}
+    card = json.loads((folder / "card.json").read_text())
+    assert {key: config[key] for key in card} == card
+    found = results(folder)
+    for (study, _, metric), value in found.items():
+        if study == "overall":
+            assert runs[0].summary[metric] == pytest.approx(value)
+    (row,) = [row for row in runs[0].rows if "combinations" in row]
+    table = runs[0].table(row, "combinations")
+    assert [cells[0] for cells in table["data"]] == [
+        f"sentiment={s} length={n}" for s in LABELS["sentiment"] for n in LABELS["length"]
+    ]
+    for name, *cells in table["data"]:
+        for metric, cell in zip(table["columns"][1:], cells, strict=True):
+            assert cell == pytest.approx(found["combinations", name, metric])
+    texts = runs[0].table(row, "samples")
+    assert texts["columns"][:3] == ["prompt", "label", "text"]
+    samples = Samples.from_jsonl(folder / "texts.jsonl")
+    assert [cells[2] for cells in texts["data"]] == list(samples.texts)
+
+
+def test_a_classifier_may_be_an_object(
+    evaluated: Callable[..., Path], models: dict[str, str], tmp_path: Path
+) -> None:
+    """Descriptions of the labels, in a YAML file; the card has the hash of their encoder."""
+    save_bert(tmp_path / "encoder", BertModel)
+    encoder = str(tmp_path / "encoder")
+    described = {"short": ["it was"], "long": ["an hour for a table"]}
+    config = tmp_path / "evaluation.yaml"
+    length = {
+        "class_path": "ctrlreward.LabelDescriptions",
+        "init_args": {"descriptions": described, "encoder": encoder},
+    }
+    classifiers = {"sentiment": models["sentiment"], "length": length}
+    config.write_text(json.dumps({"classifiers": classifiers}))
+    folder = evaluated("plain")
+    arguments = words(models, tmp_path / "prefixes.txt", tmp_path / "objects")
+    place = arguments.index("--classifiers")
+    main([*arguments[:place], *arguments[place + 3 :], "--config", str(config)])
+    found, samples = results(tmp_path / "objects"), Samples.from_jsonl(folder / "texts.jsonl")
+    for metric in ("accuracy_sentiment", "perplexity"):
+        assert found["overall", "", metric] == results(folder)["overall", "", metric]
+    judge = Accuracy(LabelDescriptions(described, encoder), attribute="length")
+    expected = judge.score(samples)["accuracy"]
+    assert 0 < expected.mean() < 1
+    assert found["overall", "", "accuracy_length"] == pytest.approx(expected.mean())
+    card = json.loads((tmp_path / "objects" / "card.json").read_text())["scorers"]
+    identity = card["scorers.classifiers.classifiers.length.model.encoder"]
+    assert identity == weights_identity(encoder)
+    assert identity.startswith("sha256:")
 
 
 def test_the_card_and_a_yaml_file(

@@ -266,3 +266,26 @@ def test_what_is_known_without_pytorch() -> None:
     assert list(command.SCORERS) == known
     options = set(inspect.signature(score_file).parameters) - {"input", "output", "identity"}
     assert set(command.OPTIONS) == options
+
+
+@pytest.mark.parametrize("source", ["in.csv", "in.jsonl"])
+def test_a_scorer_reads_its_attribute(source: str) -> None:
+    """Of a column for each attribute, or of an object; all columns are copied as they were."""
+    rows = [
+        {"text": "A lovely soup.", "sentiment": "positive", "topic": "food"},
+        {"text": "A lovely trip.", "sentiment": "negative", "topic": "travel"},
+    ]
+    if source == "in.csv":
+        lines = [",".join(row.values()) for row in rows]
+        Path(source).write_text("\n".join([",".join(rows[0]), *lines, ""]))
+        columns = ["--columns.label=sentiment,topic"]
+    else:
+        rows = [{"text": row.pop("text"), "label": row} for row in rows]
+        Path(source).write_text("\n".join([*map(json.dumps, rows), ""]))
+        columns = []
+    options = ["--scorers", "LexiconSentiment", "--scorers.attribute=sentiment"]
+    main(["score", source, "out.jsonl", *columns, *options])
+    written = read_rows(Path("out.jsonl"))
+    assert [row.pop("accuracy") for row in written] == [1.0, 0.0]
+    assert [row.pop("polarity") > 0 for row in written] == [True, True]
+    assert written == rows

@@ -22,7 +22,8 @@ ON_TOP = ("small", "literature", "as_printed")
 JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))
-    if {"trainer", "model"} <= read_config(path).content.keys() and path.stem not in ON_TOP
+    if path.stem not in ON_TOP
+    and ({"trainer", "model"} <= (keys := read_config(path).content.keys()) or "extends" in keys)
 ]
 JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
@@ -59,18 +60,31 @@ def test_every_configuration_has_a_smoke_run(
         assert all(int(number) <= most for number in numbers)
 
 
-def test_the_smoke_run_of_the_demo_goes_through_all_its_parts(
-    workplace: dict[str, str], folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("recipe", "texts", "logged"),
+    [
+        ("sentiment", 4, {"score/judge"}),
+        ("multi_attribute", 16, {"score/topic_relevance", "score/corpus/accuracy_deviation"}),
+        ("formality", 4, {"score/judge"}),
+    ],
+)
+def test_the_smoke_run_of_a_recipe_goes_through_all_its_parts(
+    workplace: dict[str, str],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+    texts: int,
+    logged: set[str],
 ) -> None:
-    main(["train", "configs/controlled_generation/sentiment_smollm2.yaml", "--smoke"])
+    main(["train", f"configs/controlled_generation/{recipe}_smollm2.yaml", "--smoke"])
     wandb.finish()
-    (root,) = folder.glob("demo-smoke-*")
+    (root,) = folder.glob("*-smoke-*")
     assert f"files in {root}: after.jsonl" in capsys.readouterr().err
     history = JsonLog(root / "metrics.jsonl").read()
-    assert len(curve(history, "reward/total")[0]) == 2
-    assert len(curve(history, "score/attribute_relevance")[0]) == 2
+    for key in {"reward/total", "score/attribute_relevance"} | logged:
+        assert len(curve(history, key)[0]) == 2
     summary = json.loads((root / "summary.json").read_text())
-    assert (summary["steps"], summary["before"]["generations"]) == (2, 4)
+    assert (summary["steps"], summary["before"]["generations"]) == (2, texts)
     assert {"before.jsonl", "after.jsonl", "checkpoints", "curves.png", "samples", "wandb"} <= {
         path.name for path in root.iterdir()
     }

@@ -283,6 +283,8 @@ def test_yaml(block: Block, workplace: None) -> None:
         build(["--config", str(file)])
     elif "verbalizers" in keys:
         Task.load(file)
+    elif {"labels", "template"} <= keys:
+        parse_only(["evaluate", "smollm2-135m", "--output=a", "--config", str(file)])
     elif "scorers" in keys:
         parse_only(["score", "texts.jsonl", "scored.csv", "--config", str(file)])
     elif keys == {"class_path", "init_args"} or "components" in keys:

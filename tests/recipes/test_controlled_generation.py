@@ -6,9 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ctrlreward import Samples
+from ctrlreward import Reward, Samples
 from ctrlreward.recipes.controlled_generation import (
     PromptData,
+    after_text,
     before_after,
     build_prompts,
     held_out_scorer,
@@ -49,6 +50,23 @@ def test_every_prefix_with_every_label() -> None:
 def test_a_template_names_the_label_and_ends_in_the_prefix(template: str) -> None:
     with pytest.raises(ValueError, match=r"include \{label\} and end in \{prefix\}"):
         build_prompts(PREFIXES, LABELS, template)
+
+
+def test_every_prefix_with_every_combination_of_labels() -> None:
+    labels = {"sentiment": LABELS, "topic": ["food", "travel"]}
+    samples = build_prompts(["Now"], labels, "A {sentiment} text about {topic}: {prefix}")
+    pairs = [(s, t) for s in LABELS for t in labels["topic"]]
+    assert samples == Samples(
+        texts=["Now"] * 4,
+        prefixes=["Now"] * 4,
+        labels={"sentiment": [s for s, _ in pairs], "topic": [t for _, t in pairs]},
+        prompts=[f"A {s} text about {t}: Now" for s, t in pairs],
+        groups=["Now"] * 4,
+    )
+    data = PromptData(["Now"], labels, "A {sentiment} text about {topic}: {prefix}", batch_size=4)
+    assert Counter(read(data)[0].labels or ()) == Counter(samples.labels)
+    with pytest.raises(ValueError, match=r"include \{topic\} and end in \{prefix\}"):
+        build_prompts(["Now"], labels, "A {sentiment} text: {prefix}")
 
 
 # The data
@@ -131,6 +149,78 @@ def test_an_empty_text_fails_and_is_named(model: str, caplog) -> None:
     with pytest.raises(ValueError, match=r"labels\[0\] = 'fine' is not a label of the task"):
         reward(Samples(["good"], labels=["fine"]))
     reward.release()
+
+
+TOPICS = Task(["<gen_result> About <mask_token>."], {"food": ["food"], "trip": ["a trip"]})
+TASKS = {"sentiment": "sentiment", "topic": TOPICS}
+MANY = Samples(
+    ["the food was good", "a bad room", "so it was", "a trip by bus"],
+    labels={"sentiment": LABELS * 2, "topic": ["food", "food", "trip", "trip"]},
+)
+
+
+def relevances(model: str) -> dict[str, np.ndarray]:
+    """Relevance of each attribute, by a scorer that knows nothing of the other."""
+    plain = {
+        "sentiment": (after_text("sentiment"), LABELS * 2),
+        "topic": (TOPICS, ["food", "food", "trip", "trip"]),
+    }
+    return {
+        name: CTRLEval(model, task, "attribute_relevance").score(MANY.texts, labels=labels)[
+            "attribute_relevance"
+        ]
+        for name, (task, labels) in plain.items()
+    }
+
+
+@pytest.mark.parametrize("fold", ["geometric_mean", "mean", "min"])
+def test_the_relevances_of_several_attributes_are_folded(model: str, fold: str) -> None:
+    """Each is that of its own scorer; no text is outside of the range of likelihood."""
+    alone = relevances(model)
+    reward = relevance_reward(model, TASKS, fold, likelihood=(-99.0, 0.0))
+    batch = reward(MANY)
+    reward.release()
+    for name, values in alone.items():
+        np.testing.assert_allclose(batch.components[f"{name}_relevance"], values, rtol=1e-5)
+    table = np.stack(list(alone.values()))
+    expected = {
+        "geometric_mean": np.sqrt(table[0] * table[1]),
+        "mean": table.mean(axis=0),
+        "min": table.min(axis=0),
+    }[fold]
+    np.testing.assert_allclose(batch.total, expected, rtol=1e-5)
+    assert len({*expected.tolist()}) == 4
+
+
+def test_relevances_alone_are_a_reward(model: str) -> None:
+    """As a user writes it, without the recipe."""
+    parts = {
+        name: CTRLEval(model, task, "attribute_relevance", attribute=name)
+        for name, task in (("sentiment", after_text("sentiment")), ("topic", TOPICS))
+    }
+    total = Reward(parts, aggregate="geometric_mean")(MANY).total
+    np.testing.assert_allclose(
+        total, np.sqrt(np.prod([*relevances(model).values()], axis=0)), rtol=1e-5
+    )
+
+
+def test_the_held_out_scores_have_each_relevance(model: str) -> None:
+    watch = held_out_scorer(
+        ["Now"], {"sentiment": LABELS, "topic": ["food", "trip"]}, "{sentiment} {topic} {prefix}",
+        model=model, task=TASKS,
+    )  # fmt: skip
+    names = ["attribute_relevance", "sentiment_relevance", "topic_relevance"]
+    assert list(watch.components) == [*names, "perplexity", "distinct_2"]
+    for labels, message in (
+        (["positive"] * 4, "labels.0. = 'positive' does not name the attribute 'sentiment'"),
+        ({"sentiment": "positive"}, "does not name the attribute 'topic', which CTRLEval"),
+        (
+            {"sentiment": "positive", "topic": "tea"},
+            "'tea' of the attribute 'topic' is not a label",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            watch.components["attribute_relevance"](MANY.texts, labels=labels)
 
 
 def test_callbacks_share_their_models() -> None:

@@ -142,6 +142,34 @@ def test_the_report_equals_a_loop_over_combinations(
     assert report.failed == 0
 
 
+@given(samples_of_attributes)
+def test_a_corpus_is_the_report_over_combinations(
+    drawn: list[tuple[str, str | None, str | None, bool]],
+) -> None:
+    """Also where a text is empty or a classifier fails; the order of attributes is no matter."""
+
+    class Silent(CountingWords):
+        def probabilities(self, texts: Sequence[str]) -> Scores:
+            table = super().probabilities(texts)
+            table[["the" in text for text in texts]] = np.nan
+            return table
+
+    silent = Silent(world="peace", sports="ball", business="money")
+    scorer = AttributeClassifier({"sentiment": SENTIMENT, "topic": silent})
+    labels = [
+        attribute_label(dict([("topic", b), ("sentiment", a)][:: 1 if topic_first else -1]))
+        for _, a, b, topic_first in drawn
+    ]
+    samples = Samples([*(text for text, *_ in drawn), " "], labels=[*labels, labels[0]])
+    corpus = scorer.corpus(samples)
+    for name in ("accuracy", "label_probability"):
+        report = scorer.report(samples, name)
+        each = {f"{name}_{key}": value for key, value in report.attributes.items()}
+        for key, (mean, deviation) in {name: report.average, **each}.items():
+            assert corpus[key] == pytest.approx(mean, nan_ok=True)
+            assert corpus[f"{key}_deviation"] == pytest.approx(deviation, nan_ok=True)
+
+
 def test_a_report_of_decisions() -> None:
     texts = ["good ball", "bad ball", "good ball", "bad money", "  "]
     labels = ["topic=sports sentiment=positive"] * 2 + ["sentiment=negative topic=business"] * 3

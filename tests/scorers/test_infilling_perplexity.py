@@ -96,7 +96,7 @@ def test_a_single_sentence_under_a_decoder_only_model_has_its_plain_perplexity(
 
 def test_a_corpus_is_the_tokens_of_all_texts(pegasus: str) -> None:
     scorer = InfillingPerplexity(pegasus)
-    fold = scorer["infilling_perplexity"].corpus_fold
+    fold = scorer["infilling_perplexity"].corpus_folds[""]
     assert fold is not None
     scores = run_requests([scorer.score_samples(Samples([*TEXTS, ""]), fold.parts)])[0]
     pooled = np.concatenate([one_by_one("pegasus", pegasus, part) for part in SENTENCES])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from fastapi import APIRouter, Request
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Accuracy, LexiconSentiment, Reward, Samples
+from ctrlreward.scorers.base import Scores
 from ctrlreward.serving.contract import (
     FINGERPRINT_HEADER,
     FoldReply,
@@ -39,6 +40,35 @@ def test_rewards_are_those_of_the_process(live_server: Start, reward: Reward) ->
         "components": {"letters": None, "length": None},
         "failed": True,
     }
+
+
+def test_labels_of_several_attributes(live_server: Start) -> None:
+    """As an object over HTTP, for a scorer of each attribute; a wrong one fails alone."""
+
+    class Mentions:
+        labels = ("soup", "trip")
+
+        def probabilities(self, texts: Sequence[str]) -> Scores:
+            return np.array([[0.75, 0.25] if "soup" in text else [0.5, 0.5] for text in texts])
+
+    sentiment = LexiconSentiment("accuracy", attribute="sentiment")
+    topic = Accuracy(Mentions(), attribute="topic")["label_probability"]
+    reward = Reward({"sentiment": sentiment, "topic": topic}, aggregate="geometric_mean")
+    texts = ["A lovely soup.", "An awful soup.", "A lovely trip.", "A lovely soup."]
+    labels = [{"sentiment": "positive", "topic": name} for name in ("soup", "soup", "trip", "tea")]
+    samples = [{"text": t, "label": label} for t, label in zip(texts, labels, strict=True)]
+    client = live_server(reward).client
+    results = client.post("/score", json={"samples": samples}).json()["results"]
+    assert [result["total"] for result in results] == pytest.approx(
+        [0.75**0.5, 0.0, 0.5**0.5, None]
+    )
+    assert results[3]["failed"]
+    assert "'tea' of the attribute 'topic' is not a label of the classif" in results[3]["error"]
+    here = reward(texts[:3], labels=labels[:3]).total
+    assert [result["total"] for result in results[:3]] == here.tolist()
+    del samples[1]["label"]["topic"]
+    results = client.post("/score", json={"samples": samples}).json()["results"]
+    assert "does not name the attribute 'topic'" in results[1]["error"]
 
 
 def test_an_empty_list_of_samples_has_no_results(live_server: Start, reward: Reward) -> None:

@@ -17,6 +17,7 @@ from ctrlreward import RewardBatch, Samples
 from ctrlreward.serving.contract import (
     FoldBody,
     FoldReply,
+    Sample,
     ScoreBody,
     ScoredRequest,
     ScorerBody,
@@ -204,3 +205,19 @@ def test_several_references_survive_the_wire() -> None:
     samples = Samples(["a", "b"], references=[["x", "y"], "z"])
     body = ScoreBody.model_validate(json.loads(dumps({"samples": records(samples)})))
     assert body.to_samples() == samples
+
+
+def test_a_label_may_be_an_object() -> None:
+    """With a label for each attribute, as in `Samples`; the schema says so."""
+    rows = [
+        {"text": "a", "label": {"sentiment": "good", "topic": 3, "tense": None}},
+        {"text": "b", "label": "sentiment=bad topic=4"},
+    ]
+    body = ScoreBody.model_validate_json(json.dumps({"samples": rows}))
+    named = {"sentiment": ["good", "bad"], "topic": [3, 4]}
+    assert body.to_samples() == Samples(["a", "b"], labels=named)
+    assert records(body.to_samples())[0]["label"] == "sentiment=good topic=3"
+    kinds = {each["type"] for each in Sample.model_json_schema()["properties"]["label"]["anyOf"]}
+    assert kinds == {"string", "object"}
+    with pytest.raises(ValidationError, match="are ambiguous as 'my mood=glad': names must"):
+        ScoreBody.model_validate({"samples": [{"text": "a", "label": {"my mood": "glad"}}]})

@@ -75,6 +75,54 @@ def test_columns_can_be_renamed_and_ignored() -> None:
     assert samples == Samples(["a b"], labels=["x"])
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (
+            [
+                {"text": "a", "sentiment": "good", "topic": 0},
+                {"text": "b", "sentiment": "", "topic": 1},
+                {"text": "c", "sentiment": "bad", "topic": None},
+            ],
+            Columns(label="sentiment,topic"),
+        ),
+        (
+            [
+                {"text": "a", "label": {"sentiment": "good", "topic": 0}},
+                {"text": "b", "label": {"topic": 1}},
+                {"text": "c", "label": {"sentiment": "bad", "topic": None}},
+            ],
+            Columns(),
+        ),
+    ],
+)
+def test_labels_of_several_attributes(rows: list[dict[str, object]], columns: Columns) -> None:
+    """In a column each, or in an object; an empty cell is a label that is not controlled."""
+    labels = ["sentiment=good topic=0", "topic=1", "sentiment=bad"]
+    assert to_samples(rows, columns) == Samples(["a", "b", "c"], labels=labels)
+
+
+@pytest.mark.parametrize(
+    ("row", "label", "message"),
+    [
+        ({"mood": "a"}, "mood,topic", "no column 'topic' for label: the file has text, mood; name"),
+        (
+            {"mood": "a", "topic": 0.5},
+            "mood,topic",
+            "^row 1: topic = 0.5 is of type float: give st",
+        ),
+        ({"mood": "a", "topic": "b a=c"}, "mood,topic", "^row 1: mood,topic: labels of attributes"),
+        ({"label": {"mood": ["a"]}}, "label", r"^row 1: mood = \['a'\] is of type list: give str"),
+    ],
+)
+def test_wrong_labels_of_attributes_are_named(
+    row: dict[str, object], label: str, message: str
+) -> None:
+    first = {"text": "a", **{name: "x" if isinstance(v, str) else 1 for name, v in row.items()}}
+    with pytest.raises((ValueError, TypeError), match=message):
+        to_samples([first, {"text": "b", **row}], Columns(label=label))
+
+
 def test_the_error_names_a_column_that_parquet_cannot_hold() -> None:
     with pytest.raises(
         ValueError, match=r"the column 'a' can't be stored in Parquet .*write .jsonl"
