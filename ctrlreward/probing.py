@@ -332,6 +332,7 @@ def _scores(reward: AnyReward, samples: Samples) -> dict[str, Scores]:
     scores = {
         name: values if reward[name].spec.higher_is_better else -values
         for name, values in batch.components.items()
+        if name in reward.components
     }
     return {**scores, TOTAL: batch.total}
 

@@ -33,9 +33,9 @@ MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
 
 
 # Keys of a reward, and of a component, in the short form.
-REWARD_KEYS = ("components", "aggregate", "thresholds", "device")
-AGGREGATES = ("weighted", "gm", "min", "geometric_mean")
-COMPONENT_KEYS = ("scorer", "score", "weight", "options")
+REWARD_KEYS = ("components", "aggregate", "thresholds", "scales", "penalty", "device")
+AGGREGATES = ("weighted", "gm", "min", "mean_minus_deviation", "geometric_mean")
+COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,10 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
         weight = block.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise file.error((*keys, "weight"), f"must be a number, got {weight!r}")
+        given = block.get("given")
+        if given is not None and given not in components:
+            hint = did_you_mean(given, components)
+            raise file.error((*keys, "given"), f"is not a component, got {given!r}{hint}")
 
 
 @cache

@@ -211,11 +211,13 @@ def test_a_policy_of_two_texts_settles_at_the_bound() -> None:
 
     Each text's share follows its advantage; without the multiplier it would go to 1.
     """
-    share, multiplier, shares = 0.1, 0.0, []
+    share, multiplier, seen = 0.1, 0.0, []
     for _ in range(6000):
-        shares.append(share)
+        seen.append((share, multiplier))
         worth = constrained_rewards(array([1.0, 0.0]), [(multiplier, array([-0.75, 0.25]))])
         share += 0.2 * share * (1 - share) * (worth[0] - worth[1])
         multiplier = next_multiplier(multiplier, share - 0.25, 0.5, 0.01)
-    assert np.mean(shares[3000:]) == pytest.approx(0.25, abs=0.02)
-    assert multiplier == pytest.approx(1.0, abs=0.5)  # where both texts are worth the same
+    # They circle around the point where both texts are worth the same.
+    share, multiplier = np.mean(seen[3000:], axis=0)
+    assert share == pytest.approx(0.25, abs=0.02)
+    assert multiplier == pytest.approx(1.0, abs=0.4)
