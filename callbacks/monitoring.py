@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
-from ctrlreward.callbacks.shaping import ShapedModule
+from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
