@@ -80,6 +80,7 @@ class RangeMultipliers:
         self.rate = rate
         self.starts: dict[str, float] = {}
         self.multipliers = {name: 0.0 for name, *_ in self._sides()}
+        self.integrals = dict(self.multipliers)
         self.moments = {name: Moments() for name in (_REWARD, *ranges)}
         self._components: dict[str, Component | None] = {
             name: None if each.component is None else as_component(name, each.component)
@@ -92,14 +93,18 @@ class RangeMultipliers:
         moments = {name: asdict(each) for name, each in self.moments.items()}
         return {
             "multipliers": dict(self.multipliers),
+            "integrals": dict(self.integrals),
             "starts": dict(self.starts),
             "moments": moments,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `to_dict` returned; bounds that it lacks start anew."""
-        known = self.multipliers
-        self.multipliers = known | {n: v for n, v in state["multipliers"].items() if n in known}
+        for own, found in (
+            (self.multipliers, state["multipliers"]),
+            (self.integrals, state["integrals"]),
+        ):
+            own.update({name: value for name, value in found.items() if name in own})
         self.starts = {n: v for n, v in state["starts"].items() if n in self.ranges}
         for name, each in state["moments"].items():
             if name in self.moments:
@@ -186,12 +191,11 @@ class RangeMultipliers:
 
     def _adapt(self, means: Mapping[str, float]) -> None:
         for side, name, sign, bound in self._sides():
-            if name in means:
-                self.multipliers[side] = next_multiplier(
-                    self.multipliers[side],
-                    sign * (bound - means[name]),
-                    self.moments[name].std,
-                    self.rate,
+            deviation = self.moments[name].std
+            if name in means and deviation > 0:
+                excess = sign * (bound - means[name]) / deviation
+                self.integrals[side], self.multipliers[side] = next_multiplier(
+                    self.integrals[side], excess, self.rate
                 )
 
     def _sides(self) -> Iterator[tuple[str, str, float, float]]:

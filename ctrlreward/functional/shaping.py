@@ -104,26 +104,29 @@ def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
     return factor
 
 
-def next_multiplier(multiplier: float, excess: float, deviation: float, rate: float) -> float:
-    """Return the next Lagrange multiplier of a bound, ≥ 0: larger while the bound is violated.
+def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float, float]:
+    """Return the next sum of excesses of a bound and its Lagrange multiplier, both ≥ 0.
 
-    Projected dual ascent, λ ← max(0, λ + rate · excess / deviation). A bound that holds with room
-    to spare has the multiplier 0 and changes no reward.
+    The sum is that of projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
+    max(0, s + excess), with the proportional term of Stooke et al. 2020
+    (https://arxiv.org/abs/2007.03964), without which a policy that moves fast is past the bound
+    before the sum has grown. A bound that holds with some space has the multiplier 0 and changes no
+    reward.
 
     Args:
-        multiplier: λ of this step.
-        excess: How far the mean is outside the bound; negative inside.
-        deviation: Standard deviation of the bounded score over texts, the unit of the excess; where
-            it is 0, λ stays.
-        rate: Step size, in units of λ, > 0.
+        integral: The sum so far.
+        excess: How far the mean is outside the bound, in standard deviations of the score; negative
+            inside.
+        rate: Step size of the sum, > 0.
 
     Examples:
-        >>> next_multiplier(0.5, excess=0.5, deviation=0.25, rate=0.25)
-        1.0
-        >>> next_multiplier(0.0, excess=-0.2, deviation=0.1, rate=0.1)
-        0.0
+        >>> next_multiplier(0.5, excess=2.0, rate=0.25)
+        (1.0, 3.0)
+        >>> next_multiplier(0.0, excess=-2.0, rate=0.25)
+        (0.0, 0.0)
     """
-    return max(0.0, multiplier + rate * excess / deviation) if deviation > _EPSILON else multiplier
+    integral = max(0.0, integral + rate * excess)
+    return integral, max(0.0, integral + excess)
 
 
 def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) -> Values:
