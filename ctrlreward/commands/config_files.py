@@ -169,7 +169,7 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
             if key not in (*_KEYS, _EXTENDS, _REPLACE, _ANCHORS):
                 raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
             for option in value if key == "trainer" and isinstance(value, dict) else ():
-                if option not in trainer_options():
+                if option.removesuffix("+") not in trainer_options():  # + appends to a list
                     hint = did_you_mean(option, trainer_options())
                     raise file.error((key, option), f"is not an option of the trainer{hint}")
         check_models(file)

@@ -22,7 +22,8 @@ ON_TOP = ("small", "literature", "as_printed")
 JOBS = [
     [path]
     for path in sorted(CONFIGS.rglob("*.yaml"))
-    if {"trainer", "model"} <= read_config(path).content.keys() and path.stem not in ON_TOP
+    if ({"trainer", "model"} <= read_config(path).content.keys() or path.stem[:6] == "guard_")
+    and path.stem not in ON_TOP
 ]
 JOBS += [[TRANSFER / "m7.yaml", TRANSFER / f"{name}.yaml"] for name in ON_TOP]
 
