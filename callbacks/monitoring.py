@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ctrlreward.arguments import Mode, better_direction
 from ctrlreward.callbacks.generation import GenerationScorerMixin
 from ctrlreward.callbacks.overlap import late_score_error
-from ctrlreward.callbacks.shaping import ShapedModule
+from ctrlreward.callbacks.terms import ShapedModule
 from ctrlreward.functional.sequential import Resolution
 from ctrlreward.lightning_package import (
     Callback,
@@ -80,7 +80,8 @@ def resolve_mode(trainer: Trainer, key: str, mode: Mode | None, argument: str = 
     """Return the better direction of a logged key: the given one, else the declared one.
 
     A `GenerationScorer` of the trainer declares the direction of its scores, and the `Reward` of
-    the module those of its components; `reward/total` and `reward/shaped` are better when higher.
+    the module those of its components; `reward/total` and `reward/shaped` are better when higher,
+    `reward/disagreement` when lower.
     """
     scored = _scored_modes(trainer)
     declared = scored.get(key) or _reward_mode(trainer.lightning_module, key)
@@ -119,6 +120,8 @@ def _reward_mode(module: object, key: str) -> Mode | None:
             return "max"
         if name in module.reward.components:
             return module.reward.components[name].spec.mode
+        if name in module.reward.derived:  # the deviation of an ensemble's members
+            return "min"
     return None
 
 

@@ -3,50 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ctrlreward.callbacks.base_callback import CallbackMixin
-from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong, WeightSchedules
+from ctrlreward.callbacks.monitoring import is_fitting, read_metrics
+from ctrlreward.callbacks.ranges import RangeMultipliers, UsefulRange
+from ctrlreward.callbacks.terms import (
+    KLWeighted,
+    LengthWindow,
+    Potential,
+    ReferenceReward,
+    ReferredModule,
+    ShapedModule,
+    SoftOverlong,
+    WeightSchedules,
+)
 from ctrlreward.functional.means import valid_mean
-from ctrlreward.functional.shaping import Moments, adaptive_kl_coef, standardise_rewards
+from ctrlreward.functional.shaping import (
+    Moments,
+    adaptive_kl_coef,
+    length_factor,
+    standardise_rewards,
+    valid_group_means,
+)
 from ctrlreward.lightning_package import LightningModule, Trainer, misconfigured
 from ctrlreward.ranks import fail_together, on_every_rank
 from ctrlreward.reward import Reward, RewardBatch, weighted_sum
-from ctrlreward.samples import Samples
+from ctrlreward.samples import Samples, shortened
 from ctrlreward.scorers.base import Scores
 
 KL = "policy/kl"
-
-ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
-
-
-@runtime_checkable
-class ShapedModule(Protocol):
-    """A LightningModule whose rewards can be shaped.
-
-    `shape_rewards` is None, or a function that `RewardShaping` sets. The module then calls
-    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what it
-    returns: the shaped rewards, float64, shape (n,), NaN where a sample failed. `lengths` are those
-    of the completions in tokens, shape (n,). `baseline` is False for the samples to learn from, in
-    one call per step, and True for samples that only serve as a baseline, such as greedy
-    completions: these are neither logged nor counted in the running statistics.
-    """
-
-    reward: Reward
-    shape_rewards: ShapeRewards | None
-
-
-@runtime_checkable
-class KLWeighted(Protocol):
-    """A LightningModule that logs `policy/kl`, with the weight of the KL term, `beta`."""
-
-    beta: float
 
 
 class RewardShapingMixin(CallbackMixin):
@@ -55,23 +47,30 @@ class RewardShapingMixin(CallbackMixin):
     The given transformations are always applied in this order:
 
     1. `weights`: the total is recomputed with the weights of this step.
-    2. `potential`: its term is added.
-    3. `clip`: the total is clipped, which limits the effect of a scorer's outliers.
-    4. `window`, `overlong`: a length penalty is subtracted. After clipping, so that it also works
+    2. `reference`: it becomes the preference over the reference's, in (0, 1).
+    3. `potential`: its term is added.
+    4. `clip`: the total is clipped, which limits the effect of a scorer's outliers.
+    5. `length_alpha`: it is multiplied by 1 / (1 + α · length / mean length of the prompt's
+       completions) (GR³, Li et al. 2026). It must be 0 or more.
+    6. `ranges`: it is mixed with the distances of scores from the bounds that they violate.
+    7. `window`, `overlong`: a length penalty is subtracted. After clipping, so that it also works
        at the bounds; before normalisation, so that its unit is that of the reward.
-    5. `normalise`: the running mean is subtracted, and the result divided by the running standard
+    8. `normalise`: the running mean is subtracted, and the result divided by the running standard
        deviation of all rewards so far. Last, so that advantages always have the same scale.
 
-    An algorithm that divides by a deviation itself (GRPO by its group's) undoes the fifth. A sample
+    An algorithm that divides by a deviation itself (GRPO by its group's) undoes the last. A sample
     without a reward stays without one. All ranks share the running statistics.
 
     Logs at each step, for the active transformations: `shaping/weight/<component>`;
-    `shaping/after_weights`, `after_potential`, `after_clip`, `after_length`, the mean reward after
-    each (before all of them it is `reward/total`, after all of them `reward/shaped`, which the
-    module logs); `shaping/potential` and `shaping/length`, the mean terms; `shaping/clipped`, the
-    share of clipped samples; `shaping/running_mean` and `shaping/running_std`; `shaping/beta`, the
-    weight in this step's loss; and always `shaping/fail_rate`, the share of samples without a
-    shaped reward.
+    `shaping/after_weights`, `after_reference`, `after_potential`, `after_clip`,
+    `after_length_factor`, `after_ranges`, `after_length`, the mean reward after each (before all of
+    them it is `reward/total`, after all of them `reward/shaped`, which the module logs);
+    `shaping/reference`, the mean reward of the references; `shaping/potential` and
+    `shaping/length`, the mean terms; `shaping/length_factor`, the mean factor;
+    `shaping/range/<name>`, the mean of a bounded score, and `shaping/multiplier/<name>_low` and
+    `_high`, those of its bounds; `shaping/clipped`, the share of clipped samples;
+    `shaping/running_mean` and `shaping/running_std`; `shaping/beta`, the weight in this step's
+    loss; and always `shaping/fail_rate`, the share of samples without a shaped reward.
 
     Args:
         weights: Schedules that replace weights of the `Reward`: component → pairs of step and
@@ -86,13 +85,22 @@ class RewardShapingMixin(CallbackMixin):
             after each batch (Ziegler et al. 2019); None leaves it alone.
         kl_horizon: Batches over which an error of 100 % would double `beta`; errors are clipped
             to 20 %. The paper's is 10.
+        reference: Bounded reward by that of references.
+        length_alpha: α of the length factor, > 0: the larger, the more a long completion loses.
+        ranges: Name → range that the mean of a score has to stay in, `{"similarity":
+            UsefulRange(high=0.9)}`. A multiplier of each bound rises while it is violated and falls
+            to 0 while it holds (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373). Theirs is
+            squashed into (0, 1) and never 0; a bound that was never violated changes nothing here.
+        range_rate: Step size of the multipliers, per standard deviation of the score.
 
     Raises:
         ValueError: No transformation, steps that do not increase, or a number out of range. In
-            `setup`: a scheduled component that the reward does not have or does not weight, or a
-            weight that rewards the worse direction.
-        MisconfigurationException: In `setup`: the module cannot be shaped, is shaped already, or
-            has no KL term for the target.
+            `setup`: a scheduled component that the reward does not have or does not weight, a
+            weight that rewards the worse direction, or a range of a score that the reward lacks or
+            that is one number for a group. In training: a reward below 0 with `length_alpha`.
+        MisconfigurationException: In `setup`: the module cannot be shaped, is shaped already, has
+            no KL term for the target, or no reference policy. In training: the key that a range
+            monitors is not logged.
 
     Examples:
         >>> from ctrlreward.callbacks import RewardShaping, SoftOverlong
@@ -110,14 +118,22 @@ class RewardShapingMixin(CallbackMixin):
         normalise: bool = False,
         kl_target: float | None = None,
         kl_horizon: float = 10.0,
+        reference: ReferenceReward | None = None,
+        length_alpha: float | None = None,
+        ranges: Mapping[str, UsefulRange] | None = None,
+        range_rate: float = 0.1,
     ) -> None:
         super().__init__()
-        if not any((weights, potential, clip, window, overlong, normalise, kl_target is not None)):
+        given = (kl_target, reference, length_alpha, ranges)
+        active = (weights, potential, clip, window, overlong, normalise)
+        if not any(active) and all(option is None for option in given):
             raise ValueError("nothing to shape: give at least one of weights, clip, normalise, …")
         if kl_target is not None and not kl_target > 0:
             raise ValueError(f"kl_target = {kl_target}: give nats per token, greater than 0")
         if not kl_horizon >= 1:
             raise ValueError(f"kl_horizon = {kl_horizon}: give 1 batch or more")
+        if length_alpha is not None and not length_alpha > 0:
+            raise ValueError(f"length_alpha = {length_alpha}: give a positive number")
         self.schedules = WeightSchedules(weights) if weights else None
         self.potential = potential
         self.bounds = None if clip is None else _bounds(*clip)
@@ -126,21 +142,29 @@ class RewardShapingMixin(CallbackMixin):
         self.normalise = normalise
         self.kl_target = kl_target
         self.kl_horizon = kl_horizon
+        self.reference = reference
+        self.length_alpha = length_alpha
+        self.ranges = None if ranges is None else RangeMultipliers(ranges, range_rate)
         self.moments = Moments()
         self.beta: float | None = None
         self._module: ShapedModule | None = None
         self._weighted: KLWeighted | None = None  # the module, if it has a target
         self._module_beta = 0.0
         self._metrics: dict[str, float] = {}
+        self._mean_lengths: dict[tuple[Any, ...], float] = {}  # of the last step, by prompt
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the running statistics and the weight of the KL term."""
-        return {**asdict(self.moments), "beta": self.beta}
+        """Return the running statistics, the weight of the KL term, and the multipliers."""
+        ranges = {} if self.ranges is None else {"ranges": self.ranges.to_dict()}
+        return {**asdict(self.moments), "beta": self.beta, **ranges}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore both from a checkpoint; schedules, bounds and target stay as given."""
+        """Restore them from a checkpoint; schedules, bounds and target stay as given."""
         moments = dict(state_dict)
         self.beta = moments.pop("beta")
+        ranges = moments.pop("ranges", None)
+        if ranges is not None and self.ranges is not None:
+            self.ranges.restore(ranges)
         self.moments = Moments(**moments)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -163,6 +187,15 @@ class RewardShapingMixin(CallbackMixin):
             )
         if self.schedules is not None:
             self.schedules.check(pl_module.reward)
+        if self.ranges is not None:
+            self.ranges.check(pl_module.reward)
+        if self._uses_policy and not isinstance(pl_module, ReferredModule):
+            raise misconfigured(
+                trainer,
+                f"reference needs a policy to compare with, which {type(pl_module).__name__} "
+                "lacks: define complete_as_reference(prompts), or give "
+                "ReferenceReward('references')",
+            )
         if self.kl_target is not None:
             if not isinstance(pl_module, KLWeighted) or not pl_module.beta > 0:
                 raise misconfigured(
@@ -172,7 +205,7 @@ class RewardShapingMixin(CallbackMixin):
                 )
             self._weighted, self._module_beta = pl_module, pl_module.beta
         self._module = pl_module
-        pl_module.shape_rewards = partial(self._shape, trainer, pl_module.reward)
+        pl_module.shape_rewards = partial(self._shape, trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the module's `beta` to that of the checkpoint, if training is resumed."""
@@ -192,8 +225,20 @@ class RewardShapingMixin(CallbackMixin):
             self.beta = self._weighted.beta = self._adapted(
                 trainer, metrics["beta"], self.kl_target
             )
+        if self.ranges is not None:
+            metrics |= {f"multiplier/{n}": value for n, value in self.ranges.multipliers.items()}
+            self.ranges.end_step()
         for name, value in metrics.items():
             pl_module.log(f"shaping/{name}", value, batch_size=1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Adapt the multipliers of the ranges that monitor a logged key."""
+        if self.ranges is not None and is_fitting(trainer):
+            metrics, stale, _ = read_metrics(trainer)
+            try:
+                self.ranges.end_validation(metrics, stale)
+            except KeyError as error:
+                raise misconfigured(trainer, f"RewardShaping: {error.args[0]}") from None
 
     def release(self) -> None:
         """Restore the module, and free the potential's model."""
@@ -204,25 +249,39 @@ class RewardShapingMixin(CallbackMixin):
             self._module.shape_rewards = None
             if self.potential is not None:
                 self.potential.phi.scorer.release()
+            if self.ranges is not None:
+                self.ranges.release()
         self._module = self._weighted = None
 
     def _shape(
         self,
         trainer: Trainer,
-        reward: Reward,
+        module: Any,
         samples: Samples,
         scored: RewardBatch,
         lengths: Tensor,
         baseline: bool,
     ) -> Scores:
         metrics: dict[str, float] = {}
-        rewards = scored.total
+        tokens = lengths.detach().cpu().double().numpy()
+        weights: dict[str, float] = {}
         if self.schedules is not None:
             weights = self.schedules.at(trainer.global_step)
+        rewards = _total(module.reward, scored, weights)
+        if weights:
             metrics |= {f"weight/{name}": weight for name, weight in weights.items()}
-            rewards = weighted_sum({**(reward.weights or {}), **weights}, scored.components)
-            rewards = np.where(scored.failed, np.nan, rewards)
             metrics["after_weights"] = valid_mean(rewards)
+        if self.reference is not None:
+            compare = partial(
+                self.reference.preferences,
+                rewards,
+                samples,
+                lambda each: _total(module.reward, module.reward(each), weights),
+                module.complete_as_reference if self._uses_policy else None,
+            )
+            rewards, of_references = fail_together(compare)
+            metrics["reference"] = valid_mean(of_references)
+            metrics["after_reference"] = valid_mean(rewards)
         if self.potential is not None:
             term = fail_together(partial(self.potential.term, samples))
             rewards = rewards + term
@@ -232,9 +291,20 @@ class RewardShapingMixin(CallbackMixin):
             changed = (clipped != rewards)[~np.isnan(rewards)].astype(np.float64)
             rewards = clipped
             metrics |= {"clipped": valid_mean(changed), "after_clip": valid_mean(rewards)}
+        if self.length_alpha is not None:
+            factor = fail_together(partial(self._length_factor, samples, rewards, tokens, baseline))
+            rewards = rewards * factor
+            metrics["length_factor"] = valid_mean(np.where(np.isnan(rewards), np.nan, factor))
+            metrics["after_length_factor"] = valid_mean(rewards)
+        if self.ranges is not None:
+            values = self.ranges.values(samples, scored)
+            if not baseline:
+                means = self.ranges.observe(rewards, values)
+                metrics |= {f"range/{name}": mean for name, mean in means.items()}
+            rewards = self.ranges.constrained(rewards, values)
+            metrics["after_ranges"] = valid_mean(rewards)
         penalties = [p for p in (self.window, self.overlong) if p is not None]
         if penalties:
-            tokens = lengths.detach().cpu().double().numpy()
             term = np.sum([penalty.term(tokens) for penalty in penalties], axis=0)
             rewards = rewards + term
             metrics |= {"length": valid_mean(term), "after_length": valid_mean(rewards)}
@@ -242,6 +312,35 @@ class RewardShapingMixin(CallbackMixin):
             self._metrics = {**metrics, "fail_rate": float(np.isnan(rewards).mean())}
             self._observe(rewards)
         return standardise_rewards(rewards, self.moments) if self.normalise else rewards
+
+    @property
+    def _uses_policy(self) -> bool:
+        return self.reference is not None and self.reference.texts == "policy"
+
+    def _length_factor(
+        self, samples: Samples, rewards: Scores, tokens: Scores, baseline: bool
+    ) -> Scores:
+        """Return the factor of each length, by the valid completions of the same prompt.
+
+        A baseline has the mean of the completions that are compared with it.
+        """
+        assert self.length_alpha is not None
+        if (rewards < 0).any():
+            i = int((rewards < 0).argmax())
+            raise ValueError(
+                f"the reward of texts[{i}] = {shortened(samples.texts[i])} is {rewards[i]:.4g}: "
+                "length_alpha multiplies rewards, of which a negative one would gain by length: "
+                "give a reward of 0 or more, clip=(0, None), or reference=ReferenceReward()"
+            )
+        columns = [column for name, column in samples.columns().items() if name != "texts"]
+        prompts = list(zip(*columns, strict=True)) if columns else [()] * len(samples)
+        if not baseline:
+            index = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+            groups = np.array([index[prompt] for prompt in prompts])
+            means = valid_group_means(np.where(np.isnan(rewards), np.nan, tokens), groups)
+            self._mean_lengths = dict(zip(prompts, means.tolist(), strict=True))
+        means = np.array([self._mean_lengths.get(prompt, np.nan) for prompt in prompts])
+        return length_factor(tokens, means, self.length_alpha)
 
     def _observe(self, rewards: Scores) -> None:
         """Add the rewards of all ranks to the running statistics, on every rank."""
@@ -269,6 +368,14 @@ class RewardShapingMixin(CallbackMixin):
         by_rank = on_every_rank(lambda: metrics[KL].item())
         kl = sum(by_rank) / len(by_rank)
         return adaptive_kl_coef(beta, kl, target, self.kl_horizon) if math.isfinite(kl) else beta
+
+
+def _total(reward: Reward, scored: RewardBatch, weights: Mapping[str, float]) -> Scores:
+    """Return the totals, shape (n,), with other weights if there are any."""
+    if not weights:
+        return scored.total
+    total = weighted_sum({**(reward.weights or {}), **weights}, scored.components)
+    return np.where(scored.failed, np.nan, total)
 
 
 def _bounds(low: float | None, high: float | None) -> tuple[float, float]:

@@ -1,24 +1,61 @@
-"""Options of `RewardShaping`: weight schedules, potentials and length penalties."""
+"""What `RewardShaping` needs of a module, and its options: schedules, references, potentials,
+length penalties."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
+from ctrlreward.functional.means import valid_row_means
 from ctrlreward.functional.shaping import (
     distance_outside,
     piecewise_linear,
     potential_difference,
+    preference_over_references,
     soft_overlong_punishment,
 )
-from ctrlreward.reward import Reward, check_direction
+from ctrlreward.reward import Reward, RewardBatch, check_direction
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Component, Scores, score
 from ctrlreward.scorers.components import ComponentLike, as_component
+
+ShapeRewards = Callable[[Samples, RewardBatch, Tensor, bool], Scores]
+
+
+@runtime_checkable
+class ShapedModule(Protocol):
+    """A LightningModule whose rewards can be shaped.
+
+    `shape_rewards` is None, or a function that `RewardShaping` sets. The module then calls
+    `shape_rewards(samples, scored, lengths, baseline)` and computes advantages from what it
+    returns: the shaped rewards, float64, shape (n,), NaN where a sample failed. `lengths` are those
+    of the completions in tokens, shape (n,). `baseline` is False for the samples to learn from, in
+    one call per step, and True for samples that only serve as a baseline, such as greedy
+    completions: these are neither logged nor counted in the running statistics.
+    """
+
+    reward: Reward
+    shape_rewards: ShapeRewards | None
+
+
+@runtime_checkable
+class KLWeighted(Protocol):
+    """A LightningModule that logs `policy/kl`, with the weight of the KL term, `beta`."""
+
+    beta: float
+
+
+@runtime_checkable
+class ReferredModule(Protocol):
+    """A LightningModule with a reference policy: the one that training starts from, or the base."""
+
+    def complete_as_reference(self, prompts: Sequence[str]) -> list[str]:
+        """Return a completion of each prompt by the reference policy."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +92,84 @@ class WeightSchedules:
     def at(self, step: int) -> dict[str, float]:
         """Return the weight of each component at a step."""
         return {name: piecewise_linear(step, points) for name, points in self.points.items()}
+
+
+@dataclass(frozen=True)
+class ReferenceReward:
+    """Bounded reward: the preference for a text over references for the same prompt.
+
+    σ((r − r_ref) / scale), in (0, 1), the mean over several references (PAR, Fu et al. 2025,
+    https://arxiv.org/abs/2502.18770). Being better than the reference is worth a lot, and much
+    better hardly more, which takes away what a policy gains by gaming the reward.
+
+    Args:
+        texts: `"policy"`: a completion of the prompt, as a string, by the reference policy, at the
+            `eval_temperature`. `"references"`: the texts of that column, such as completions of the
+            policy before training. `"sources"`, `"prefixes"`: what was
+            rewritten or completed.
+        scale: Difference of rewards that counts as one, > 0: the larger, the later it flattens.
+            The paper's is 1, for reward models; the GM, up to 40, needs about 10.
+
+    Raises:
+        ValueError: `scale` is not positive.
+
+    Examples:
+        >>> ReferenceReward("references", scale=10.0)
+        ReferenceReward(texts='references', scale=10.0)
+    """
+
+    texts: Literal["policy", "references", "sources", "prefixes"] = "policy"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale = {self.scale}: give a positive number")
+
+    def preferences(
+        self,
+        rewards: Scores,
+        samples: Samples,
+        total: Callable[[Samples], Scores],
+        complete: Callable[[Sequence[str]], list[str]] | None = None,
+    ) -> tuple[Scores, Scores]:
+        """Return the bounded reward and the reward of the references, both of shape (n,).
+
+        `total` scores samples, `complete` completes prompts with the reference policy.
+        """
+        references = self._references(samples, complete)
+        rows = [i for i, texts in enumerate(references) for _ in texts]
+        prefixes = samples.prefixes or [""] * len(samples)
+        texts = [text for each in references for text in each]
+        begun = [
+            prefixes[i] if t.startswith(prefixes[i]) else ""
+            for i, t in zip(rows, texts, strict=True)
+        ]
+        scored = samples[rows].replace(texts=texts, prefixes=begun)
+        # Completions of one prompt share their references.
+        distinct: dict[tuple[object, ...], int] = {}
+        inverse = [
+            distinct.setdefault(key, len(distinct))
+            for key in zip(*scored.columns().values(), strict=True)
+        ]
+        first = np.unique(inverse, return_index=True)[1].tolist()
+        values = total(scored[first])[inverse]
+        table = np.full((len(samples), max(map(len, references))), np.nan)
+        place = [j for each in references for j in range(len(each))]
+        table[rows, place] = values
+        return preference_over_references(rewards, table, self.scale), valid_row_means(table)
+
+    def _references(
+        self, samples: Samples, complete: Callable[[Sequence[str]], list[str]] | None
+    ) -> Sequence[Sequence[str]]:
+        if self.texts == "references":
+            return samples.require_references("ReferenceReward")
+        if complete is None:
+            return [[text] for text in samples.require(self.texts, "ReferenceReward")]
+        prompts = samples.require("prompts", "ReferenceReward")
+        distinct = list(dict.fromkeys(prompts))
+        completions = dict(zip(distinct, complete(distinct), strict=True))
+        prefixes = samples.require("prefixes", "ReferenceReward")
+        return [[p + completions[prompt]] for p, prompt in zip(prefixes, prompts, strict=True)]
 
 
 @dataclass(frozen=True)

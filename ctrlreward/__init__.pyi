@@ -14,6 +14,7 @@ from .models.frequency import InverseFrequency as InverseFrequency
 from .models.word_vectors import WordVectors as WordVectors
 from .reward import Reward as Reward
 from .reward import RewardBatch as RewardBatch
+from .reward import fit_scales as fit_scales
 from .samples import Samples as Samples
 from .samples import as_samples as as_samples
 from .scorers import Accuracy as Accuracy
@@ -30,11 +31,13 @@ from .scorers import InfillingPerplexity as InfillingPerplexity
 from .scorers import LexiconSentiment as LexiconSentiment
 from .scorers import ModelScorer as ModelScorer
 from .scorers import Perplexity as Perplexity
+from .scorers import Repetition as Repetition
 from .scorers import Scorer as Scorer
 from .scorers import ScoreSpec as ScoreSpec
 from .scorers import Similarity as Similarity
 from .scorers import Task as Task
 from .scorers import TransferQuality as TransferQuality
+from .scorers import Uniqueness as Uniqueness
 from .scorers import attribute_label as attribute_label
 from .serving.remote_reward import RemoteReward as RemoteReward
 

@@ -31,12 +31,13 @@ from ctrlreward.callbacks.loggers.history import HistoryLoggerMixin
 from ctrlreward.callbacks.loggers.wandb_report import WandbReportMixin
 from ctrlreward.callbacks.pareto import ParetoCheckpointMixin
 from ctrlreward.callbacks.progress import RewardProgressBarMixin
+from ctrlreward.callbacks.ranges import UsefulRange
 from ctrlreward.callbacks.report import BeforeAfterMixin, RunReportMixin
 from ctrlreward.callbacks.rollout_samples import RolloutSamplesMixin
 from ctrlreward.callbacks.saving import AdapterExporter
 from ctrlreward.callbacks.shaping import RewardShapingMixin
 from ctrlreward.callbacks.stopping import RewardEarlyStoppingMixin
-from ctrlreward.callbacks.terms import LengthWindow, Potential, SoftOverlong
+from ctrlreward.callbacks.terms import LengthWindow, Potential, ReferenceReward, SoftOverlong
 from ctrlreward.completion import SampleGenerator, TextGenerator, generate
 from ctrlreward.policy.model import LoRA
 from ctrlreward.policy.objectives import Objective
@@ -61,6 +62,7 @@ __all__ = [
     "PolicyTuner",
     "Potential",
     "ProxyGuard",
+    "ReferenceReward",
     "RewardCheckpoint",
     "RewardEarlyStopping",
     "RewardProgressBar",
@@ -70,6 +72,7 @@ __all__ = [
     "SampleGenerator",
     "SoftOverlong",
     "TextGenerator",
+    "UsefulRange",
     "WandbReport",
     "generate",
 ]

@@ -91,15 +91,19 @@ def _copied(sample: Sample) -> str | None:
     return sample.source or sample.prompt or None
 
 
-_DIVERSITY = "a constraint on Distinct-2, or a repetition penalty"
+_DIVERSITY = "a weight on Repetition, or a constraint on Distinct-2"
 _FLUENCY = "a bound on the perplexity under the frozen base model"
-_LENGTH = "a length penalty, or a score that does not grow with length"
+_LENGTH = "a range of the length, length_alpha, or a score that does not grow with length"
 _JUDGE = "a held-out judge of another kind, watched by ProxyGuard"
 
 PROBES: tuple[Probe, ...] = (
     Probe("empty", lambda s: "", "a score that is NaN for an empty text, or a minimum length"),
     Probe("one word repeated", _repeated_word, _DIVERSITY),
-    Probe("prompt or source copied", _copied, "a bound on the similarity to prompt or source"),
+    Probe(
+        "prompt or source copied",
+        _copied,
+        "a range of the similarity to prompt or source, or a condition",
+    ),
     Probe("label repeated", lambda s: " ".join([s.label] * 5) if s.label else None, _JUDGE),
     Probe("sentences doubled", lambda s: f"{s.completion} {s.completion}", _DIVERSITY),
     Probe("one sentence repeated", _repeated_sentence, _DIVERSITY),
@@ -332,6 +336,7 @@ def _scores(reward: AnyReward, samples: Samples) -> dict[str, Scores]:
     scores = {
         name: values if reward[name].spec.higher_is_better else -values
         for name, values in batch.components.items()
+        if name in reward.components
     }
     return {**scores, TOTAL: batch.total}
 

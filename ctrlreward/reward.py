@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from numbers import Real
 from typing import Any, Literal, TypeAlias, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from ctrlreward.arguments import one_of
+from ctrlreward.arguments import did_you_mean, one_of
+from ctrlreward.functional.aggregates import counted_where, disagreement, mean_minus_deviation
+from ctrlreward.functional.means import valid_mean
 from ctrlreward.functional.transfer import GM_THRESHOLDS, gm_of
 from ctrlreward.placement import Worker
 from ctrlreward.processor.accelerators import scoring_stream
@@ -29,8 +32,17 @@ Given: TypeAlias = ComponentLike | tuple[ComponentLike, float]
 Components: TypeAlias = Mapping[str, Given] | Sequence[Given] | ComponentLike
 
 Thresholds: TypeAlias = tuple[float, float, float, float]
-AggregateName: TypeAlias = Literal["weighted", "gm", "min", "geometric_mean"]
+AggregateName: TypeAlias = Literal[
+    "weighted", "gm", "min", "mean_minus_deviation", "geometric_mean"
+]
 AccuracyScore: TypeAlias = Literal["accuracy", "label_probability"]
+Scales: TypeAlias = Mapping[str, tuple[float, float]]
+
+# The aggregates of an ensemble: members that measure the same, on one scale.
+_ENSEMBLES = ("min", "mean_minus_deviation")
+
+# Column of a `RewardBatch` with the deviation of an ensemble's members.
+DISAGREEMENT = "disagreement"
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,9 @@ class RewardBatch:
 
     Attributes:
         total: One reward per sample, float64, shape (n,); NaN where it failed.
-        components: Each named score as its scorer returned it, float64, shape (n,).
+        components: Each named score as its scorer returned it, float64, shape (n,); of a component
+            with a condition what counts. With the aggregate `"mean_minus_deviation"` also
+            `disagreement`, the deviation of the members.
         failed: True where a component is NaN or the total is not finite, shape (n,).
         seconds: Wall time of scoring.
 
@@ -88,12 +102,13 @@ class RewardBatch:
 class AnyReward(ABC):
     """Base of `Reward`, which scores in this process, and `RemoteReward`, which asks a server.
 
-    `components` are by name; `reward["relevance"]` is one. `weights` belong to a weighted
-    reward, `thresholds` (t1 to t4) and `accuracy_score` to `"gm"`; None with other
-    aggregates.
+    `components` are by name; `reward["relevance"]` is one. `derived` are the names of the further
+    columns of its batches. `weights` belong to a weighted reward, `thresholds` (t1 to t4) and
+    `accuracy_score` to `"gm"`; None with other aggregates.
     """
 
     components: Mapping[str, Component]
+    derived: tuple[str, ...]
     weights: Mapping[str, float] | None
     thresholds: Thresholds | None
     accuracy_score: AccuracyScore | None
@@ -155,13 +170,25 @@ class Reward(AnyReward):
             similarity and a perplexity (Pang & Gimpel 2019, eq. 1). As the accuracy, give either
             `accuracy`, the decision (0 or 1 for a sentence), or `label_probability`, which is
             graded above t1. `"min"`: the lowest score, so that no component can be traded for
-            another; all must be better when higher, and should have one scale.
-            `"geometric_mean"`: of scores such as the relevance of several attributes, which must be
-            0 or more and better when higher; a low one costs most. Or a callable that
+            another (worst-case optimisation of Coste et al. 2023). `"mean_minus_deviation"`: their
+            mean minus `penalty` times their standard deviation, the `disagreement`, for components
+            that measure the same by different models: where they disagree, none is trusted
+            (uncertainty-weighted optimisation, with the deviation in place of the paper's
+            variance). Both need one scale: `scales`, or scores that are better when higher and have
+            one range. `"geometric_mean"`: of scores such as the relevance of several attributes,
+            which must be 0 or more and better when higher; a low one costs most. Or a callable that
             maps the scores by name, each of shape (n,), to totals of shape (n,).
         device: Device to move all scorers to; None leaves each where it is.
         thresholds: t1 to t4 of `"gm"`; None takes the paper's, which fit its own classifier, word
             vectors and language model. With t1 ≥ 0, a copied input of the other style earns 0.
+        scales: Component → mean and standard deviation on sound texts, as `fit_scales` returns
+            them, for `"min"` and `"mean_minus_deviation"`: each score becomes the number of
+            deviations by which it is better than the mean.
+        penalty: λ of `"mean_minus_deviation"`, ≥ 0; None takes 1.
+
+    A `Component` with `given` and `at_least` counts only for samples where the named component
+    reaches the threshold, and else 0 (GDPO, Liu et al. 2026, eq. 8). A loss counts everywhere, so
+    that no sample gains by failing a condition. If the condition fails (NaN), so does the sample.
 
     Attributes:
         aggregate: The function from scores by name to totals. The others are those of `AnyReward`.
@@ -170,8 +197,10 @@ class Reward(AnyReward):
         TypeError: `components` is none of these.
         ValueError: No components, two of one name, a scorer with several scores, a weight that
             rewards the wrong direction, weights with another aggregate than `"weighted"`,
-            components that `"gm"` or `"min"` can't combine, thresholds with another aggregate than
-            `"gm"`, or not four of them.
+            components that the aggregate can't combine, thresholds with another aggregate than
+            `"gm"`, or not four of them, scales or a penalty that the aggregate doesn't take, a
+            condition on no component of the reward, on itself by way of others, or of a score that
+            has nothing to gain.
 
     Examples:
         >>> from ctrlreward import Perplexity, Similarity, WordVectors
@@ -199,8 +228,12 @@ class Reward(AnyReward):
         aggregate: AggregateName | Aggregate = "weighted",
         device: str | None = None,
         thresholds: Thresholds | None = None,
+        scales: Scales | None = None,
+        penalty: float | None = None,
     ) -> None:
         self.components, given_weights = _split(components)
+        self._conditional = conditions(self.components)
+        self.derived = ()
         self.weights: dict[str, float] | None = None
         self.thresholds: Thresholds | None = None
         self.accuracy_score: AccuracyScore | None = None
@@ -208,6 +241,16 @@ class Reward(AnyReward):
             one_of("aggregate", aggregate, (*get_args(AggregateName), "a callable"))
         if thresholds is not None and aggregate != "gm":
             raise ValueError(f"aggregate = {aggregate!r} takes no thresholds: only 'gm' does")
+        if scales is not None and aggregate not in _ENSEMBLES:
+            raise ValueError(
+                f"aggregate = {aggregate!r} takes no scales: only {' and '.join(_ENSEMBLES)} do"
+            )
+        if penalty is not None and aggregate != "mean_minus_deviation":
+            raise ValueError(
+                f"aggregate = {aggregate!r} takes no penalty: only mean_minus_deviation does"
+            )
+        if penalty is not None and not penalty >= 0:
+            raise ValueError(f"penalty = {penalty}, must be 0 or more")
         if given_weights and aggregate != "weighted":
             raise ValueError(
                 f"aggregate = {aggregate!r} takes no weights (given for "
@@ -223,15 +266,15 @@ class Reward(AnyReward):
             for name, weight in self.weights.items():
                 check_direction(name, self.components[name], weight)
             self.aggregate = partial(weighted_sum, self.weights)
-        elif aggregate == "min":
-            for name, component in self.components.items():
-                if not component.spec.higher_is_better:
-                    raise ValueError(
-                        f"aggregate = 'min' rewards the lowest score, and {name} is better when "
-                        "lower: give a score that is better when higher, such as log_likelihood, "
-                        "or a callable"
-                    )
-            self.aggregate = lowest
+        elif aggregate in _ENSEMBLES:
+            one_scale = _one_scale(str(aggregate), self.components, scales)
+            if aggregate == "min":
+                self.aggregate = partial(lowest, one_scale)
+            else:
+                penalty = 1.0 if penalty is None else float(penalty)
+                self.aggregate = partial(conservative, one_scale, penalty)
+                self.derived = (DISAGREEMENT,)
+                self._spread = partial(spread, one_scale)
         elif aggregate == "geometric_mean":
             for name, component in self.components.items():
                 spec = component.spec
@@ -271,11 +314,14 @@ class Reward(AnyReward):
     def combine(self, components: Mapping[str, Scores], seconds: float) -> RewardBatch:
         """Return the rewards of samples whose scores are known; see `RewardBatch`."""
         n = len(next(iter(components.values())))
+        components = counted(self._conditional, components)
         total = np.asarray(self.aggregate(components), dtype=np.float64)
         if total.shape != (n,):
             problem = f"aggregate returned shape {total.shape} for {n} samples"
             raise ValueError(f"{problem}: return one number per sample")
         failed = ~np.isfinite(total) | np.isnan([*components.values()]).any(axis=0)
+        if self.derived:
+            components = {**components, DISAGREEMENT: self._spread(components)}
         return RewardBatch(np.where(failed, np.nan, total), components, failed, seconds)
 
     def _score(self, samples: Samples) -> RewardBatch:
@@ -339,9 +385,150 @@ def weighted_sum(weights: Mapping[str, float], scores: Mapping[str, Scores]) -> 
     return np.sum([weight * scores[name] for name, weight in weights.items()], axis=0)
 
 
-def lowest(scores: Mapping[str, Scores]) -> Scores:
+def counted(
+    conditional: Mapping[str, Component], scores: Mapping[str, Scores]
+) -> dict[str, Scores]:
+    """Return scores by name, those of components with a condition where they count.
+
+    `conditional` are these components, each after the one that its condition names.
+    """
+    result = dict(scores)
+    for name, component in conditional.items():
+        assert component.given is not None
+        assert component.at_least is not None
+        result[name] = counted_where(
+            result[name],
+            result[component.given],
+            component.at_least,
+            component.spec.higher_is_better,
+        )
+    return result
+
+
+def fit_scales(
+    components: RewardLike, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]
+) -> dict[str, tuple[float, float]]:
+    """Return the mean and standard deviation of each component on sound texts, for `scales`.
+
+    The texts are such as the policy should write, or those of the policy before training; failed
+    ones are left out.
+
+    Args:
+        components: What `Reward` takes for its components, or a reward.
+        samples: The texts; with `columns` as in a call of a reward.
+
+    Raises:
+        ValueError: A component is equal for all texts, or fails for all.
+
+    Examples:
+        >>> def words(texts):
+        ...     return [len(text.split()) for text in texts]
+        >>> fit_scales({"words": words}, ["The soup.", "The soup was very good."])
+        {'words': (3.5, 1.5)}
+    """
+    reward = as_reward(components)
+    scores = reward(samples, **columns).components
+    scales = {}
+    for name in reward.components:
+        mean, deviation = valid_mean(scores[name]), float(np.nanstd(scores[name]))
+        if not deviation > 0:
+            raise ValueError(
+                f"{name} is {mean} for all {len(scores[name])} texts, which gives no scale: give "
+                "texts whose scores differ"
+            )
+        scales[name] = (mean, deviation)
+    return scales
+
+
+def lowest(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
     """Return the lowest of the scores of each sample, shape (n,); NaN if one is."""
-    return np.min([*scores.values()], axis=0)
+    lowest: Scores = _members(scales, scores).min(axis=0)
+    return lowest
+
+
+def conservative(scales: Scales, penalty: float, scores: Mapping[str, Scores]) -> Scores:
+    """Return `mean_minus_deviation` of the scores on their scales, shape (n,)."""
+    return mean_minus_deviation(_members(scales, scores), penalty)
+
+
+def spread(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
+    """Return the `disagreement` of the scores on their scales, shape (n,)."""
+    return disagreement(_members(scales, scores))
+
+
+def _members(scales: Scales, scores: Mapping[str, Scores]) -> Scores:
+    """Return the scores in `scales` on one scale, shape (members, n)."""
+    return np.stack([(scores[name] - mean) / unit for name, (mean, unit) in scales.items()])
+
+
+def _one_scale(
+    aggregate: str, components: Mapping[str, Component], scales: Scales | None
+) -> dict[str, tuple[float, float]]:
+    """Return mean and unit of each component; negative for one that is better when lower."""
+    if scales is None:
+        for name, component in components.items():
+            if not component.spec.higher_is_better:
+                raise ValueError(
+                    f"aggregate = {aggregate!r} compares scores, and {name} is better when lower: "
+                    "give scales, as fit_scales returns them, a score that is better when higher, "
+                    "such as log_likelihood, or a callable"
+                )
+        ranges = {name: component.spec.range for name, component in components.items()}
+        if aggregate != "min" and len(set(ranges.values())) > 1:
+            raise ValueError(
+                f"aggregate = {aggregate!r} needs one scale, and the ranges are "
+                f"{', '.join(f'{name} {each}' for name, each in ranges.items())}: give scales, as "
+                "fit_scales returns them"
+            )
+        return dict.fromkeys(components, (0.0, 1.0))
+    if unknown := [name for name in scales if name not in components]:
+        raise ValueError(
+            f"scales has {unknown[0]!r}, and the components are {', '.join(components)}"
+            f"{did_you_mean(unknown[0], components)}"
+        )
+    signed = {}
+    for name, component in components.items():
+        if name not in scales:
+            raise ValueError(f"scales lacks {name}: give the mean and deviation of each component")
+        mean, deviation = scales[name]
+        if not (np.isfinite(mean) and 0 < deviation < np.inf):
+            raise ValueError(
+                f"scales[{name!r}] = {(mean, deviation)}, must be a mean and a positive deviation"
+            )
+        signed[name] = (mean, deviation if component.spec.higher_is_better else -deviation)
+    return signed
+
+
+def conditions(components: Mapping[str, Component]) -> dict[str, Component]:
+    """Return the components with a condition, each after the one that its condition names."""
+    conditions = {name: c.given for name, c in components.items() if c.given is not None}
+    for name, given in conditions.items():
+        place = f"components[{name!r}] has given = {given!r}"
+        if given not in components:
+            raise ValueError(
+                f"{place}, which is not a component{did_you_mean(given, components)}: the reward "
+                f"has {', '.join(components)}"
+            )
+        if not components[given].spec.higher_is_better:
+            raise ValueError(
+                f"{place}, which is better when lower: give a component that is better when "
+                "higher, such as log_likelihood in place of perplexity"
+            )
+        spec = components[name].spec
+        if (spec.range[1] <= 0) if spec.higher_is_better else (spec.range[0] >= 0):
+            raise ValueError(
+                f"{place}, and no value of its score ({spec.range}, better when "
+                f"{'higher' if spec.higher_is_better else 'lower'}) is better than 0, at which it "
+                "does not count: give a score that is better when higher and can be above 0"
+            )
+    try:
+        order = TopologicalSorter({n: [given] for n, given in conditions.items()}).static_order()
+        return {name: components[name] for name in order if name in conditions}
+    except CycleError as error:
+        raise ValueError(
+            f"the conditions of the components form a cycle, {' → '.join(error.args[1])}: leave "
+            "one of them out"
+        ) from None
 
 
 def geometric_mean(scores: Mapping[str, Scores]) -> Scores:

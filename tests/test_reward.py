@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import statistics
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,17 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ctrlreward import Accuracy, Reward, RewardBatch, Samples, Similarity, WordVectors
+from ctrlreward import (
+    Accuracy,
+    Component,
+    Perplexity,
+    Reward,
+    RewardBatch,
+    Samples,
+    Similarity,
+    WordVectors,
+    fit_scales,
+)
 from ctrlreward.functional.transfer import adjusted_gm
 from ctrlreward.models.text_cnn import TextCNN, TextCNNConfig, save_text_cnn
 from ctrlreward.recipes.scoring_models.text_cnn import frequent_words
@@ -262,6 +273,164 @@ def test_the_minimum_is_the_lowest_score_of_a_sample() -> None:
     assert reward.weights is reward.thresholds is None
 
 
+# Ensembles
+
+
+class Judges(NumberScorer):
+    """Two judges of the same, and a cost, which is better when lower."""
+
+    names = ("first", "second", "cost")
+    higher = (True, True, False)
+
+
+def judges(*names: str) -> dict[str, Component]:
+    scorer = Judges()
+    return {name: scorer[name] for name in names}
+
+
+def test_the_minimum_on_one_scale_is_the_worst_of_all() -> None:
+    scales = {"first": (0.5, 0.1), "cost": (30.0, 10.0)}
+    reward = Reward(judges("first", "cost"), "min", scales=scales)
+    batch = reward(["0.7 0 30", "0.7 0 60", "0.3 0 10", "nan 0 1"])
+    np.testing.assert_allclose(batch.total, [0.0, -3.0, -2.0, np.nan])
+    assert list(batch.components) == ["first", "cost"]  # as the scorer returned them
+    assert batch.components["cost"].tolist() == [30, 60, 10, 1]
+
+
+def test_mean_minus_deviation_and_its_disagreement() -> None:
+    reward = Reward(judges("first", "second"), "mean_minus_deviation", penalty=0.5)
+    batch = reward(["1 3 0", "2 2 0", "nan 2 0"])
+    np.testing.assert_array_equal(batch.components["disagreement"], [1, 0, np.nan])
+    np.testing.assert_array_equal(batch.total, [2 - 0.5, 2, np.nan])
+    assert batch.failed.tolist() == [False, False, True]
+    assert batch.statistics()["disagreement"] == 0.5
+    assert reward.derived == ("disagreement",)
+    again = pickle.loads(pickle.dumps(reward))(["1 3 0"])
+    assert again.total.tolist() == [1.5]
+
+
+def test_a_text_that_one_judge_overrates_loses_to_one_that_both_like() -> None:
+    members = judges("first", "second")
+    overrated, sound = "9 0 0", "4 4 0"
+    plain = Reward(members)([overrated, sound]).total
+    assert plain[0] > plain[1]
+    for guard in ("min", "mean_minus_deviation"):
+        conservative = Reward(members, guard)([overrated, sound]).total
+        assert conservative[0] < conservative[1], guard
+
+
+def test_scales_are_mean_and_deviation_on_sound_texts() -> None:
+    texts = ["1 0 5", "3 0 7", "nan 0 nan"]
+    scales = fit_scales(judges("first", "cost"), texts)
+    assert scales == {"first": (2.0, 1.0), "cost": (6.0, 1.0)}
+    calibrated = Reward(judges("first", "cost"), "mean_minus_deviation", scales=scales)
+    assert calibrated(["3 0 5"]).total.tolist() == [1.0]  # a deviation better by both
+    with pytest.raises(ValueError, match=r"second is 0\.0 for all 3 texts, which gives no scale"):
+        fit_scales(judges("second"), texts)
+
+
+# Conditions
+
+
+def given_style(name: str = "second", at_least: float = 0.5, given: str = "style") -> Component:
+    return Component(Judges(), name, given=given, at_least=at_least)
+
+
+def test_a_component_counts_where_its_condition_is_met() -> None:
+    reward = Reward({"style": judges("first")["first"], "easy": (given_style(), 2.0)})
+    batch = reward(["0.5 3 0", "0.4 3 0", "0.4 -3 0", "nan 3 0", "0.9 nan 0"])
+    np.testing.assert_array_equal(batch.components["easy"], [3, 0, -3, np.nan, np.nan])
+    np.testing.assert_allclose(batch.total, [6.5, 0.4, -5.6, np.nan, np.nan])
+    assert batch.failed.tolist() == [False, False, False, True, True]
+    assert reward["easy"](["0.4 3 0"]).tolist() == [3]  # the score itself
+
+
+def test_conditions_follow_one_another_in_any_order() -> None:
+    components = {
+        "third": given_style("second", 1.0, given="next"),
+        "next": given_style("second", 0.5, given="style"),
+        "style": judges("first")["first"],
+    }
+    batch = Reward(components)(["0.9 2 0", "0.1 2 0"])
+    assert batch.total.tolist() == [4.9, 0.1]
+
+
+@pytest.mark.parametrize("aggregate", ["min", "mean_minus_deviation"])
+def test_a_condition_goes_with_every_aggregate(aggregate) -> None:
+    components = {"style": judges("first")["first"], "easy": given_style()}
+    reward = Reward(components, aggregate, **({} if aggregate == "min" else {"penalty": 0.0}))
+    assert reward(["0.5 3 0", "0.4 3 0"]).total.tolist() == (
+        [0.5, 0.0] if aggregate == "min" else [1.75, 0.2]
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: Reward({"stile": judges("first")["first"], "easy": given_style()}),
+            r"components\['easy'\] has given = 'style', which is not a component \(did you mean "
+            r"'stile'\?\): the reward has stile, easy",
+        ),
+        (
+            lambda: Reward({"a": given_style(given="b"), "b": given_style(given="a")}),
+            "the conditions of the components form a cycle, a → b → a|b → a → b",
+        ),
+        (lambda: Reward({"a": given_style(given="a")}), "form a cycle, a → a"),
+        (
+            lambda: Reward({"style": judges("cost")["cost"], "easy": given_style()}),
+            "given = 'style', which is better when lower: give a component",
+        ),
+        (
+            lambda: Reward(
+                {
+                    "style": judges("first")["first"],
+                    "pp": Component(Perplexity(), "log_likelihood", "style", 0.5),
+                }
+            ),
+            r"given = 'style', and no value of its score \(\(-inf, 0\.0\), better when higher\) is "
+            "better than 0",
+        ),
+        (
+            lambda: Component(Judges(), "first", given="style"),
+            "given = 'style', at_least = None: a condition needs both",
+        ),
+        (
+            lambda: Component(Judges(), "first", given="style", at_least=math.nan),
+            "at_least = nan: give a finite number",
+        ),
+        (
+            lambda: Reward(judges("first", "second"), scales={"first": (0, 1)}),
+            "aggregate = 'weighted' takes no scales: only min and mean_minus_deviation do",
+        ),
+        (
+            lambda: Reward(judges("first"), "min", scales={"frist": (0, 1)}),
+            r"scales has 'frist', and the components are first \(did you mean 'first'\?\)",
+        ),
+        (lambda: Reward(judges("first", "second"), "min", scales={"first": (0, 1)}), "lacks sec"),
+        (
+            lambda: Reward(judges("first"), "min", scales={"first": (0, 0)}),
+            r"scales\['first'\] = \(0, 0\), must be a mean and a positive deviation",
+        ),
+        (lambda: Reward(judges("first"), "min", penalty=1), "'min' takes no penalty"),
+        (
+            lambda: Reward(judges("first"), "mean_minus_deviation", penalty=-1),
+            "penalty = -1, must be 0 or more",
+        ),
+        (
+            lambda: Reward(
+                {"a": judges("first")["first"], "b": Perplexity()["log_likelihood"]},
+                "mean_minus_deviation",
+            ),
+            r"needs one scale, and the ranges are a \(-inf, inf\), b \(-inf, 0\.0\): give scales",
+        ),
+    ],
+)
+def test_bad_conditions_and_scales(build, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
 @pytest.mark.parametrize(
     ("components", "aggregate", "message"),
     [
@@ -289,12 +458,12 @@ def test_the_minimum_is_the_lowest_score_of_a_sample() -> None:
         (
             {"g": NumberScorer()["gain"]},
             "mean",
-            "aggregate = 'mean': give one of weighted, gm, min, geometric_mean, a callable",
+            "aggregate = 'mean': give one of weighted, gm, min, mean_minus_deviation, ",
         ),
         (
             {"g": NumberScorer()["gain"], "c": NumberScorer()["cost"]},
             "min",
-            "aggregate = 'min' rewards the lowest score, and c is better when lower: give a score",
+            "aggregate = 'min' compares scores, and c is better when lower: give scales, as fit",
         ),
         (
             {"g": (NumberScorer()["gain"], 2.0)},

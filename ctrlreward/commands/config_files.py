@@ -33,9 +33,9 @@ MODEL_KEYS = ("model", "encoder", "language_model", "infiller")
 
 
 # Keys of a reward, and of a component, in the short form.
-REWARD_KEYS = ("components", "aggregate", "thresholds", "device")
-AGGREGATES = ("weighted", "gm", "min", "geometric_mean")
-COMPONENT_KEYS = ("scorer", "score", "weight", "options")
+REWARD_KEYS = ("components", "aggregate", "thresholds", "scales", "penalty", "device")
+AGGREGATES = ("weighted", "gm", "min", "mean_minus_deviation", "geometric_mean")
+COMPONENT_KEYS = ("scorer", "score", "weight", "given", "at_least", "options")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def check_names(arguments: Sequence[str], files: Sequence[ConfigFile]) -> None:
             if key not in (*_KEYS, _EXTENDS, _REPLACE, _ANCHORS):
                 raise file.error((key,), f"is not a key{did_you_mean(key, _KEYS)}")
             for option in value if key == "trainer" and isinstance(value, dict) else ():
-                if option not in trainer_options():
+                if option.removesuffix("+") not in trainer_options():  # + appends to a list
                     hint = did_you_mean(option, trainer_options())
                     raise file.error((key, option), f"is not an option of the trainer{hint}")
         check_models(file)
@@ -248,6 +248,10 @@ def _check_short_form(file: ConfigFile, block: Mapping[str, Any]) -> None:
         weight = block.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise file.error((*keys, "weight"), f"must be a number, got {weight!r}")
+        given = block.get("given")
+        if given is not None and given not in components:
+            hint = did_you_mean(given, components)
+            raise file.error((*keys, "given"), f"is not a component, got {given!r}{hint}")
 
 
 @cache

@@ -34,7 +34,7 @@ from ctrlreward.files import JsonLog, finite_or_none
 from ctrlreward.functional.means import valid_mean, valid_row_means
 from ctrlreward.held_out import FAIL_RATE, HeldOutScorer, with_corpus_parts
 from ctrlreward.progress import phase
-from ctrlreward.reward import AnyReward, Reward, weighted_sum
+from ctrlreward.reward import AnyReward, Reward, conditions, counted, weighted_sum
 from ctrlreward.run_folder import (
     StoredRun,
     StoredStep,
@@ -420,7 +420,8 @@ def total_of(reward: AnyReward, components: Mapping[str, Scores]) -> Scores | No
     if isinstance(reward, Reward):
         return reward.combine(components, 0.0).total
     assert reward.weights is not None
-    return weighted_sum(reward.weights, components)
+    conditional = conditions(reward.components)
+    return weighted_sum(reward.weights, counted(conditional, components))
 
 
 def reward_id(reward: AnyReward) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -14,6 +14,7 @@ from ctrlreward.commands.config_files import COMPONENT_KEYS, ConfigFile, read_re
 from ctrlreward.commands.config_mistakes import one_line
 from ctrlreward.reward import AnyReward, Reward
 from ctrlreward.scorers.base import Scorer
+from ctrlreward.scorers.components import as_component
 from ctrlreward.serving.remote_reward import RemoteReward
 
 if TYPE_CHECKING:
@@ -125,4 +126,8 @@ def _component(name: str, block: str | Mapping[str, Any], file: ConfigFile | Non
         except (KeyError, ValueError) as error:
             message = error.args[0]
             raise file.error((name, "score"), f"= {message}") if file else error from None
+    if "given" in block or "at_least" in block:
+        component = replace(
+            as_component(name, component), given=block.get("given"), at_least=block.get("at_least")
+        )
     return (component, block["weight"]) if "weight" in block else component

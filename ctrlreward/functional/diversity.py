@@ -1,4 +1,4 @@
-"""Diversity of generated texts: Distinct-n over all generations for one prompt."""
+"""Diversity of generated texts: Distinct-n of groups, and repetition and uniqueness of a text."""
 
 from __future__ import annotations
 
@@ -53,15 +53,9 @@ def distinct_by_group(
     """
     if n < 1:
         raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
-    if groups is None:
-        groups = [None] * len(token_sequences)
-    if len(groups) != len(token_sequences):
-        raise ValueError(
-            f"groups has {len(groups)} items and token_sequences has {len(token_sequences)}: "
-            "give one group per sequence"
-        )
+    groups = [None] * len(token_sequences) if groups is None else groups
     members: dict[Hashable, list[Sequence[int]]] = {}
-    for group, sequence in zip(groups, token_sequences, strict=True):
+    for group, sequence in zip(_one_each(groups, token_sequences), token_sequences, strict=True):
         members.setdefault(group, []).append(sequence)
     values = {}
     for group, sequences in members.items():
@@ -72,3 +66,77 @@ def distinct_by_group(
         tokens = sum(map(len, sequences))
         values[group] = len(seen) / tokens if tokens else float("nan")
     return values
+
+
+def repetition(ids: Sequence[int], n: int) -> float:
+    """Return the share of a text's n-grams that repeat an earlier one, 1 - distinct / total.
+
+    seq-rep-n of Welleck et al. (2020), https://arxiv.org/abs/1908.04319.
+
+    Returns:
+        0 to below 1; lower is better. NaN for fewer than n tokens.
+
+    Raises:
+        ValueError: n is less than 1.
+
+    Examples:
+        >>> repetition([7, 8, 7, 8, 7], n=2)  # 78 87 78 87
+        0.5
+    """
+    grams = _grams(ids, n)
+    return 1 - len(set(grams)) / len(grams) if grams else float("nan")
+
+
+def uniqueness(
+    token_sequences: Sequence[Sequence[int]], n: int, groups: Sequence[Hashable] | None = None
+) -> list[float]:
+    """Return how much each text has to itself: the mean over its n-grams of 1 / groups with it.
+
+    An n-gram counts once for a text. With a text per group, the sum over texts of uniqueness times
+    number of n-grams is the number of distinct n-grams of all texts: each text has its share of
+    Distinct-n (the Shapley value), on which a policy can act where Distinct-n itself is one
+    number for all texts.
+
+    Args:
+        token_sequences: Token ids of each text.
+        n: Length of the n-grams.
+        groups: Group of each text, such as its prompt: what texts of one group have in common
+            lowers nothing. None puts each text into a group by itself.
+
+    Returns:
+        1 / number of groups to 1, each; higher is more diverse. NaN for fewer than n tokens.
+
+    Raises:
+        ValueError: n is less than 1, or the lengths of `groups` and `token_sequences` differ.
+
+    Examples:
+        >>> uniqueness([[1, 2, 3], [1, 2, 4]], n=2)  # 12 is in both
+        [0.75, 0.75]
+    """
+    groups = range(len(token_sequences)) if groups is None else groups
+    grams = [set(_grams(ids, n)) for ids in token_sequences]
+    owners: dict[tuple[int, ...], set[Hashable]] = {}
+    for own, group in zip(grams, _one_each(groups, token_sequences), strict=True):
+        for gram in own:
+            owners.setdefault(gram, set()).add(group)
+    return [
+        sum(1 / len(owners[gram]) for gram in own) / len(own) if own else float("nan")
+        for own in grams
+    ]
+
+
+def _grams(ids: Sequence[int], n: int) -> list[tuple[int, ...]]:
+    if n < 1:
+        raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
+    return list(zip(*(ids[start:] for start in range(n)), strict=False))
+
+
+def _one_each(
+    groups: Sequence[Hashable], token_sequences: Sequence[Sequence[int]]
+) -> Sequence[Hashable]:
+    if len(groups) != len(token_sequences):
+        raise ValueError(
+            f"groups has {len(groups)} items and token_sequences has {len(token_sequences)}: "
+            "give one group per sequence"
+        )
+    return groups

@@ -1,4 +1,4 @@
-"""Reward shaping: schedules, potentials, length penalties, normalisation and a KL target.
+"""Reward shaping: schedules, references, potentials, lengths, ranges, normalisation, a KL target.
 
 Rewards are float64, shape (n,); higher is better, and NaN (a failed sample) stays NaN. Lengths are
 those of the completions in tokens, end token included, shape (n,).
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import expit
+
+from ctrlreward.functional.means import valid_row_means
 
 Values = npt.NDArray[np.float64]
 
@@ -46,6 +49,106 @@ def potential_difference(before: Values, after: Values, discount: float = 1.0) -
         array([0.5, 0. ])
     """
     return discount * after - before
+
+
+def preference_over_references(rewards: Values, references: Values, scale: float = 1.0) -> Values:
+    """Compute mean over m of σ((r − r_m) / scale), in (0, 1), shape (n,).
+
+    Preference as reward (PAR, Fu et al. 2025, https://arxiv.org/abs/2502.18770), with `scale` = 1:
+    the probability that a Bradley-Terry model prefers the text to a reference for the same prompt.
+    It is 0.5 for a text as good as the reference, and flat far above it.
+
+    Args:
+        rewards: Rewards of the texts, shape (n,).
+        references: Rewards of m references for each text, shape (n, m). NaN are left out.
+        scale: Difference that counts as one, > 0.
+
+    Examples:
+        >>> preference_over_references(np.array([2.0, 9.0]), np.array([[2.0], [2.0]])).round(3)
+        array([0.5  , 0.999])
+    """
+    preferences: Values = expit((rewards[:, None] - references) / scale)
+    return valid_row_means(preferences)
+
+
+def valid_group_means(values: Values, groups: npt.NDArray[np.int64]) -> Values:
+    """Return the mean of the values of each one's group that are not NaN, shape (n,).
+
+    `groups` are integers from 0, shape (n,).
+
+    Examples:
+        >>> valid_group_means(np.array([1.0, 3.0, np.nan, 5.0]), np.array([0, 0, 0, 1]))
+        array([2., 2., 2., 5.])
+    """
+    valid = ~np.isnan(values)
+    counts = np.bincount(groups, valid)
+    with np.errstate(invalid="ignore"):  # a group without values has the mean NaN
+        means: Values = np.bincount(groups, np.where(valid, values, 0.0)) / counts
+    return means[groups]
+
+
+def length_factor(lengths: Values, group_means: Values, alpha: float) -> Values:
+    """Compute 1 / (1 + α · ℓ / ℓ̄), in (0, 1], shape (n,), by which a reward is multiplied.
+
+    Group relative reward rescaling (GR³, Li et al. 2026, https://arxiv.org/abs/2603.10535): ℓ̄ is
+    the mean length of the completions of the prompt, `group_means`. A product, unlike a penalty,
+    makes nothing of a short text that is worth nothing. Rewards must be 0 or more: a negative one
+    would gain by length.
+
+    Examples:
+        >>> length_factor(np.array([10.0, 30.0]), np.array([20.0, 20.0]), alpha=1.0)
+        array([0.66666667, 0.4       ])
+    """
+    ratio = np.divide(lengths, group_means, out=np.ones_like(lengths), where=group_means != 0)
+    factor: Values = 1 / (1 + alpha * ratio)
+    return factor
+
+
+def next_multiplier(integral: float, excess: float, rate: float) -> tuple[float, float]:
+    """Return the next sum of excesses of a bound and its Lagrange multiplier, both ≥ 0.
+
+    The sum is that of projected dual ascent, s ← max(0, s + rate · excess); the multiplier is
+    max(0, s + excess), with the proportional term of Stooke et al. 2020
+    (https://arxiv.org/abs/2007.03964), without which a policy that moves fast is past the bound
+    before the sum has grown. A bound that holds with some space has the multiplier 0 and changes no
+    reward.
+
+    Args:
+        integral: The sum so far.
+        excess: How far the mean is outside the bound, in standard deviations of the score; negative
+            inside.
+        rate: Step size of the sum, > 0.
+
+    Examples:
+        >>> next_multiplier(0.5, excess=2.0, rate=0.25)
+        (1.0, 3.0)
+        >>> next_multiplier(0.0, excess=-2.0, rate=0.25)
+        (0.0, 0.0)
+    """
+    integral = max(0.0, integral + rate * excess)
+    return integral, max(0.0, integral + excess)
+
+
+def constrained_rewards(rewards: Values, terms: Sequence[tuple[float, Values]]) -> Values:
+    """Compute (r + Σ λ g) / (1 + Σ λ), the Lagrangian of bounds on the scale of the reward, (n,).
+
+    Constrained RLHF (Moskovitz et al. 2023, https://arxiv.org/abs/2310.04373): the policy learns
+    from a mixture of the reward and of what is bounded. With one bound the weights are the paper's
+    1 − σ(u) and σ(u), with u = log λ.
+
+    Args:
+        rewards: Rewards, shape (n,).
+        terms: For each bound its multiplier λ ≥ 0, and g, how far each text is on the allowed side
+            of it, in the unit of the reward, shape (n,).
+
+    Examples:
+        >>> constrained_rewards(np.array([4.0, 0.0]), [(1.0, np.array([-2.0, 2.0]))])
+        array([1., 1.])
+    """
+    total = 1 + sum(multiplier for multiplier, _ in terms)
+    for multiplier, inside in terms:
+        rewards = rewards + multiplier * inside
+    return rewards / total
 
 
 def distance_outside(values: Values, low: float, high: float) -> Values:

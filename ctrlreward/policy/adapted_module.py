@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from ctrlreward.lightning_package import LightningModule
 from ctrlreward.placement import reserve_core
 from ctrlreward.policy.chat import end_of_turn, model_texts
-from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy
+from ctrlreward.policy.model import LoRA, checkpoint_gradients, load_policy, reference_policy
 from ctrlreward.policy.optimizer import OptimizerConfig, adamw
 from ctrlreward.policy.prompt_batches import Prompt
 from ctrlreward.policy.rollouts import Generation, Rollout, add_end_tokens, sample
@@ -122,6 +122,12 @@ class AdaptedModuleMixin(LightningModule):
                 if advance:
                     advance(len(batch))
         return completions
+
+    def complete_as_reference(self, prompts: str | Sequence[str]) -> list[str]:
+        """Complete prompts as `complete` does, with the reference policy of the KL term."""
+        self.configure_model()
+        with reference_policy(self.policy):
+            return self.complete(prompts)
 
     def export_adapter(self, folder: str | PathLike[str]) -> None:
         """Write the adapter in peft's format, for `PeftModel.from_pretrained`."""

@@ -9,7 +9,7 @@ from ctrlreward.scorers.base import Component, CorpusFold, Scorer, ScoreSpec
 from ctrlreward.scorers.components import ComponentLike, FunctionScorer
 from ctrlreward.scorers.composite import CompositeScorer
 from ctrlreward.scorers.ctrleval import CTRLEval
-from ctrlreward.scorers.distinct import Distinct
+from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
 from ctrlreward.scorers.infilling_perplexity import InfillingPerplexity
 from ctrlreward.scorers.lexicon import LexiconSentiment
 from ctrlreward.scorers.model_scorer import ModelOptions, ModelScorer
@@ -35,10 +35,12 @@ __all__ = [
     "ModelOptions",
     "ModelScorer",
     "Perplexity",
+    "Repetition",
     "ScoreSpec",
     "Scorer",
     "Similarity",
     "Task",
     "TransferQuality",
+    "Uniqueness",
     "attribute_label",
 ]

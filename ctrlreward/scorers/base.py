@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -293,15 +294,40 @@ class Scorer(ABC):
 class Component:
     """One named score of a scorer: `scorer["coherence"]`.
 
+    With `given` and `at_least`, which `Reward` alone reads, the component counts only for samples
+    where another component reaches a threshold: an easy score where a hard one is met.
+
+    Args:
+        scorer: The scorer.
+        name: Name of the score.
+        given: Name of another component of the reward, which is better when higher.
+        at_least: Threshold that it has to reach.
+
+    Raises:
+        ValueError: `given` without `at_least`, or the reverse.
+
     Examples:
         >>> from ctrlreward import Perplexity
         >>> component = Perplexity()["log_likelihood"]
         >>> component.name, component.spec.higher_is_better
         ('log_likelihood', True)
+        >>> from ctrlreward import LexiconSentiment
+        >>> polarity = Component(LexiconSentiment(), "polarity", given="content", at_least=0.5)
     """
 
     scorer: Scorer
     name: str
+    given: str | None = None
+    at_least: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.given is None) != (self.at_least is None):
+            raise ValueError(
+                f"given = {self.given!r}, at_least = {self.at_least}: a condition needs both, the "
+                "name of a component and the threshold that it has to reach"
+            )
+        if self.at_least is not None and not math.isfinite(self.at_least):
+            raise ValueError(f"at_least = {self.at_least}: give a finite number")
 
     def __call__(
         self, samples: SamplesLike | None = None, **columns: Unpack[SampleKeywords]

@@ -1,23 +1,71 @@
-"""Diversity of the texts generated for one prompt."""
+"""Diversity of generated texts: of a group, within a text, and among the answers to prompts."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ctrlreward.arguments import checked_keywords
-from ctrlreward.functional.diversity import distinct_by_group
+from ctrlreward.functional.diversity import distinct_by_group, repetition, uniqueness
+from ctrlreward.items import item_logger
 from ctrlreward.models.control_tokens import text_reader
 from ctrlreward.samples import Samples
 from ctrlreward.scorers.base import Scorer, Scores, ScoreSpec, nonempty, scatter
 from ctrlreward.scorers.model_scorer import NEIGHBOURS
 from ctrlreward.weights.loading import load_tokenizer
 
+log = item_logger(__name__)
+
+
+class TokenCounts(Scorer):
+    """Base of scorers that count n-grams of a model's tokens.
+
+    Args:
+        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
+            or a loaded tokenizer.
+    """
+
+    pointwise = False
+
+    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
+        self.model = model
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, loaded at the first use."""
+        return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        """Return the scores of each text; NaN, with a warning, for an empty one."""
+        column = samples.prefixes if samples.groups is None else samples.groups
+        kept = nonempty(self._counted, texts=samples.texts)
+        texts = [samples.texts[i] for i in kept]
+        ids: list[list[int]] = []
+        if texts:  # a transformers tokenizer fails on an empty list
+            reader = text_reader(self.tokenizer, texts)
+            ids = reader(texts, add_special_tokens=False, verbose=False).input_ids
+        groups = None if column is None else [column[i] for i in kept]
+        scores = self._scores(ids, groups)
+        return {name: scatter(values, kept, len(samples)) for name, values in scores.items()}
+
+    @property
+    def _counted(self) -> str:
+        """What a warning says is NaN."""
+        return next(iter(self.specs))
+
+    @abstractmethod
+    def _scores(
+        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
+    ) -> Mapping[str, Sequence[float]]:
+        """Return the scores of texts by name, one number per text."""
+
 
 @checked_keywords(**NEIGHBOURS)
-class Distinct(Scorer):
+class Distinct(TokenCounts):
     """Distinct-n over all texts of a sample's group, prefix included (see `distinct_n`).
 
     - `distinct_1`, `distinct_2`, `distinct_3`: number of unique n-grams over number of tokens, 0
@@ -40,35 +88,112 @@ class Distinct(Scorer):
         True
     """
 
-    pointwise = False
     of_groups = True
     specs = dict.fromkeys(
         ("distinct_1", "distinct_2", "distinct_3", "distinct"), ScoreSpec(True, (0.0, 1.0))
     )
+    _counted = "distinct_n"
 
-    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m") -> None:
-        self.model = model
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, loaded at the first use."""
-        return load_tokenizer(self.model) if isinstance(self.model, str) else self.model
-
-    def score_samples(self, samples: Samples) -> dict[str, Scores]:
-        """Return the values of each sample's group; NaN, with a warning, for an empty text."""
-        column = samples.prefixes if samples.groups is None else samples.groups
-        if column is None:
-            column = [""] * len(samples)
-        kept = nonempty("distinct_n", texts=samples.texts)
-        texts = [samples.texts[i] for i in kept]
-        ids: list[list[int]] = []
-        if texts:  # a transformers tokenizer fails on an empty list
-            reader = text_reader(self.tokenizer, texts)
-            ids = reader(texts, add_special_tokens=False, verbose=False).input_ids
-        groups = [column[i] for i in kept]
-        scores = {}
+    def _scores(
+        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
+    ) -> dict[str, Sequence[float]]:
+        groups = [""] * len(ids) if groups is None else groups
+        scores: dict[str, Sequence[float]] = {}
         for n in (1, 2, 3):
             values = distinct_by_group(ids, n, groups)
-            scores[f"distinct_{n}"] = scatter([values[g] for g in groups], kept, len(samples))
+            scores[f"distinct_{n}"] = [values[group] for group in groups]
         scores["distinct"] = np.mean(list(scores.values()), axis=0)
         return scores
+
+
+class _OneLength(TokenCounts):
+    """A score of the n-grams of one length."""
+
+    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 4) -> None:
+        super().__init__(model)
+        if n < 1:
+            raise ValueError(f"n = {n}: give the length of the n-grams, 1 or more")
+        self.n = n
+
+    def score_samples(self, samples: Samples) -> dict[str, Scores]:
+        """Return the score of each text; NaN, with a warning, for fewer than n tokens."""
+        scores = super().score_samples(samples)
+        for i in np.flatnonzero(np.isnan(scores[self._counted])):
+            if samples.texts[i].strip():
+                log.warning(
+                    "texts[%d] has fewer than %d tokens: %s is NaN", i, self.n, self._counted
+                )
+        return scores
+
+
+@checked_keywords(**NEIGHBOURS)
+class Repetition(_OneLength):
+    """Share of a text's n-grams that repeat an earlier one, prefix included (`repetition`).
+
+    - `repetition`: 1 - number of distinct n-grams / number of n-grams, 0 to below 1; lower is
+      better. seq-rep-n of Welleck et al. 2020. NaN for a text of fewer than n tokens.
+
+    It reads a text alone, so that it goes into a reward: give it a negative weight.
+
+    Args:
+        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
+            or a loaded tokenizer.
+        n: Length of the n-grams, in tokens. 4 is the paper's; sentences of a few words need 2.
+
+    Raises:
+        ValueError: n is less than 1.
+
+    Examples:
+        >>> texts = ["Good soup, warm bread.", "Good soup, good soup, good soup."]
+        >>> scores = Repetition("smollm2-135m", n=2).score(texts)["repetition"]
+        >>> float(scores[0]), bool(scores[1] > 0.2)
+        (0.0, True)
+    """
+
+    pointwise = True
+    specs = dict.fromkeys(["repetition"], ScoreSpec(False, (0.0, 1.0)))
+
+    def _scores(
+        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
+    ) -> dict[str, Sequence[float]]:
+        return {"repetition": [repetition(each, self.n) for each in ids]}
+
+
+@checked_keywords(**NEIGHBOURS)
+class Uniqueness(_OneLength):
+    """How much of a text no answer to another prompt has: its share in Distinct-n (`uniqueness`).
+
+    - `uniqueness`: mean over the text's n-grams of 1 / number of groups that have them; higher is
+      more diverse. An n-gram of this group alone counts 1, and one that answers to all prompts
+      share, such as a "very good" in each, next to nothing. NaN for a text of fewer than n tokens.
+
+    `Distinct` is one number for a group, in which a policy sees no text to prefer; this is the
+    share of each text, for rewards and for the ranges of `RewardShaping`. Groups are the column
+    `groups` (in a rollout, the prompts) or, if it is absent, `prefixes`; without either, each text
+    is a group by itself. The value depends on all texts of a call and falls with their number:
+    compare calls of one size.
+
+    Args:
+        model: Local folder, Hugging Face id or short name of the model whose tokens are counted,
+            or a loaded tokenizer.
+        n: Length of the n-grams, in tokens.
+
+    Raises:
+        ValueError: n is less than 1.
+
+    Examples:
+        >>> texts = ["Good soup.", "Good bread.", "The bus was late."]
+        >>> scores = Uniqueness("smollm2-135m", n=1).score(texts)["uniqueness"]
+        >>> bool(scores[0] < scores[2])
+        True
+    """
+
+    specs = dict.fromkeys(["uniqueness"], ScoreSpec(True, (0.0, 1.0)))
+
+    def __init__(self, model: str | PreTrainedTokenizerBase = "smollm2-135m", n: int = 2) -> None:
+        super().__init__(model, n)
+
+    def _scores(
+        self, ids: Sequence[Sequence[int]], groups: Sequence[str] | None
+    ) -> dict[str, Sequence[float]]:
+        return {"uniqueness": uniqueness(ids, self.n, groups)}

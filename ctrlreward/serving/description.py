@@ -23,7 +23,9 @@ def describe(reward: Reward) -> dict[str, Any]:
         Data for JSON: `protocol`; `scorers`, each with `id`, `class`, `pointwise`, `of_groups`,
         `required_columns` (score → column → who needs it), `scores` (name → `higher_is_better` and
         `range`, with null where there is no bound) and `folds` (score of a corpus → names of its
-        parts); `components` (name → id of its scorer, and score); `aggregate`, `weights`,
+        parts); `components` (name → id of its scorer, score, and
+        the condition if it has one); `derived`, the names of further columns, if there are any;
+        `aggregate`, `weights`,
         `thresholds`, `accuracy_score` as `Reward` has them; `fingerprint` (dotted key → value) and
         `fingerprint_id`.
     """
@@ -37,8 +39,10 @@ def describe(reward: Reward) -> dict[str, Any]:
         "scorers": [_describe_scorer(id_, scorer) for id_, scorer in scorers.items()],
         "components": {
             name: {"scorer": ids[c.scorer], "score": c.name}
+            | ({} if c.given is None else {"given": c.given, "at_least": c.at_least})
             for name, c in reward.components.items()
         },
+        **({"derived": list(reward.derived)} if reward.derived else {}),
         "aggregate": aggregate,
         "weights": None if reward.weights is None else dict(reward.weights),
         "thresholds": None if reward.thresholds is None else list(reward.thresholds),

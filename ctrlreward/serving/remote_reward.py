@@ -83,9 +83,19 @@ class RemoteReward(AnyReward):
             id_ = scorer["id"]
             scorers.setdefault(id_, RemoteScorer(self._connection, id_))
         return {
-            name: Component(scorers[described["scorer"]], described["score"])
+            name: Component(
+                scorers[described["scorer"]],
+                described["score"],
+                described.get("given"),
+                described.get("at_least"),
+            )
             for name, described in self.description["components"].items()
         }
+
+    @property
+    def derived(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Names of the further columns of its batches."""
+        return tuple(self.description.get("derived", ()))
 
     @property
     def weights(self) -> dict[str, float] | None:  # type: ignore[override]
@@ -123,7 +133,7 @@ class RemoteReward(AnyReward):
         check_columns(components, samples)
         body = {"samples": records(samples), "strict": True}
         reply = ScoreReply.model_validate(self._connection.post("/score", body))
-        return reply.to_batch([*components], len(samples))
+        return reply.to_batch([*components, *self.derived], len(samples))
 
 
 class RemoteScorer(Scorer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -25,10 +25,11 @@ from ctrlreward.recipes.style_transfer.tradeoff import draw_transfer_paths, tran
 from ctrlreward.recipes.text_files import sample_texts
 from ctrlreward.recipes.trained_first import TrainedFirst
 from ctrlreward.recipes.training_batches import PromptBatches
-from ctrlreward.reward import Reward
+from ctrlreward.reward import AggregateName, Reward
 from ctrlreward.samples import Samples
 from ctrlreward.scorers import Accuracy, Perplexity, Similarity, TransferQuality
 from ctrlreward.scorers.base import Component, Scorer
+from ctrlreward.scorers.components import as_component
 from ctrlreward.weights.dtypes import Dtype
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,14 @@ class TransferData(PromptBatches):
 
 
 @checked_keywords(judges="scoring_models")
-def transfer_reward(weights: dict[str, float], scoring_models: ScoringModels) -> Reward:
+def transfer_reward(
+    weights: dict[str, float],
+    scoring_models: ScoringModels,
+    others: Mapping[str, Component | Scorer] | None = None,
+    conditions: Mapping[str, tuple[str, float]] | None = None,
+    aggregate: AggregateName = "weighted",
+    scales: dict[str, tuple[float, float]] | None = None,
+) -> Reward:
     """Return a weighted sum of a sentence's GM and of its components.
 
     The GM is 0 wherever one component misses its threshold, as for many texts of an untuned policy,
@@ -175,11 +183,24 @@ def transfer_reward(weights: dict[str, float], scoring_models: ScoringModels) ->
     them, and `RewardShaping`'s schedules of these weights then move to the GM.
 
     Args:
-        weights: Score of `TransferQuality` → weight at the start of training, 0 included.
+        weights: Score of `TransferQuality`, or name of one of `others`, → weight at the start of
+            training, 0 included. With another aggregate only the names count.
         scoring_models: Models that compute the scores.
+        others: Name → another score, such as `Repetition`.
+        conditions: Name → another name and the threshold that it has to reach, where the first
+            counts (`Component`).
+        aggregate: See `Reward`, as for `scales`.
+        scales: Name → mean and deviation.
     """
     quality = scoring_models.quality()
-    return Reward({name: (quality[name], weight) for name, weight in weights.items()})
+    components: dict[str, Component] = {
+        name: as_component(name, (others or {}).get(name) or quality[name]) for name in weights
+    }
+    for name, (given, at_least) in (conditions or {}).items():
+        components[name] = replace(components[name], given=given, at_least=at_least)
+    if aggregate != "weighted":
+        return Reward(components, aggregate, scales=scales)
+    return Reward({name: (components[name], weight) for name, weight in weights.items()})
 
 
 @cache  # both callbacks share the models

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,24 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 from lightning_choice import (
+    GenerationScorer,
     LengthWindow,
     MisconfigurationException,
     Potential,
+    ReferenceReward,
     RewardShaping,
     SoftOverlong,
+    UsefulRange,
     pl,
 )
 from torch.utils.data import DataLoader
 
-from ctrlreward import Reward, Samples
+from ctrlreward import Distinct, Reward, Samples
+from ctrlreward.callbacks.ranges import RangeMultipliers
+from ctrlreward.functional.shaping import Moments
 from ctrlreward.policy import learner
+from ctrlreward.reward import RewardBatch
+from ctrlreward.scorers import FunctionScorer
 from ctrlreward.scorers.base import Scorer, ScoreSpec
 
 spec = importlib.util.spec_from_file_location(
@@ -419,3 +427,355 @@ def test_all_options_from_yaml() -> None:
     assert shaping.window == LengthWindow(4, 40, 0.01)
     assert shaping.overlong == SoftOverlong(64, 16)
     assert (shaping.normalise, shaping.kl_target, shaping.kl_horizon) == (True, 0.05, 10.0)
+
+
+# References, length factors and useful ranges
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def share_of(letter: str, text: str, prefix: str) -> float:
+    rest = text[len(prefix) :]
+    return rest.count(letter) / len(rest) if rest else math.nan
+
+
+# References
+
+
+def test_the_preference_over_references_of_the_data(tuner, fit) -> None:
+    """Two references for one prompt, one for another, and one that fails for the third."""
+    references = [["abaa", "abcc"], ["cdaa"], ["f"]]
+    shaping = RewardShaping(reference=ReferenceReward("references", scale=0.5))
+    watch = fit(tuner(), shaping, 1, batch=BATCH.replace(references=references))
+    (((samples, scored, _, shaped),),) = watch.calls
+    rows = zip(samples.texts, samples.prefixes, samples.references, scored.total, strict=True)
+    for (_, prefix, own, total), value in zip(rows, shaped, strict=True):
+        each = [share_of("a", reference, prefix) for reference in own]
+        valid = [sigmoid((total - r) / 0.5) for r in each if not math.isnan(r)]
+        expected = np.mean(valid) if valid else math.nan
+        assert value == pytest.approx(expected, nan_ok=True)
+    assert np.isnan(shaped[8:]).all()  # without a reference there is no preference
+    logged = watch.logged[0]
+    assert logged["shaping/reference"] == pytest.approx(np.mean([0.5] * 4 + [1.0] * 4), abs=1e-6)
+    assert logged["shaping/after_reference"] == pytest.approx(np.nanmean(shaped), abs=1e-6)
+    assert logged["reward/total"] == pytest.approx(np.nanmean(scored.total), abs=1e-6)
+
+
+def test_the_reference_policy_is_the_one_before_training(tuner, fit) -> None:
+    module = tuner(learning_rate=0.05, eval_temperature=0.0)
+    module.configure_model()
+    first = module.complete(["ab", "cd", "f"])
+    watch = fit(module, RewardShaping(reference=ReferenceReward(scale=0.1)), 4)
+    assert module.complete_as_reference(["ab", "cd", "f"]) == first
+    assert module.complete(["ab", "cd", "f"]) != first  # it has learned
+    for ((samples, scored, _, shaped),) in watch.calls:
+        own = dict(zip(["ab", "cd", "f"], first, strict=True))
+        for prefix, total, value in zip(samples.prefixes, scored.total, shaped, strict=True):
+            reference = share_of("a", prefix + own[prefix], prefix)
+            assert value == pytest.approx(sigmoid((total - reference) / 0.1), nan_ok=True)
+
+
+def test_scheduled_weights_are_those_of_the_references_too(tuner, share, fit) -> None:
+    reward = Reward({"share": share["share"], "length": (share["length"], -0.05)})
+    shaping = RewardShaping({"length": [(0, -1.0)]}, reference=ReferenceReward("sources"))
+    (((samples, scored, _, shaped),),) = fit(tuner(reward=reward), shaping, 1).calls
+    for i, (source, prefix) in enumerate(zip(samples.sources, samples.prefixes, strict=True)):
+        prefix = prefix if source.startswith(prefix) else ""
+        rest = source[len(prefix) :]
+        reference = share_of("a", source, prefix) - len(rest)
+        total = scored.components["share"][i] - scored.components["length"][i]
+        expected = sigmoid(total - reference)
+        assert shaped[i] == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_module_without_a_reference_policy_is_an_error(tuner, fit) -> None:
+    class Plain(pl.LightningModule):
+        reward = Reward({"length": lambda texts: [*map(len, texts)]})
+        shape_rewards = None
+
+    message = "needs a policy to compare with, which Plain lacks: define complete_as_reference"
+    shaping = RewardShaping(reference=ReferenceReward())
+    with pytest.raises(MisconfigurationException, match=message):
+        shaping.setup(pl.Trainer(logger=False, callbacks=[shaping]), Plain(), "fit")
+
+
+# Length factors
+
+
+def test_a_long_completion_is_worth_less_than_its_group(tuner, fit) -> None:
+    watch = fit(tuner(), RewardShaping(length_alpha=0.5), 2)
+    for ((_, scored, lengths, shaped),), logged in zip(watch.calls, watch.logged, strict=True):
+        factors = []
+        for start in (0, 4, 8):
+            group = slice(start, start + 4)
+            valid = ~scored.failed[group]
+            mean = lengths[group][valid].mean()
+            factor = 1 / (1 + 0.5 * lengths[group] / mean)
+            np.testing.assert_allclose(shaped[group], scored.total[group] * factor)
+            factors += list(factor[valid])
+        assert logged["shaping/length_factor"] == pytest.approx(np.mean(factors), abs=1e-6)
+        assert logged["shaping/after_length_factor"] == pytest.approx(np.nanmean(shaped), abs=1e-6)
+
+
+def test_a_baseline_has_the_mean_length_of_what_it_is_compared_with(tuner, fit) -> None:
+    watch = fit(tuner(algorithm="self_critical"), RewardShaping(length_alpha=1.0), 1)
+    ((_, scored, lengths, _), (_, greedy, own, shaped)) = watch.calls[0]
+    for i in range(3):
+        group = slice(4 * i, 4 * i + 4)
+        mean = lengths[group][~scored.failed[group]].mean()
+        expected = greedy.total[i] / (1 + own[i] / mean)
+        assert shaped[i] == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_negative_reward_would_gain_by_length(tuner, share, fit) -> None:
+    module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
+    with pytest.raises(ValueError, match=r"is -\d.*: length_alpha multiplies rewards, of which"):
+        fit(module, RewardShaping(length_alpha=1.0), 1)
+    module = tuner(reward=Reward({"length": (share["length"], -1.0)}))
+    fit(module, RewardShaping(length_alpha=1.0, reference=ReferenceReward("sources")), 1)
+
+
+# Ranges
+
+
+def bounded(share, **changes: Any) -> Reward:
+    """The share of a, and the share of b, which is bounded and not rewarded."""
+    b = FunctionScorer(lambda completions: [c.count("b") / max(len(c), 1) for c in completions])
+    return Reward({"share": share["share"], "b": (b, 0.0)}, **changes)
+
+
+def test_multipliers_and_rewards_are_those_of_a_loop(tuner, share, fit) -> None:
+    ranges = {"b": UsefulRange(low=0.3, high=0.32), "share": UsefulRange(high=0.05)}
+    shaping = RewardShaping(ranges=ranges, range_rate=0.5)
+    module = tuner(reward=bounded(share), learning_rate=0.03)
+    watch = fit(module, shaping, 5)
+    integrals = dict.fromkeys(("b_low", "b_high", "share_high"), 0.0)
+    multipliers = dict(integrals)
+    seen: dict[str, list[float]] = {"total": [], "b": [], "share": []}
+    for ((_, scored, _, shaped),), logged in zip(watch.calls, watch.logged, strict=True):
+        columns = {"total": scored.total, **scored.components}
+        for name, values in columns.items():
+            seen[name] += [v for v in values if not math.isnan(v)]
+        unit = {name: np.std(values) for name, values in seen.items()}
+        bounds = [
+            ("b_low", "b", 1, 0.3),
+            ("b_high", "b", -1, 0.32),
+            ("share_high", "share", -1, 0.05),
+        ]
+        for i, value in enumerate(shaped):
+            expected = scored.total[i]
+            for side, name, sign, bound in bounds:
+                inside = sign * (scored.components[name][i] - bound)
+                expected += multipliers[side] * inside * unit["total"] / unit[name]
+            expected /= 1 + sum(multipliers.values())
+            assert value == pytest.approx(expected, nan_ok=True)
+        for side, name, sign, bound in bounds:
+            assert logged[f"shaping/multiplier/{side}"] == pytest.approx(
+                multipliers[side], abs=1e-6
+            )
+            mean = np.nanmean(scored.components[name])
+            assert logged[f"shaping/range/{name}"] == pytest.approx(mean, abs=1e-6)
+            excess = sign * (bound - mean) / unit[name]
+            integrals[side] = max(0.0, integrals[side] + 0.5 * excess)
+            multipliers[side] = max(0.0, integrals[side] + excess)
+        assert logged["shaping/after_ranges"] == pytest.approx(np.nanmean(shaped), abs=1e-5)
+    for side in ("b_low", "share_high"):
+        assert max(log[f"shaping/multiplier/{side}"] for log in watch.logged) > 0.3
+
+
+def test_a_bound_that_holds_changes_nothing(tuner, fit) -> None:
+    for ((_, scored, _, shaped),) in fit(
+        tuner(), RewardShaping(ranges={"share": UsefulRange(low=-1.0, high=2.0)}), 3
+    ).calls:
+        np.testing.assert_array_equal(shaped, scored.total)
+
+
+def test_a_range_holds_where_the_reward_alone_leaves_it(tuner, share, fit) -> None:
+    """The reward wants nothing but a; the range keeps the share of b."""
+    last = {}
+    for name, low in (("free", -1.0), ("held", 0.2)):
+        module = tuner(reward=bounded(share), learning_rate=0.015, num_generations=16, scale="none")
+        shaping = RewardShaping(ranges={"b": UsefulRange(low=low)}, range_rate=0.1)
+        logged = fit(module, shaping, 40).logged
+        means = [[log["reward/share"], log["reward/b"]] for log in logged[-20:]]
+        last[name] = np.mean(means, axis=0)
+    assert last["free"][0] > 0.8
+    assert last["free"][1] < 0.05
+    assert last["held"][0] > 0.4
+    assert last["held"][1] == pytest.approx(0.2, abs=0.07)
+
+
+def test_bounds_from_the_start_are_differences(tuner, share, fit) -> None:
+    shaping = RewardShaping(ranges={"share": UsefulRange(high=0.0, from_start=True)})
+    watch = fit(tuner(reward=bounded(share), learning_rate=0.03), shaping, 4)
+    start = watch.logged[0]["reward/share"]
+    assert shaping.ranges is not None
+    assert shaping.ranges.starts == {"share": pytest.approx(start)}
+    multipliers = [log["shaping/multiplier/share_high"] for log in watch.logged]
+    assert multipliers[:2] == [0, 0]  # the first mean is the bound
+    rises = [log["reward/share"] > start for log in watch.logged[1:-1]]
+    assert [after > before for before, after in pairwise(multipliers[1:])] == rises
+
+
+def test_a_monitored_key_moves_the_multiplier_at_validations(tuner, share, fit, tmp_path) -> None:
+    """The bounds of a checkpoint's constraint, on the very key that it reads."""
+    scores = iter([0.9, 0.1, math.nan, 0.1])
+
+    class Validated(pl.Callback):
+        def on_train_batch_end(self, trainer, pl_module, *_: Any) -> None:
+            trainer.callback_metrics["score/distinct_2"] = torch.tensor(next(scores))
+            for callback in trainer.callbacks:
+                trainer.state.fn = "fit"
+                if isinstance(callback, RewardShaping):
+                    callback.on_validation_end(trainer, pl_module)
+
+    ranges = {"share": UsefulRange(low=0.69, monitor="score/distinct_2")}
+    shaping = RewardShaping(ranges=ranges, range_rate=0.1)
+    watch = fit(tuner(), shaping, 4, Validated())
+    assert shaping.ranges is not None
+    deviations, seen = [], []
+    for ((_, scored, _, _),) in watch.calls:
+        seen += [v for v in scored.total if not math.isnan(v)]
+        deviations.append(np.std(seen))
+    last = (0.69 - 0.1) / deviations[3]
+    expected = 0.1 * (0.69 - 0.1) / deviations[1] + 0.1 * last + last
+    assert shaping.ranges.multipliers["share_low"] == pytest.approx(expected, rel=1e-5)
+    logged = [log["shaping/multiplier/share_low"] for log in watch.logged]
+    assert logged[0] == logged[1] == 0
+    assert logged[2] == logged[3] > 0
+
+
+def test_a_real_validation_is_read_and_an_absent_key_is_an_error(tuner, share, tmp_path) -> None:
+    held_out = GenerationScorer({"share": share["share"]}, ["ab", "cd"])
+
+    def run(monitor: str) -> RewardShaping:
+        ranges = {"share": UsefulRange(low=1.0, monitor=monitor)}
+        shaping = RewardShaping(ranges=ranges, range_rate=1.0)
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            callbacks=[held_out, shaping],
+            default_root_dir=tmp_path,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False,
+            max_steps=2,
+            val_check_interval=1,
+            num_sanity_val_steps=2,
+        )
+        data = torch.utils.data.DataLoader([BATCH] * 4, batch_size=None)
+        trainer.fit(tuner(), data, torch.utils.data.DataLoader([0]))
+        return shaping
+
+    assert run("score/share").ranges.multipliers["share_low"] > 0
+    message = (
+        r"ranges\['share'\] monitors 'score/shar', which is not logged \(did you mean 'score/s"
+    )
+    with pytest.raises(MisconfigurationException, match=message):
+        run("score/shar")
+
+
+def test_a_failed_score_is_a_failed_sample_and_counts_in_no_mean(tuner, fit) -> None:
+    even = FunctionScorer(lambda texts: [len(t) if len(t) % 2 else None for t in texts])
+    shaping = RewardShaping(ranges={"even": UsefulRange(high=3.0, component=even)})
+    watch = fit(tuner(), shaping, 3)
+    for ((samples, scored, _, shaped),), logged in zip(watch.calls, watch.logged, strict=True):
+        odd = np.array([len(text) % 2 == 1 for text in samples.texts])
+        np.testing.assert_array_equal(np.isnan(shaped), ~odd | scored.failed)
+        mean = np.mean([len(text) for text in samples.texts if len(text) % 2])
+        assert logged["shaping/range/even"] == pytest.approx(mean)
+
+
+def test_a_resumed_run_continues_the_multipliers(tuner, share, fit, tmp_path) -> None:
+    def shaping() -> RewardShaping:
+        ranges = {"b": UsefulRange(low=0.3), "share": UsefulRange(high=0.0, from_start=True)}
+        return RewardShaping(ranges=ranges, length_alpha=0.2, clip=(0.0, 1.0))
+
+    keeper = pl.callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    build = lambda: tuner(reward=bounded(share), learning_rate=0.03)  # noqa: E731
+    uncut = fit(build(), shaping(), 4, keeper)
+    rest = fit(build(), shaping(), 4, ckpt_path=tmp_path / "step=2.ckpt")
+    for logged, expected in zip(rest.logged, uncut.logged[2:], strict=True):
+        for name in expected:
+            if name.startswith(("shaping/", "reward/")):
+                assert logged[name] == pytest.approx(expected[name], abs=1e-6), name
+    assert uncut.logged[-1]["shaping/multiplier/b_low"] > 0
+
+
+def test_every_logged_name_of_a_guard_is_documented(tuner, share, fit) -> None:
+    shaping = RewardShaping(
+        reference=ReferenceReward("sources"),
+        length_alpha=0.5,
+        ranges={"b": UsefulRange(0.1, 0.2)},
+        window=LengthWindow(0, 4, 0.1),
+    )
+    for name in fit(tuner(reward=bounded(share)), shaping, 1).logged[0]:
+        start, _, end = name.partition("/")
+        if start == "shaping":
+            end = end.replace("range/b", "range/<name>").replace(
+                "multiplier/b", "multiplier/<name>"
+            )
+            assert end.replace("multiplier/<name>_high", "_high") in RewardShaping.__doc__, end
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: UsefulRange(), "low and high are None: give at least one bound"),
+        (lambda: UsefulRange(0.5, 0.1), r"low = 0\.5 is above high = 0\.1: give low <= high"),
+        (lambda: RewardShaping(ranges={}), "ranges is empty: give name → UsefulRange"),
+        (
+            lambda: RewardShaping(ranges={"a": UsefulRange(0)}, range_rate=0),
+            "range_rate = 0: give a positive number",
+        ),
+        (lambda: RewardShaping(length_alpha=0.0), r"length_alpha = 0\.0: give a positive number"),
+        (lambda: ReferenceReward(scale=0.0), r"scale = 0\.0: give a positive number"),
+    ],
+)
+def test_bad_options_of_guards(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        (
+            {"shar": UsefulRange(high=1.0)},
+            r"ranges\['shar'\] has no component, and the reward has only share \(did you mean",
+        ),
+        (
+            {"diversity": UsefulRange(low=0.5, component=Distinct()["distinct_2"])},
+            "bounds distinct_2, which is one number for all texts of a group",
+        ),
+    ],
+)
+def test_ranges_that_do_not_fit_the_reward(
+    tuner,
+    fit,
+    ranges: Mapping[str, UsefulRange],
+    message: str,
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(tuner(), RewardShaping(ranges=ranges), 1)
+
+
+def test_statistics_are_those_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks' samples in one call are one rank's samples in the same order."""
+    values, rewards = np.array([0.1, 0.5, np.nan, 0.9]), np.array([1.0, 2.0, 3.0, 4.0])
+    whole = RangeMultipliers({"a": UsefulRange(high=0.2)}, 0.1)
+    whole.observe(rewards, {"a": values})
+    halves = RangeMultipliers({"a": UsefulRange(high=0.2)}, 0.1)
+    parts = [
+        {"": Moments.of(rewards[s]), "a": Moments.of(values[s])} for s in (slice(2), slice(2, 4))
+    ]
+    monkeypatch.setattr("ctrlreward.callbacks.ranges.on_every_rank", lambda work: parts)
+    halves.observe(rewards[:2], {"a": values[:2]})
+    for each in (whole, halves):
+        each.end_step()
+    assert halves.multipliers == {"a_high": pytest.approx(whole.multipliers["a_high"])}
+    assert whole.multipliers["a_high"] > 0
+    batch = RewardBatch(rewards, {"a": values}, np.isnan(values), 0.0)
+    assert list(whole.values(Samples(["x"] * 4), batch)) == ["a"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from letter_scorers import letters_reward
@@ -178,6 +179,26 @@ def test_components_as_a_reader_of_the_page_writes_them(
     assert build_reward(path).weights == expected.weights
 
 
+def test_conditions_and_scales_in_the_short_form(tmp_path: Path) -> None:
+    path = tmp_path / "reward.yaml"
+    path.write_text(
+        """
+components:
+  letters: {scorer: letter_scorers.Letters, score: letters}
+  length: {scorer: letter_scorers.Letters, score: length, given: letters, at_least: 2}
+aggregate: mean_minus_deviation
+scales: {letters: [1.0, 1.0], length: [5.0, 3.0]}
+penalty: 0.5
+"""
+    )
+    batch = build_reward(path)(["soup", "foo"], labels="o")
+    assert batch.components["length"].tolist() == [0, 3]
+    members = np.array([[0.0, -5 / 3], [1.0, -2 / 3]])
+    expected = members.mean(axis=1) - 0.5 * members.std(axis=1)
+    assert batch.total == pytest.approx(expected)
+    assert batch.components["disagreement"] == pytest.approx(members.std(axis=1))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -192,6 +213,9 @@ def test_components_as_a_reader_of_the_page_writes_them(
         ("model: gpt2}\n", "modl: gpt2}\n", "modl is not an option (did you mean 'model'?)"),
         ("log_likelihood", "log_likelyhood", "reward.yaml:6: fluency.score = "),
         ("weight: 2", "weight: two", "reward.yaml:3: components.relevance.weight must be a number"),
+        ("weight: 2", "given: fluencyy", "reward.yaml:3: components.relevance.given is not a "
+         "component, got 'fluencyy' (did you mean 'fluency'?)"),
+        ("weight: 2", "at_least: 2", "given = None, at_least = 2: a condition needs both"),
         ("weighted", "wieghted", "(did you mean 'weighted'?)"),
         ("model: gpt2, task", "model: smollm2-135, task", "(did you mean 'smollm2-135m'?)"),
     ],

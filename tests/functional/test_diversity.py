@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Tokenizer
 
-from ctrlreward.functional.diversity import distinct_by_group, distinct_n
+from ctrlreward.functional.diversity import (
+    distinct_by_group,
+    distinct_n,
+    repetition,
+    uniqueness,
+)
 
 sequences = st.lists(st.lists(st.integers(0, 4), max_size=8), max_size=6)
 
@@ -72,6 +78,45 @@ def test_errors() -> None:
         distinct_n([[1]], 0)
     with pytest.raises(ValueError, match=r"groups has 1 items and token_sequences has 2"):
         distinct_n([[1], [2]], 1, ["a"])
+    with pytest.raises(ValueError, match=r"groups has 1 items and token_sequences has 2"):
+        uniqueness([[1], [2]], 1, ["a"])
+    with pytest.raises(ValueError, match=r"n = 0: give the length of the n-grams"):
+        repetition([1], 0)
+
+
+@given(st.lists(st.integers(0, 3), max_size=10), st.integers(1, 4))
+def test_repetition_is_the_share_of_grams_seen_before(ids: list[int], n: int) -> None:
+    grams = [ids[start : start + n] for start in range(len(ids) - n + 1)]
+    seen = [gram in grams[:i] for i, gram in enumerate(grams)]
+    expected = sum(seen) / len(seen) if seen else math.nan
+    assert repetition(ids, n) == pytest.approx(expected, nan_ok=True)
+
+
+@given(sequences, st.integers(1, 3))
+def test_uniqueness_shares_distinct_n_among_texts(rows: list[list[int]], n: int) -> None:
+    own = [{tuple(row[i : i + n]) for i in range(len(row) - n + 1)} for row in rows]
+    scores = uniqueness(rows, n)
+    shares = [score * len(grams) for score, grams in zip(scores, own, strict=True) if grams]
+    assert [math.isnan(score) for score in scores] == [not grams for grams in own]
+    assert sum(shares) == pytest.approx(len(set().union(*own)))
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.lists(st.integers(0, 3), max_size=6))))
+def test_uniqueness_equals_brute_force(rows: list[tuple[str, list[int]]]) -> None:
+    for (_, ids), score in zip(
+        rows, uniqueness([ids for _, ids in rows], 2, [group for group, _ in rows]), strict=True
+    ):
+        grams = {(ids[i], ids[i + 1]) for i in range(len(ids) - 1)}
+        counts = [len({g for g, other in rows if gram in pairwise(other)}) for gram in grams]
+        expected = sum(1 / count for count in counts) / len(grams) if grams else math.nan
+        assert score == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_word_in_each_answer_costs_uniqueness_and_one_within_an_answer_does_not() -> None:
+    plain, tagged = [[1, 2, 3], [4, 5, 6]], [[1, 2, 9, 9], [4, 5, 9, 9]]
+    assert uniqueness(plain, 2) == [1, 1]
+    assert uniqueness(tagged, 2) == [pytest.approx(5 / 6)] * 2
+    assert uniqueness(tagged, 2, ["same", "same"]) == [1, 1]
 
 
 @pytest.mark.parametrize(

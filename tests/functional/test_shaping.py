@@ -13,11 +13,16 @@ from ctrlreward.functional.advantages import group_centred_advantages
 from ctrlreward.functional.shaping import (
     Moments,
     adaptive_kl_coef,
+    constrained_rewards,
     distance_outside,
+    length_factor,
+    next_multiplier,
     piecewise_linear,
     potential_difference,
+    preference_over_references,
     soft_overlong_punishment,
     standardise_rewards,
+    valid_group_means,
 )
 
 values = st.floats(-100, 100)
@@ -121,3 +126,96 @@ def test_the_kl_coef_rises_if_the_divergence_exceeds_its_target(kl, expected) ->
     assert adaptive_kl_coef(0.5, kl, target=6.0) == pytest.approx(expected)
     half = 0.5 + (expected - 0.5) / 2
     assert adaptive_kl_coef(0.5, kl, target=6.0, horizon=20) == pytest.approx(half)
+
+
+failing = st.one_of(values, st.just(math.nan))
+
+
+@given(
+    st.integers(1, 3).flatmap(
+        lambda m: st.lists(
+            st.tuples(failing, st.lists(failing, min_size=m, max_size=m)), min_size=1, max_size=6
+        )
+    ),
+    st.floats(0.5, 20),
+)
+def test_the_preference_is_the_mean_sigmoid_of_the_differences(rows, scale: float) -> None:
+    rewards, references = array([r for r, _ in rows]), np.array([refs for _, refs in rows])
+    for (reward, refs), got in zip(
+        rows, preference_over_references(rewards, references, scale), strict=True
+    ):
+        each = [1 / (1 + math.exp(-(reward - r) / scale)) for r in refs if not math.isnan(r)]
+        expected = sum(each) / len(each) if each else math.nan
+        assert got == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_reward_as_good_as_its_reference_is_a_half_and_one_far_above_hardly_more() -> None:
+    one = np.ones((3, 1))
+    equal, above, far = preference_over_references(array([1.0, 9.0, 90.0]), one)
+    assert equal == 0.5
+    assert far - above < 1e-3
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans()), min_size=1),
+    st.floats(0, 5),
+)
+def test_lengths_are_relative_to_the_valid_ones_of_the_group(rows, alpha: float) -> None:
+    groups = np.array([g for g, _, _ in rows])
+    tokens = array([n for _, n, _ in rows])
+    rewards = array([math.nan if failed else 1.0 for _, _, failed in rows])
+    means = valid_group_means(np.where(np.isnan(rewards), np.nan, tokens), groups)
+    got = rewards * length_factor(tokens, means, alpha)
+    for (group, length, failed), value in zip(rows, got, strict=True):
+        if failed:
+            assert math.isnan(value)
+            continue
+        others = [n for g, n, bad in rows if g == group and not bad]
+        mean = sum(others) / len(others)
+        assert value == pytest.approx(1 / (1 + alpha * length / mean))
+        assert length != mean or value == pytest.approx(1 / (1 + alpha))
+
+
+def test_a_length_of_0_has_the_factor_of_the_mean() -> None:
+    assert length_factor(array([0.0]), array([0.0]), 1.0) == [0.5]
+
+
+@given(values, st.lists(st.tuples(st.floats(0, 9), values), max_size=3))
+def test_a_constrained_reward_is_a_weighted_mean(reward: float, terms) -> None:
+    (got,) = constrained_rewards(array([reward]), [(m, array([g])) for m, g in terms])
+    weights = [1.0, *(m for m, _ in terms)]
+    expected = np.average([reward, *(g for _, g in terms)], weights=weights)
+    assert got == pytest.approx(expected, abs=1e-9)
+
+
+@given(st.floats(-8, 8), values, values)
+def test_one_bound_has_the_papers_weights(u: float, reward: float, inside: float) -> None:
+    sigma = 1 / (1 + math.exp(-u))
+    (got,) = constrained_rewards(array([reward]), [(math.exp(u), array([inside]))])
+    assert got == pytest.approx((1 - sigma) * reward + sigma * inside, abs=1e-9)
+
+
+@given(st.floats(0, 5), st.lists(st.floats(-3, 3), min_size=1, max_size=9), st.floats(0.01, 1))
+def test_a_multiplier_is_the_projected_sum_and_the_last_excess(
+    start: float, excesses, rate
+) -> None:
+    integral = expected = start
+    for excess in excesses:
+        integral, multiplier = next_multiplier(integral, excess, rate)
+        expected = expected + rate * excess if expected + rate * excess > 0 else 0.0
+        assert integral == pytest.approx(expected)
+        assert multiplier == pytest.approx(expected + excess if expected + excess > 0 else 0.0)
+
+
+def test_a_policy_of_two_texts_settles_at_the_bound() -> None:
+    """The reward prefers a text that the bound allows for a quarter of all.
+
+    Each text's share follows its advantage; without the multiplier it would go to 1.
+    """
+    share, integral, multiplier = 0.1, 0.0, 0.0
+    for _ in range(4000):
+        worth = constrained_rewards(array([1.0, 0.0]), [(multiplier, array([-0.75, 0.25]))])
+        share += 0.2 * share * (1 - share) * (worth[0] - worth[1])
+        integral, multiplier = next_multiplier(integral, (share - 0.25) / 0.43, 0.05)
+    assert share == pytest.approx(0.25, abs=1e-3)
+    assert multiplier == pytest.approx(1.0, abs=1e-2)  # both texts are worth the same

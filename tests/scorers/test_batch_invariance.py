@@ -39,10 +39,12 @@ from ctrlreward.scorers import (
     InfillingPerplexity,
     LexiconSentiment,
     Perplexity,
+    Repetition,
     Scorer,
     Similarity,
     Task,
     TransferQuality,
+    Uniqueness,
 )
 from ctrlreward.scorers.alignment import AspectName
 from ctrlreward.scorers.base import Scores, score
@@ -140,9 +142,12 @@ POINTWISE: Mapping[str, Callable[..., Scorer]] = {
 EXACT: Mapping[str, Callable[..., Scorer]] = {
     "FunctionScorer": lambda f: FunctionScorer(lambda texts: [*map(len, texts)], pointwise=True),
     "LexiconSentiment": lambda f: LexiconSentiment(),
+    "Repetition": lambda f: Repetition(f["gpt2"], n=2),
     "Similarity of word vectors": lambda f: Similarity(f["vectors"]),
 }
 GROUPED: Mapping[str, Callable[..., Scorer]] = {"Distinct": lambda f: Distinct(f["gpt2"])}
+# By comparison with other groups.
+ACROSS: Mapping[str, Callable[..., Scorer]] = {"Uniqueness": lambda f: Uniqueness(f["gpt2"])}
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +195,7 @@ def built(folders: Folders) -> Built:
 
     @cache
     def build(name: str, **options: Any) -> Scorer:
-        return {**POINTWISE, **EXACT, **GROUPED}[name](folders, **options)
+        return {**POINTWISE, **EXACT, **GROUPED, **ACROSS}[name](folders, **options)
 
     return build
 
@@ -222,7 +227,8 @@ def scored_together(scorer: Scorer, places: list[int], window: int) -> Mapping[s
 
 
 RANGES = {
-    (0.0, 1.0): "accuracy label_probability attribute_relevance distinct_1 distinct_2 distinct",
+    (0.0, 1.0): "accuracy label_probability attribute_relevance distinct_1 distinct_2 distinct "
+    "repetition uniqueness",
     (-1.0, 1.0): "similarity polarity",
     (-np.inf, 0.0): "coherence consistency log_likelihood infilling_log_likelihood faithfulness",
     (1.0, np.inf): "perplexity infilling_perplexity",
@@ -241,12 +247,15 @@ def test_every_scorer_has_a_case(built: Built) -> None:
         and issubclass(found, Scorer)
         and not inspect.isabstract(found)
     }
-    by_case = {name: built(name) for name in [*POINTWISE, *EXACT, *GROUPED]}
+    by_case = {name: built(name) for name in [*POINTWISE, *EXACT, *GROUPED, *ACROSS]}
     assert scorers == {type(scorer).__name__ for scorer in by_case.values()}
-    assert {name for name, scorer in by_case.items() if not scorer.pointwise} == {*GROUPED}
+    assert {name for name, scorer in by_case.items() if not scorer.pointwise} == {
+        *GROUPED,
+        *ACROSS,
+    }
 
 
-@pytest.mark.parametrize("name", [*POINTWISE, *EXACT, *GROUPED])
+@pytest.mark.parametrize("name", [*POINTWISE, *EXACT, *GROUPED, *ACROSS])
 def test_every_scorer_declares_its_scores_and_names_what_is_empty(
     name: str, built: Built, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,7 +269,7 @@ def test_every_scorer_declares_its_scores_and_names_what_is_empty(
         spec, valid = scorer.specs[key], values[~np.isnan(values)]
         assert valid.size > 0
         assert ((spec.range[0] <= valid) & (valid <= spec.range[1])).all()
-        assert spec.higher_is_better != key.endswith("perplexity")
+        assert spec.higher_is_better != key.endswith(("perplexity", "repetition"))
         if not name.startswith("Alignment"):  # whose ranges are those of its model
             assert all(key not in keys.split() for r, keys in RANGES.items() if r != spec.range)
     if name != "FunctionScorer":

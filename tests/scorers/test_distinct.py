@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ctrlreward.samples import Samples
-from ctrlreward.scorers.distinct import Distinct
+from ctrlreward.scorers.distinct import Distinct, Repetition, Uniqueness
 
 WORDS = "? a b c d e f The food lake is good bad".split()
 
@@ -82,3 +82,30 @@ def test_without_groups_and_prefixes_all_texts_are_one_group(
 def test_a_named_tokenizer_is_loaded() -> None:
     scores = Distinct("minilm-l6").score(Samples(["the the the"], groups=["x"]))
     assert scores["distinct_1"] == pytest.approx([1 / 3])  # no special tokens counted
+
+
+def test_repetition_of_each_text(words: PreTrainedTokenizerBase, caplog) -> None:
+    texts = ["a b a b a", "a b c d", "a", "", "a b a b a"]
+    with caplog.at_level(logging.WARNING, "ctrlreward"):
+        scores = Repetition(words, n=2).score(texts)["repetition"]
+    np.testing.assert_array_equal(scores, [0.5, 0.0, np.nan, np.nan, 0.5])
+    assert caplog.messages == [
+        "texts[3] is empty: repetition is NaN",
+        "texts[2] has fewer than 2 tokens: repetition is NaN",
+    ]
+
+
+def test_uniqueness_is_among_groups(words: PreTrainedTokenizerBase) -> None:
+    texts = ["a b c", "a b c", "a b d", "e f"]
+    scores = Uniqueness(words).score(Samples(texts, groups=["x", "x", "y", "y"]))["uniqueness"]
+    np.testing.assert_allclose(scores, [3 / 4, 3 / 4, 3 / 4, 1])
+    by_prefix = Uniqueness(words).score(texts, prefixes=["a b c", "a b c", "a b d", "e"])
+    np.testing.assert_allclose(by_prefix["uniqueness"], scores)  # here each of y is one of two
+    alone = Uniqueness(words).score(texts)["uniqueness"]  # each text is a group
+    np.testing.assert_allclose(alone, [(1 / 3 + 1 / 2) / 2] * 2 + [(1 / 3 + 1) / 2, 1])
+
+
+def test_a_length_of_0_is_refused() -> None:
+    for scorer in (Repetition, Uniqueness):
+        with pytest.raises(ValueError, match="n = 0: give the length of the n-grams, 1 or more"):
+            scorer(n=0)

@@ -100,7 +100,13 @@ CASES: dict[str, Build] = {
     "Similarity": lambda f, d: Similarity(f["encoder"], device=d),
     "TransferQuality": quality,
 }
-NO_DEVICE = {"Distinct", "FunctionScorer", "LexiconSentiment"}  # counts of words
+NO_DEVICE = {
+    "Distinct",
+    "FunctionScorer",
+    "LexiconSentiment",
+    "Repetition",
+    "Uniqueness",
+}  # counts of words
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,9 @@ import numpy as np
 import pytest
 from letter_scorers import Letters, Rank
 
-from ctrlreward import Reward, RewardBatch, Samples
+from ctrlreward import Component, Reward, RewardBatch, Samples
 from ctrlreward.adapters import openrlhf, trl
+from ctrlreward.commands.rescoring_job import total_of
 from ctrlreward.samples import MissingColumn
 from ctrlreward.serving import server_connection
 from ctrlreward.serving.contract import FINGERPRINT_HEADER
@@ -479,4 +480,35 @@ def test_groups_stay_together(live_server: Callable[..., Any]) -> None:
     remote = RemoteReward(live_server(here).url)
     texts = [f"{'soup' * i}" for i in range(1, 6)]
     assert_equal(remote(texts), here(texts))
+    remote.release()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda s: Reward(
+            {"letters": s["letters"], "length": Component(s, "length", "letters", 1.0)}
+        ),
+        lambda s: Reward(
+            {"letters": s["letters"], "length": s["length"]},
+            "mean_minus_deviation",
+            scales={"letters": (1.0, 1.0), "length": (5.0, 3.0)},
+        ),
+    ],
+    ids=["condition", "ensemble"],
+)
+def test_conditions_and_ensembles_are_those_of_the_server(
+    live_server: Callable[..., Any], letters: Letters, build: Callable[[Letters], Reward]
+) -> None:
+    here = build(letters)
+    remote = RemoteReward(live_server(here).url, expect=here)
+    samples = Samples(["soup", "", "tea", "foo"], labels=["o"] * 4)
+    assert_equal(remote(samples), here(samples))
+    assert remote.derived == here.derived
+    assert remote["length"].given == here["length"].given
+    totals = total_of(remote, {name: remote[name](samples) for name in remote.components})
+    assert totals is None or totals.tolist()[2:] == here(samples).total.tolist()[2:]
+    plain = Reward({"letters": letters["letters"], "length": letters["length"]})
+    with pytest.raises(OtherReward, match=r"given|conservative"):
+        RemoteReward(remote.url, expect=plain)(samples)
     remote.release()

@@ -1,0 +1,207 @@
+"""Useful ranges of scores, held during training by learned Lagrange multipliers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ctrlreward.arguments import did_you_mean
+from ctrlreward.functional.shaping import Moments, constrained_rewards, next_multiplier
+from ctrlreward.ranks import fail_together, on_every_rank
+from ctrlreward.reward import Reward, RewardBatch
+from ctrlreward.samples import Samples
+from ctrlreward.scorers.base import Component, Scores, score
+from ctrlreward.scorers.components import ComponentLike, as_component
+
+_REWARD = ""  # key of the moments of the reward
+
+
+@dataclass(frozen=True)
+class UsefulRange:
+    """Range of a score in which more reward is worth having; outside, the policy is led back.
+
+    Args:
+        low: Smallest useful mean, None for no bound.
+        high: Largest useful mean, None for no bound.
+        component: The score of each text. None: the component of the reward that has the name of
+            the range; with the weight 0 it is bounded and not rewarded.
+        monitor: Logged key that has to stay in the range, with the bounds of a `RewardCheckpoint`:
+            `"score/distinct_2"`. The multiplier then follows validations, and `component` says
+            which texts move the metric, such as `Uniqueness` for Distinct-2. None: the mean of the
+            component over the completions of a step.
+        from_start: Bounds are differences from the first mean: `low=0.0` is where training starts.
+
+    Raises:
+        ValueError: No bound, or `low` above `high`.
+
+    Examples:
+        >>> UsefulRange(low=0.5, high=0.9)
+        UsefulRange(low=0.5, high=0.9, component=None, monitor=None, from_start=False)
+    """
+
+    low: float | None = None
+    high: float | None = None
+    component: ComponentLike | None = None
+    monitor: str | None = None
+    from_start: bool = False
+
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise ValueError("low and high are None: give at least one bound")
+        if self.low is not None and self.high is not None and not self.low <= self.high:
+            raise ValueError(f"low = {self.low} is above high = {self.high}: give low <= high")
+
+
+class RangeMultipliers:
+    """Multipliers of the bounds of some ranges, and what they are learned from.
+
+    A bound is named `<range>_low` or `<range>_high`. The excess of a mean over its bound, and the
+    distance of a text from it, count in standard deviations of the score over all texts so far, and
+    these as many deviations of the reward: a multiplier means the same for every score.
+
+    Args:
+        ranges: Name → range.
+        rate: Step size of the multipliers.
+
+    Raises:
+        ValueError: `rate` is not positive, or `ranges` is empty.
+    """
+
+    def __init__(self, ranges: Mapping[str, UsefulRange], rate: float) -> None:
+        if not ranges:
+            raise ValueError("ranges is empty: give name → UsefulRange(low=..., high=...)")
+        if not 0 < rate < math.inf:
+            raise ValueError(f"range_rate = {rate}: give a positive number")
+        self.ranges = dict(ranges)
+        self.rate = rate
+        self.starts: dict[str, float] = {}
+        self.multipliers = {name: 0.0 for name, *_ in self._sides()}
+        self.integrals = dict(self.multipliers)
+        self.moments = {name: Moments() for name in (_REWARD, *ranges)}
+        self._components: dict[str, Component | None] = {
+            name: None if each.component is None else as_component(name, each.component)
+            for name, each in ranges.items()
+        }
+        self._means: dict[str, float] = {}  # of the last step
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all that is learned, as plain data."""
+        moments = {name: asdict(each) for name, each in self.moments.items()}
+        return {
+            "multipliers": dict(self.multipliers),
+            "integrals": dict(self.integrals),
+            "starts": dict(self.starts),
+            "moments": moments,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `to_dict` returned; bounds that it lacks start anew."""
+        for own, found in (
+            (self.multipliers, state["multipliers"]),
+            (self.integrals, state["integrals"]),
+        ):
+            own.update({name: value for name, value in found.items() if name in own})
+        self.starts = {n: v for n, v in state["starts"].items() if n in self.ranges}
+        for name, each in state["moments"].items():
+            if name in self.moments:
+                self.moments[name] = Moments(**each)
+
+    def check(self, reward: Reward) -> None:
+        """Raise a ValueError for a range whose score the reward lacks, or that no text moves."""
+        for name, component in self._components.items():
+            if component is None and name not in reward.components:
+                raise ValueError(
+                    f"ranges[{name!r}] has no component, and the reward has only "
+                    f"{', '.join(reward.components)}{did_you_mean(name, reward.components)}: give "
+                    "one, or the name of one of these"
+                )
+            component = component or reward.components[name]
+            if component.scorer.of_groups:
+                raise ValueError(
+                    f"ranges[{name!r}] bounds {component.name}, which is one number for all texts "
+                    "of a group, so that none of them would be preferred: give a score of single "
+                    "texts, such as Uniqueness()['uniqueness'] for Distinct-2, and "
+                    "monitor='score/distinct_2'"
+                )
+
+    def values(self, samples: Samples, scored: RewardBatch) -> dict[str, Scores]:
+        """Return the bounded scores of n samples by range, each of shape (n,)."""
+        own = {name: c for name, c in self._components.items() if c is not None}
+        scores = fail_together(lambda: score(own, samples)) if own else {}
+        return {n: scores[n] if n in own else scored.components[n] for n in self.ranges}
+
+    def observe(self, rewards: Scores, values: Mapping[str, Scores]) -> dict[str, float]:
+        """Add the samples of all ranks to the statistics; return the mean of each score."""
+        found = {_REWARD: rewards, **values}
+        by_rank = on_every_rank(lambda: {name: Moments.of(each) for name, each in found.items()})
+        self._means = {}
+        for name in found:
+            seen = Moments()
+            for rank in by_rank:
+                seen = seen.merged(rank[name])
+            self.moments[name] = self.moments[name].merged(seen)
+            if name != _REWARD and seen.count:
+                self._means[name] = seen.mean
+                if self.ranges[name].monitor is None:
+                    self.starts.setdefault(name, seen.mean)
+        return dict(self._means)
+
+    def constrained(self, rewards: Scores, values: Mapping[str, Scores]) -> Scores:
+        """Return the rewards mixed with the distances from the bounds, (n,); NaN where one is."""
+        unit = self.moments[_REWARD].std or 1.0
+        terms = []
+        for side, name, sign, bound in self._sides():
+            deviation = self.moments[name].std
+            if self.multipliers[side] > 0 and deviation > 0:
+                inside = sign * (values[name] - bound) * unit / deviation
+                terms.append((self.multipliers[side], inside))
+        failed = np.isnan([*values.values()]).any(axis=0)
+        return np.where(failed, np.nan, constrained_rewards(rewards, terms))
+
+    def end_step(self) -> None:
+        """Adapt the multipliers of ranges without a monitor to the means of the step."""
+        self._adapt({n: m for n, m in self._means.items() if self.ranges[n].monitor is None})
+        self._means = {}
+
+    def end_validation(self, metrics: Mapping[str, float], stale: Collection[str]) -> None:
+        """Adapt the multipliers of the monitored ranges; a KeyError lists the logged keys."""
+        means = {}
+        for name, each in self.ranges.items():
+            if each.monitor is None or each.monitor in stale:
+                continue
+            if each.monitor not in metrics:
+                raise KeyError(
+                    f"ranges[{name!r}] monitors {each.monitor!r}, which is not logged"
+                    f"{did_you_mean(each.monitor, metrics)}, only {', '.join(sorted(metrics))}"
+                )
+            if math.isfinite(metrics[each.monitor]):
+                means[name] = metrics[each.monitor]
+                self.starts.setdefault(name, means[name])
+        self._adapt(means)
+
+    def release(self) -> None:
+        """Free the models of the ranges' own components."""
+        for component in self._components.values():
+            if component is not None:
+                component.scorer.release()
+
+    def _adapt(self, means: Mapping[str, float]) -> None:
+        for side, name, sign, bound in self._sides():
+            deviation = self.moments[name].std
+            if name in means and deviation > 0:
+                excess = sign * (bound - means[name]) / deviation
+                self.integrals[side], self.multipliers[side] = next_multiplier(
+                    self.integrals[side], excess, self.rate
+                )
+
+    def _sides(self) -> Iterator[tuple[str, str, float, float]]:
+        """Yield each bound: its name, its range, +1 for low and -1 for high, and its value."""
+        for name, each in self.ranges.items():
+            start = self.starts.get(name, 0.0) if each.from_start else 0.0
+            for side, sign, bound in (("low", 1.0, each.low), ("high", -1.0, each.high)):
+                if bound is not None:
+                    yield f"{name}_{side}", name, sign, bound + start

@@ -1,0 +1,196 @@
+"""What each guard of docs/guards.md makes of a reward with planted weaknesses, by its probes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from ctrlreward import Component, Reward, Samples, fit_scales, probing
+from ctrlreward.callbacks import ReferenceReward, RewardShaping, UsefulRange
+from ctrlreward.scorers import FunctionScorer
+from ctrlreward.scorers.base import Scores
+from ctrlreward.text.passages import passages
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "guards.md"
+PASSAGES = passages()[::2]
+# Sound answers continue their source in words of their own.
+SOUND = Samples(
+    [each.text for each in PASSAGES],
+    prefixes=[each.prefix for each in PASSAGES],
+    sources=[f"{each.prefix} {each.remainder.split('.')[0]}." for each in PASSAGES],
+    groups=[str(i) for i in range(len(PASSAGES))],
+)
+
+
+def words(completions: Sequence[str]) -> list[float]:
+    """Planted weakness: a long text is worth more, up to 80 words."""
+    return [min(len(text.split()), 80) / 80 for text in completions]
+
+
+def overlap(completions: Sequence[str], sources: Sequence[str]) -> list[float]:
+    """Planted weakness: the share of a text's words that the source has; a copy is perfect."""
+    pairs = zip(completions, sources, strict=True)
+    return [
+        np.mean([word in source.split() for word in text.split()]) if text.split() else 0.0
+        for text, source in pairs
+    ]
+
+
+def own(completions: Sequence[str], sources: Sequence[str]) -> list[float]:
+    """Share of a text's words that its source lacks; NaN for an empty text."""
+    pairs = zip(completions, sources, strict=True)
+    return [
+        np.mean([word not in source.split() for word in text.split()]) if text.split() else np.nan
+        for text, source in pairs
+    ]
+
+
+def repeated(completions: Sequence[str]) -> list[float]:
+    """Share of a text's pairs of words that repeat an earlier one."""
+    rows = [list(zip(t.split(), t.split()[1:], strict=False)) for t in completions]
+    return [1 - len(set(row)) / len(row) if row else np.nan for row in rows]
+
+
+PLANTED: dict[str, Callable[..., list[float]]] = {"words": words, "overlap": overlap}
+
+
+def on_one_scale(aggregate: str) -> Reward:
+    return Reward(PLANTED, aggregate, scales=fit_scales(PLANTED, SOUND))  # type: ignore[arg-type]
+
+
+def with_conditions(**more: object) -> Reward:
+    """Length counts where the source is taken up, and that where the words are not all its own."""
+    return Reward(
+        {
+            "own": (own, 0.0),
+            "words": Component(FunctionScorer(words), "words", given="overlap", at_least=0.25),
+            "overlap": Component(FunctionScorer(overlap), "overlap", given="own", at_least=0.5),
+            **more,  # type: ignore[dict-item]
+        }
+    )
+
+
+REPEATED = (FunctionScorer(repeated, higher_is_better=False), -1.0)
+REWARDS: Mapping[str, Callable[[], Reward]] = {
+    "none": lambda: Reward(PLANTED),
+    "`min`": lambda: on_one_scale("min"),
+    "`mean_minus_deviation`": lambda: on_one_scale("mean_minus_deviation"),
+    "conditions": with_conditions,
+    "repetition, weight -1": lambda: Reward({**PLANTED, "repeated": REPEATED}),
+    "conditions and repetition": lambda: with_conditions(repeated=REPEATED),
+}
+RANGES = {
+    "words": UsefulRange(high=0.0, from_start=True),
+    "own": UsefulRange(low=0.0, from_start=True, component=FunctionScorer(own)),
+}
+SHAPINGS: Mapping[str, Callable[[], RewardShaping]] = {
+    "`length_alpha=2`": lambda: RewardShaping(length_alpha=2.0),
+    "`reference`": lambda: RewardShaping(reference=ReferenceReward("references")),
+    "`ranges`": lambda: RewardShaping(ranges=RANGES, range_rate=0.2),
+}
+
+
+def shape(shaping: RewardShaping, samples: Samples) -> Scores:
+    """Return the shaped rewards; the sound texts are those of the reference policy."""
+    reward = Reward(PLANTED)
+    references = [SOUND.texts[int(group)] for group in samples.groups or ()]
+    samples = samples.replace(references=references)
+    lengths = torch.tensor([len(text.split()) for text in samples.texts])
+    trainer, module = SimpleNamespace(global_step=0), SimpleNamespace(reward=reward)
+    return shaping._shape(trainer, module, samples, reward(samples), lengths, False)
+
+
+def shaped_verdicts(build: Callable[[], RewardShaping]) -> dict[str, str]:
+    """Return the verdict on each probe, whose texts complete the same prompts as the sound ones.
+
+    With ranges the policy first writes the sound texts alone, then as many degenerate ones for 30
+    steps.
+    """
+    rows = probing._rows(SOUND, random.Random(0))
+    verdicts = {}
+    for probe in probing.PROBES:
+        texts = {i: text for i, row in enumerate(rows) if (text := probe.degrade(row)) is not None}
+        if not texts:
+            continue
+        shaping = build()
+        both = Samples.concat([SOUND[[*texts]], probing._with_completions(SOUND, texts)])
+        for batch in [SOUND, *[both] * 30] if shaping.ranges else []:
+            shape(shaping, batch)
+            shaping.ranges.end_step()
+        sound, degenerate = np.split(shape(shaping, both), 2)
+        finding = probing._finding(
+            probe,
+            {probing.TOTAL: sound},
+            {probing.TOTAL: degenerate},
+            [*texts],
+            1 - 0.05 / len(probing.PROBES),
+        )
+        verdicts[probe.name] = finding.verdict
+    return verdicts
+
+
+@cache
+def verdicts() -> dict[str, dict[str, str]]:
+    """Guard → probe → verdict."""
+    found = {
+        guard: {f.probe: f.verdict for f in probing.examine(build(), SOUND).findings}
+        for guard, build in REWARDS.items()
+    }
+    return found | {guard: shaped_verdicts(build) for guard, build in SHAPINGS.items()}
+
+
+def gamed(guard: str) -> set[str]:
+    return {probe for probe, verdict in verdicts()[guard].items() if verdict == "gamed"}
+
+
+PADDED, COPIED = "padded to twice the length", "prompt or source copied"
+
+
+def test_the_planted_weaknesses_are_gamed_without_a_guard() -> None:
+    assert gamed("none") == {
+        *(PADDED, COPIED, "sentences doubled", "one sentence repeated"),
+        *("special tokens", "instruction to a judge"),
+    }
+
+
+def test_length_and_copies_are_not_traded_against_each_other() -> None:
+    for guard in ("`min`", "`mean_minus_deviation`"):
+        assert gamed(guard) == {"sentences doubled"}, guard  # long, and all of the source's words
+
+
+def test_conditions_and_repetition_hold_together_and_neither_alone() -> None:
+    assert gamed("conditions")
+    assert gamed("repetition, weight -1")
+    assert gamed("conditions and repetition") == set()
+
+
+def test_a_length_factor_holds_against_length_and_opens_another_way() -> None:
+    assert PADDED not in gamed("`length_alpha=2`")
+    assert {COPIED, "cut in half"} <= gamed("`length_alpha=2`")
+
+
+def test_a_reference_bounds_what_is_gained_and_changes_no_order() -> None:
+    assert gamed("`reference`") == gamed("none")
+
+
+def test_ranges_from_the_start_hold_against_all() -> None:
+    assert gamed("`ranges`") == set()
+
+
+def test_the_page_has_the_verdicts() -> None:
+    """Prints the table, to be pasted."""
+    names = ("copied", "doubled", "one sentence", "padded", "half", "tokens", "instruction")
+    columns = [next(p for p in verdicts()["none"] if name in p) for name in names]
+    lines = ["| guard | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for guard, found in verdicts().items():
+        cells = [f"**{found[c]}**" if found[c] == "gamed" else found[c] for c in columns]
+        lines.append(f"| {guard} | " + " | ".join(cells) + " |")
+    table = "\n".join(lines)
+    print(table)
+    assert table in PAGE.read_text(encoding="utf-8")
