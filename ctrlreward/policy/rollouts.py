@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -323,6 +324,32 @@ def encode_prompts(
     ids = [real_ids(tokenizer, row) for row in batch.input_ids]
     attention = torch.tensor(batch.attention_mask, device=model.device)
     return torch.tensor(ids, device=model.device), attention
+
+
+def completion_offsets(
+    tokenizer: PreTrainedTokenizerBase, rollout: Rollout, starts: Sequence[int]
+) -> list[list[tuple[int, int]]]:
+    """Return the characters of each completion's tokens in its text, as in `offset_mapping`.
+
+    `starts` are the lengths of the prefixes. A token ends where the text of all tokens up to it
+    ends: the last token of a character has it, those before have none, nor does an end token.
+    """
+    offsets, new = [], rollout.mask.shape[1]
+    rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)
+    for start, whole, (ids, mask, has_end) in zip(starts, rollout.completions, rows, strict=True):
+        kept = ids[: int(mask.sum()) - has_end].tolist()
+        so_far = tokenizer.batch_decode(
+            [kept[: t + 1] for t in range(len(kept))], skip_special_tokens=True
+        )
+        ends = [len(t) if whole.startswith(t) else _common(t, whole) for t in so_far]
+        ends = [start + end for end in (*ends, *[len(whole)] * has_end)]
+        offsets.append(list(pairwise([start, *ends])))
+    return offsets
+
+
+def _common(a: str, b: str) -> int:
+    """Return the number of characters that two texts begin with alike."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
