@@ -66,11 +66,13 @@ def token_credit(
         ((3,), True)
     """
     reward, samples = check_credit(as_reward(reward)), as_samples(samples)
-    if [len(given) > 0 for given in offsets] != [True] * len(samples):
+    if len(offsets) != len(samples):
         raise ValueError(
-            f"offsets are those of {len(offsets)} texts for {len(samples)} samples, must have one "
-            "or more tokens for each text"
+            f"offsets are for {len(offsets)} texts, and there are {len(samples)} samples"
         )
+    for i, given in enumerate(offsets):
+        if not len(given):
+            raise ValueError(f"offsets[{i}] = []: must have one token or more")
     started, parts = time.perf_counter(), reward.components
     check_columns(parts, samples)
     split = {name: c for name, c in parts.items() if c.name in c.scorer.credited}

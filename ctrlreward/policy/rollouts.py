@@ -338,9 +338,9 @@ def completion_offsets(
     rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)
     for start, whole, (ids, mask, has_end) in zip(starts, rollout.completions, rows, strict=True):
         kept = ids[: int(mask.sum()) - has_end].tolist()
-        so_far = tokenizer.batch_decode(
-            [kept[: t + 1] for t in range(len(kept))], skip_special_tokens=True
-        )
+        so_far = [
+            str(tokenizer.decode(kept[: t + 1], skip_special_tokens=True)) for t in range(len(kept))
+        ]
         ends = [len(t) if whole.startswith(t) else _common(t, whole) for t in so_far]
         ends = [start + end for end in (*ends, *[len(whole)] * has_end)]
         offsets.append(list(pairwise([start, *ends])))
