@@ -11,10 +11,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from tokenizers.decoders import DecodeStream
 from torch import Tensor, nn
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -334,22 +335,16 @@ def completion_offsets(
     `starts` are the lengths of the prefixes. A token ends where the text of all tokens up to it
     ends: the last token of a character has it, those before have none, nor does an end token.
     """
-    offsets, new = [], rollout.mask.shape[1]
+    offsets, new, fast = [], rollout.mask.shape[1], tokenizer.backend_tokenizer
     rows = zip(rollout.ids[:, -new:], rollout.mask, rollout.ended.tolist(), strict=True)
-    for start, whole, (ids, mask, has_end) in zip(starts, rollout.completions, rows, strict=True):
+    for start, text, (ids, mask, has_end) in zip(starts, rollout.completions, rows, strict=True):
+        stream = DecodeStream(skip_special_tokens=True)
         kept = ids[: int(mask.sum()) - has_end].tolist()
-        so_far = [
-            str(tokenizer.decode(kept[: t + 1], skip_special_tokens=True)) for t in range(len(kept))
-        ]
-        ends = [len(t) if whole.startswith(t) else _common(t, whole) for t in so_far]
-        ends = [start + end for end in (*ends, *[len(whole)] * has_end)]
-        offsets.append(list(pairwise([start, *ends])))
+        pieces = [stream.step(fast, token) or "" for token in kept]
+        ends = list(accumulate(map(len, pieces), initial=start))
+        ends[-1] = start + len(text)  # with the bytes of a character that was cut off
+        offsets.append(list(pairwise([*ends, *ends[-1:] * has_end])))
     return offsets
-
-
-def _common(a: str, b: str) -> int:
-    """Return the number of characters that two texts begin with alike."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def log_probs(model: Any, rollout: Rollout, temperature: float) -> Tensor:
